@@ -1,0 +1,76 @@
+"""GPU architectures: `sm_90`, `sm_90a`, `sm_100f`, and what code made for one runs on another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from preheat.errors import InputError
+
+__all__ = ["Arch", "ladder", "mismatch"]
+
+_NAME = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arch:
+    """One target: compute capability and suffix. `sm_90a` is not `sm_90`.
+
+    The suffix `a` marks code for exactly one compute capability, `f` code for a family (one major
+    version, minor at or above its own).
+    """
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str | Arch) -> Arch:
+        """Read `sm_90a` (also `90a`, `9.0`); anything else is an `InputError`."""
+        if isinstance(text, Arch):
+            return text
+        match = _NAME.fullmatch(str(text).strip().replace(".", ""))
+        if match is None or int(match[1]) < 50:
+            raise InputError(
+                f"{text!r} is not a GPU architecture",
+                hint="use a name such as sm_90, sm_90a or sm_100f",
+            )
+        number = int(match[1])
+        return cls(number // 10, number % 10, match[2])
+
+    def __str__(self) -> str:
+        return f"sm_{self.major}{self.minor}{self.suffix}"
+
+    @property
+    def plain(self) -> Arch:
+        """The same compute capability without a suffix."""
+        return Arch(self.major, self.minor)
+
+
+def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
+    """Why code made for `target` cannot run on `device`, or None when it can.
+
+    `device` is what a GPU reports, so its own suffix says nothing: an H200 reports sm_90 and runs
+    sm_90a code.
+    """
+    made, there = (target.major, target.minor), (device.major, device.minor)
+    if strict and target != device:
+        return "strict matching demands the same architecture"
+    if target.suffix == "a" and made != there:
+        return f"an 'a' target runs on compute capability {made[0]}.{made[1]} alone"
+    if target.suffix == "f" and (made[0] != there[0] or made > there):
+        return f"an 'f' target runs on its own family, from {made[0]}.{made[1]} on"
+    if made > there:
+        return "the target is newer than the device"
+    return None
+
+
+def ladder(device: Arch) -> tuple[Arch, ...]:
+    """Architectures whose code a device runs, best first: its own, its `a`, its family, lower minors."""
+    major, minor = device.major, device.minor
+    return (
+        device.plain,
+        Arch(major, minor, "a"),
+        *(Arch(major, m, "f") for m in range(minor, -1, -1) if major >= 10),
+        *(Arch(major, m) for m in range(minor - 1, -1, -1)),
+    )

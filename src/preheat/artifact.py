@@ -1,0 +1,189 @@
+"""The result of a compile: machine code and all that is known about it, and its exact bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from preheat.arch import Arch
+from preheat.errors import UnknownEntryError
+from preheat.key import Part
+from preheat import container
+
+__all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One kernel parameter: its place in the parameter block, its PTX kind, its C++ type if known."""
+
+    offset: int
+    size: int
+    align: int
+    kind: str
+    pointer: bool = False
+    type: str | None = None
+
+    def __str__(self) -> str:
+        if self.type is not None:
+            return self.type
+        if self.pointer:
+            return "pointer"
+        return self.kind if self.kind != "b8" else f"{self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one entry uses, in bytes where not a count."""
+
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    barriers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """A kernel in an artifact. `name` is what the driver knows, `cpp` its C++ name where it has one."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    cpp: str | None = None
+    resources: Resources | None = None
+    directives: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name a person would use."""
+        return self.cpp or self.name
+
+    def __str__(self) -> str:
+        return f"{self.title}({', '.join(map(str, self.parameters))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file the compiler opened: which include root it came from, its name there, its content."""
+
+    root: str
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What differs from one run to the next: never part of a bundle, never compared."""
+
+    seconds: float = 0.0
+    created: str = ""
+    timing: str = ""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Verified machine code. Immutable; two artifacts of one key are interchangeable."""
+
+    digest: str
+    label: str
+    arch: Arch
+    toolchain: str
+    parts: tuple[Part, ...]
+    entries: tuple[EntryPoint, ...]
+    cubin: bytes = field(repr=False)
+    ptx: bytes = field(repr=False)
+    names: Mapping[str, str] = field(default_factory=dict)  # name expression -> entry name
+    headers: tuple[Header, ...] = ()
+    log: str = field(default="", repr=False)
+    provenance: Provenance = Provenance()
+
+    def entry(self, name: str) -> EntryPoint:
+        """The kernel called `name`: `extern "C"` or plain C++, qualified or not, or `tk<float>`.
+
+        `UnknownEntryError` lists what there is.
+        """
+        by_name = self._by_name
+        found = by_name.get(self.names.get(name, name)) or self._by_cpp.get(_folded(name))
+        if found is None:
+            raise UnknownEntryError(name, self.label, [e.title for e in self.entries])
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, EntryPoint]:
+        return {e.name: e for e in self.entries}
+
+    @cached_property
+    def _by_cpp(self) -> dict[str, EntryPoint]:
+        """Entries by C++ name, and by the last part of it where only one entry ends so."""
+        full = {_folded(e.cpp): e for e in self.entries if e.cpp}
+        short: dict[str, list[EntryPoint]] = {}
+        for name, e in full.items():
+            short.setdefault(_unqualified(name), []).append(e)
+        return {**{name: es[0] for name, es in short.items() if len(es) == 1}, **full}
+
+    def encode(self) -> bytes:
+        """The bytes of this artifact as one entry; see `preheat.container`."""
+        meta = {
+            "kind": "artifact",
+            "label": self.label,
+            "arch": str(self.arch),
+            "toolchain": self.toolchain,
+            "parts": self.parts,
+            "entries": [dataclasses.asdict(e) for e in self.entries],
+            "names": dict(self.names),
+            "headers": [[h.root, h.name, h.digest] for h in self.headers],
+        }
+        sections = {
+            "cubin": self.cubin,
+            "ptx": self.ptx,
+            "log": self.log.encode(),
+            "provenance": json.dumps(dataclasses.asdict(self.provenance), sort_keys=True).encode(),
+        }
+        return container.pack(self.digest, meta, sections)
+
+    @classmethod
+    def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
+        """The artifact in an unpacked entry; `DamagedEntryError` when it holds something else."""
+        try:
+            return cls(
+                digest=digest,
+                label=meta["label"],
+                arch=Arch.parse(meta["arch"]),
+                toolchain=meta["toolchain"],
+                parts=tuple(Part(*row) for row in meta["parts"]),
+                entries=tuple(_entry_point(row) for row in meta["entries"]),
+                names=meta["names"],
+                headers=tuple(Header(*row) for row in meta["headers"]),
+                cubin=sections["cubin"],
+                ptx=sections["ptx"],
+                log=sections["log"].decode(),
+                provenance=Provenance(**json.loads(sections.get("provenance", b"{}"))),
+            )
+        except (KeyError, TypeError, ValueError) as bad:
+            raise container.DamagedEntryError(f"not an artifact: {bad!r}") from None
+
+
+def _entry_point(row: Mapping[str, Any]) -> EntryPoint:
+    resources = row["resources"]
+    return EntryPoint(
+        name=row["name"],
+        parameters=tuple(Parameter(**p) for p in row["parameters"]),
+        cpp=row["cpp"],
+        resources=None if resources is None else Resources(**resources),
+        directives=tuple(row["directives"]),
+    )
+
+
+def _folded(name: str) -> str:
+    return "".join(name.split())
+
+
+def _unqualified(name: str) -> str:
+    """`inner` of `ns::inner`; template arguments keep their own qualifiers."""
+    head, angle, rest = name.partition("<")
+    return head.rpartition("::")[2] + angle + rest

@@ -1,0 +1,494 @@
+"""Program to artifact: from the store, or made by the toolchain, once."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from preheat import container
+from preheat.arch import Arch, ladder
+from preheat.artifact import Artifact, Header, Provenance
+from preheat.config import Config
+from preheat.errors import CompileError, PreheatError, UnknownEntryError
+from preheat.events import Events, JsonLines, Stats, log_faults, merge
+from preheat.key import Key, request_key
+from preheat.program import Program
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
+from preheat.store.journal import Journal
+from preheat.store.lock import FileLock
+from preheat.store.trust import distrust, first_usable, make_private
+from preheat.toolchain import Compiled, Toolchain
+from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["Builder", "Failure", "Miss"]
+
+_STATES = 16  # header states of one program kept side by side
+_FAILURES = 1024  # rejected programs remembered
+_JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One program for one architecture, keyed."""
+
+    program: Program
+    arch: Arch
+    key: Key
+    roots: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        return self.key.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why nothing stored could be used: a word for counting, then what exactly."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Failure:
+    """A program the compiler rejected: the error, how often it was asked for, when it first failed."""
+
+    error: PreheatError
+    count: int
+    first: float
+
+
+class Builder:
+    """Builds programs. Safe from any thread, in any number of processes, and after fork."""
+
+    def __init__(
+        self,
+        toolchain: Toolchain,
+        store: Chain,
+        events: Events,
+        *,
+        disk: DiskStore | None = None,
+        journal: Journal | None = None,
+        lock_dir: Path | None = None,
+        lock_wait: float = 300.0,
+    ) -> None:
+        self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
+        self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
+        self._failures: OrderedDict[str, Failure] = OrderedDict()
+        self._flights = _Flights(events)
+        self._journal_due = 0.0
+        _alive.add(self)
+
+    @classmethod
+    def open(cls, config: Config | None = None, *, events: Events | None = None) -> Builder:
+        """The builder that the settings describe; the environment's when none are given."""
+        config = config or Config.from_env()
+        events = events or Events(log_faults())
+        if config.events is not None:
+            events.sinks.append(JsonLines(config.events))
+        root = None
+        if config.cache:
+            root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
+        disk = None
+        if root is not None:
+            limits = {"limit": config.cache_limit, "max_files": config.cache_files}
+            disk = DiskStore(root, events, lock_dir=config.lock_dir, **limits)
+        tiers = [
+            MemoryStore(config.memory_limit),
+            *_layers(config, events),
+            *([disk] if disk is not None else []),
+        ]
+        return cls(
+            Toolchain(events, timeout=config.compile_timeout, memo_dir=root),
+            Chain(tiers, events),
+            events,
+            disk=disk,
+            journal=None if root is None else Journal(root / "stats", lock_dir=config.lock_dir),
+            lock_dir=config.lock_dir,
+            lock_wait=config.lock_wait,
+        )
+
+    # The main path
+
+    def build(self, program: Program, arch: Arch | str) -> Artifact:
+        """The artifact of `program` for `arch`: found in the store, or compiled, at most once.
+
+        Raises `CompileError` with the compiler's log when the program is wrong.
+        """
+        request = self._request(program, Arch.parse(arch))
+        if program.uncacheable:
+            return self._compile(request)
+        found = self._find(request)
+        if isinstance(found, Artifact):
+            return found
+        return self._flights.share(request.digest, lambda: self._make(request))
+
+    def find(self, program: Program, device: Arch | str) -> Artifact | None:
+        """A stored artifact that runs on `device`, best architecture first; never compiles."""
+        for arch in ladder(Arch.parse(device)):
+            found = self._find(self._request(program, arch))
+            if isinstance(found, Artifact):
+                return found
+        return None
+
+    def _make(self, request: _Request) -> Artifact:
+        """Compile, unless another process does so first or the program is known to be wrong."""
+        self._recall_failure(request)
+        with self._locked(request):
+            found = self._find(request)  # a second look: the last holder may have made it
+            if isinstance(found, Artifact):
+                return found
+            self._tell("miss", request, reason=found.reason)
+            return self._compile(request)
+
+    def _request(self, program: Program, arch: Arch) -> _Request:
+        key = request_key(program, arch, self.toolchain.identity(program.language))
+        roots = self.toolchain.roots(program) if program.may_include else {}
+        return _Request(program, arch, key, roots)
+
+    # Looking up
+
+    def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
+        """What a build would find right now, without building."""
+        return self._find(self._request(program, Arch.parse(arch)), count=False)
+
+    def _find(self, request: _Request, *, count: bool = True) -> Artifact | Miss:
+        found = self.store.get(request.digest)
+        if found is None:
+            return Miss("absent")
+        blob, tier = found
+        digest = request.digest
+        try:
+            meta, sections = container.unpack_checked(blob)
+            if meta.get("kind") == "headers":
+                states = _decode_states(meta)
+                current = self._current_state(request, states)
+                if isinstance(current, Miss):
+                    return current
+                digest = current
+                found = self.store.get(digest)
+                if found is None:
+                    return Miss("evicted: its headers are known, its code is gone")
+                blob, tier = found
+                meta, sections = container.unpack_checked(blob)
+            artifact = Artifact.decode(digest, meta, sections)
+        except container.DamagedEntryError as bad:
+            self.events.emit("damaged", tier=tier, key=digest, reason=str(bad))
+            self.store.remove(digest)
+            return Miss("damaged")
+        if count:
+            saved = artifact.provenance.seconds
+            self.events.emit("hit", tier=tier, key=digest, bytes=len(blob), seconds_saved=saved)
+            self._write_journal(_JOURNAL_EVERY)
+        return artifact
+
+    def _current_state(
+        self, request: _Request, states: list[tuple[HeaderState, str]]
+    ) -> str | Miss:
+        """The digest of the state that matches the files as they are now."""
+        memo = Memo(self.disk.note(request.digest) if self.disk else None)
+        reason = "no header state is stored"
+        for state, digest in reversed(states):
+            changed = change(state, request.roots, memo)
+            if changed is None:
+                self._keep_memo(request, memo)
+                return digest
+            reason = changed
+        return Miss(f"headers: {reason}")
+
+    # Compiling
+
+    def _compile(self, request: _Request) -> Artifact:
+        """Run the compiler and store what it made, unless no key could describe that honestly."""
+        program, arch = request.program, request.arch
+        started = time.perf_counter()
+        try:
+            compiled = self.toolchain.compile(program, arch)
+        except (CompileError, UnknownEntryError) as error:
+            self._tell("reject", request, seconds=time.perf_counter() - started)
+            self._remember_failure(request, error)
+            raise
+        try:
+            state = self._describe(request, compiled)
+        except Untrackable as reason:
+            self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(reason))
+            artifact = self._artifact(request, request.key, compiled, ())
+        else:
+            key = request.key.extended(state.parts()) if state.headers else request.key
+            artifact = self._artifact(request, key, compiled, state.headers)
+            self._store(request, artifact, state)
+        size = len(artifact.cubin) + len(artifact.ptx)
+        self._tell("compile", request, seconds=compiled.seconds, bytes=size)
+        self._write_journal(0)
+        return artifact
+
+    def _describe(self, request: _Request, compiled: Compiled) -> HeaderState:
+        """The files this compile depended on; `Untrackable` when they cannot be told."""
+        program = request.program
+        if program.uncacheable:
+            raise Untrackable(program.uncacheable)
+        if not program.may_include:
+            return HeaderState((), ())
+        if compiled.opened is None:
+            raise Untrackable("the compiler did not tell which headers it opened")
+        memo = Memo(self.disk.note(request.digest) if self.disk else None)
+        toolkit = self.toolchain.located.roots
+        state = observe(program, compiled.opened, request.roots, toolkit, memo, compiled.started_ns)
+        self._keep_memo(request, memo)
+        return state
+
+    def _artifact(
+        self, request: _Request, key: Key, compiled: Compiled, headers: tuple[Header, ...]
+    ) -> Artifact:
+        return Artifact(
+            digest=key.digest,
+            label=request.program.label,
+            arch=request.arch,
+            toolchain=self.toolchain.version(request.program.language),
+            parts=request.key.table,
+            entries=compiled.entries,
+            cubin=compiled.cubin,
+            ptx=compiled.ptx,
+            names=compiled.names,
+            headers=headers,
+            log=compiled.log,
+            provenance=Provenance(
+                seconds=round(compiled.seconds, 6),
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                timing=compiled.timing,
+            ),
+        )
+
+    def _store(self, request: _Request, artifact: Artifact, state: HeaderState) -> None:
+        """Publish the artifact, then, for one that depends on files, the way to find it."""
+        self.store.put(artifact.digest, artifact.encode())
+        if not state.headers:
+            return
+        states: list[tuple[HeaderState, str]] = []
+        if found := self.store.get(request.digest):
+            with suppress(container.DamagedEntryError):
+                states = _decode_states(container.unpack_checked(found.blob).meta)
+        states = [row for row in states if row[1] != artifact.digest]
+        states = [*states, (state, artifact.digest)][-_STATES:]
+        meta = {"kind": "headers", "label": artifact.label, "states": _encode_states(states)}
+        self.store.put(request.digest, container.pack(request.digest, meta, {}))
+
+    # Failures
+
+    @property
+    def failures(self) -> Mapping[str, Failure]:
+        """Programs the compiler rejected in this process, by digest."""
+        return dict(self._failures)
+
+    def forget_failures(self) -> None:
+        """Try rejected programs again."""
+        self._failures.clear()
+
+    def _remember_failure(self, request: _Request, error: PreheatError) -> None:
+        """Keep a rejection that nothing outside the program could change."""
+        if not request.program.may_include and not request.program.uncacheable:
+            self._failures[request.digest] = Failure(error, 1, time.time())
+            while len(self._failures) > _FAILURES:
+                self._failures.popitem(last=False)
+
+    def _recall_failure(self, request: _Request) -> None:
+        failure = self._failures.get(request.digest)
+        if failure is not None:
+            failure.count += 1
+            label = request.program.label
+            self.events.emit("recall", key=request.digest, program=label, count=failure.count)
+            raise _fresh(failure.error, count=failure.count)
+
+    # Processes
+
+    @contextmanager
+    def _locked(self, request: _Request) -> Iterator[None]:
+        """Hold this key among the processes of the node, or go on without after a bounded wait."""
+        if self._lock_dir is None:
+            yield
+            return
+        lock, started = None, time.perf_counter()
+        try:
+            make_private(self._lock_dir)
+            lock = FileLock(self._lock_dir / request.digest)
+            if not lock.acquire(0):
+                taken = lock.acquire(self._lock_wait)
+                waited = time.perf_counter() - started
+                outcome = "finished" if taken else "gave up"
+                self.events.emit("wait", key=request.digest, seconds=waited, outcome=outcome)
+        except OSError as fault:
+            self.events.fault("lock", "lock", fault)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's threads, workers or counts is ours."""
+        self.events.forget()
+        self.toolchain.after_fork()
+        self._flights = _Flights(self.events)
+        for tier in self.store.tiers:
+            if isinstance(tier, MemoryStore):
+                tier.after_fork()
+        if self._journal is not None:
+            self._journal = self._journal.another()
+
+    # Counters
+
+    def stats(self) -> dict[str, Stats]:
+        """Counters of this process, and of every process that ever used this cache."""
+        mine = self.events.stats()
+        if self._journal is None:
+            return {"process": mine, "cache": mine}
+        self._write_journal(0)
+        return {"process": mine, "cache": self._journal.total()}
+
+    def close(self) -> None:
+        """End the compiler processes and write down the counters. The builder can still be used."""
+        self.toolchain.pool.close()
+        self._write_journal(0)
+
+    def _write_journal(self, at_most_every: float) -> None:
+        now = time.monotonic()
+        if self._journal is None or now < self._journal_due:
+            if at_most_every or self._journal is None:
+                return
+        self._journal_due = now + _JOURNAL_EVERY
+        try:
+            self._journal.write(self.events.stats())
+        except OSError as fault:
+            self.events.fault("journal", "write", fault)
+
+    def _keep_memo(self, request: _Request, memo: Memo) -> None:
+        if memo.changed and self.disk is not None:
+            try:
+                self.disk.put_note(request.digest, memo.note())
+            except OSError as fault:
+                self.events.fault("disk", "note header stamps", fault)
+
+    def _tell(self, event: str, request: _Request, **fields: Any) -> None:
+        program, arch = request.program.label, str(request.arch)
+        self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
+
+
+class _Flights:
+    """Threads that miss the same key together: one makes it, the others wait for that."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._lock = threading.Lock()
+        self._flying: dict[str, Future[Artifact]] = {}
+
+    def share(self, digest: str, make: Callable[[], Artifact]) -> Artifact:
+        """The result of one `make` per digest among all threads that ask meanwhile."""
+        from concurrent.futures import Future
+
+        while True:
+            with self._lock:
+                future = self._flying.get(digest)
+                if future is None:
+                    mine = self._flying[digest] = Future()
+                    break
+            started = time.perf_counter()
+            error = future.exception()
+            waited = time.perf_counter() - started
+            self._events.emit("wait", key=digest, seconds=waited, outcome="shared")
+            if error is None:
+                return future.result()
+            if isinstance(error, Exception):
+                raise _fresh(error)
+            # The thread that compiled was interrupted; that is its business. Try again here.
+        try:
+            made = make()
+        except BaseException as error:
+            self._land(digest)
+            mine.set_exception(error)
+            raise
+        self._land(digest)
+        mine.set_result(made)
+        return made
+
+    def _land(self, digest: str) -> None:
+        with self._lock:
+            del self._flying[digest]
+
+
+def _layers(config: Config, events: Events) -> list[LayerStore]:
+    """The read-only directories that are there and can be trusted."""
+    usable = []
+    for path in config.layers:
+        try:
+            why = None if config.trust_cache_dir else distrust(path)
+        except OSError as fault:
+            why = f"it cannot be read: {fault.strerror or fault}"
+        if why is None:
+            usable.append(LayerStore(path, events))
+        else:
+            events.emit("refused", path=str(path), reason=why)
+    return usable
+
+
+def _encode_states(states: list[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "entry": digest,
+            "headers": [[h.root, h.name, h.digest] for h in state.headers],
+            "absent": [list(row) for row in state.absent],
+        }
+        for state, digest in states
+    ]
+
+
+def _decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
+    try:
+        return [
+            (
+                HeaderState(
+                    tuple(Header(*h) for h in row["headers"]),
+                    tuple((root, name) for root, name in row["absent"]),
+                ),
+                row["entry"],
+            )
+            for row in meta["states"]
+        ]
+    except (KeyError, TypeError, ValueError) as bad:
+        raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
+
+
+def _fresh(error: Exception, **changes: Any) -> Exception:
+    """The same error as a new object: raising one object in several places mixes their tracebacks."""
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update({**error.__dict__, **changes})
+    copy.args = error.args
+    return copy
+
+
+_alive: weakref.WeakSet[Builder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for builder in list(_alive):
+        builder.after_fork()
+
+
+def _at_exit() -> None:
+    for builder in list(_alive):
+        builder.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

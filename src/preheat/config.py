@@ -1,0 +1,167 @@
+"""Settings: the one place that reads the environment. Everything else is given its values."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preheat.errors import ConfigError
+
+__all__ = ["VARIABLES", "Config", "Variable", "environ"]
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: its name, how it is read, its default in words, what it does."""
+
+    name: str
+    parse: Callable[[str, str], Any]
+    default: str
+    help: str
+
+    def read(self, env: Mapping[str, str], otherwise: Any) -> Any:
+        """Its value, or `otherwise` when unset or empty; a value that makes no sense is an error."""
+        text = env.get(self.name, "")
+        return self.parse(self.name, text) if text.strip() else otherwise
+
+
+def boolean(name: str, text: str) -> bool:
+    """1/true/yes/on or 0/false/no/off, any case."""
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ConfigError(name, text, "a switch: use 1/true/yes/on or 0/false/no/off")
+    return word in _TRUE
+
+
+def size(name: str, text: str) -> int:
+    """Bytes, plain or with a unit: 500000, 512MiB, 2G."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(name, text, "a size: use bytes or a unit, such as 512MiB or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def count(name: str, text: str) -> int:
+    """A whole number, zero or more."""
+    if not text.strip().isdecimal():
+        raise ConfigError(name, text, "a whole number")
+    return int(text)
+
+
+def seconds(name: str, text: str) -> float:
+    """A number of seconds, zero or more."""
+    if not re.fullmatch(r"\d+(?:\.\d+)?", text.strip()):
+        raise ConfigError(name, text, "a number of seconds")
+    return float(text)
+
+
+def directory(name: str, text: str) -> Path:
+    """A path, `~` allowed; made absolute so that a later chdir changes nothing."""
+    del name
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def directories(name: str, text: str) -> tuple[Path, ...]:
+    """Paths separated by the platform's path separator."""
+    return tuple(directory(name, part) for part in text.split(os.pathsep) if part.strip())
+
+
+#: Every variable preheat reads, in the order of docs/environment.md.
+VARIABLES: tuple[Variable, ...] = (
+    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "where the cache lives"),
+    Variable("PREHEAT_CACHE", boolean, "on", "off: keep nothing on disk, only in memory"),
+    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "most bytes on disk before old entries go"),
+    Variable("PREHEAT_CACHE_FILES", count, "100000", "most entries on disk before old ones go"),
+    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "most bytes kept in memory per process"),
+    Variable(
+        "PREHEAT_LAYERS",
+        directories,
+        "none",
+        "read-only cache directories, separated like PATH, asked before the writable one",
+    ),
+    Variable(
+        "PREHEAT_TRUST_CACHE_DIR",
+        boolean,
+        "off",
+        "on: use a cache directory that others own or can write (a shared volume)",
+    ),
+    Variable(
+        "PREHEAT_LOCK_DIR",
+        directory,
+        "a private directory on this node",
+        "where processes agree on who compiles; must be local to the node",
+    ),
+    Variable(
+        "PREHEAT_LOCK_WAIT",
+        seconds,
+        "300",
+        "longest wait for another process's compile before compiling here",
+    ),
+    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest a single compile may take"),
+    Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
+)
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+
+
+def environ() -> Mapping[str, str]:
+    """The process environment, for those who start other processes."""
+    return os.environ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings, read once. `cache_dirs` are candidates, the first usable one is taken."""
+
+    cache_dirs: tuple[Path, ...]
+    lock_dir: Path
+    cache: bool = True
+    cache_limit: int = 8 << 30
+    cache_files: int = 100_000
+    memory_limit: int = 256 << 20
+    layers: tuple[Path, ...] = ()
+    trust_cache_dir: bool = False
+    lock_wait: float = 300.0
+    compile_timeout: float = 1200.0
+    events: Path | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Settings from the environment; a value that cannot be read is a `ConfigError`."""
+        env = environ() if env is None else env
+
+        def value(name: str, otherwise: Any) -> Any:
+            return _BY_NAME[name].read(env, otherwise)
+
+        chosen = value("PREHEAT_CACHE_DIR", None)
+        private = Path(env.get("TMPDIR") or "/tmp") / f"preheat-{os.getuid()}"
+        return cls(
+            cache_dirs=(*([chosen] if chosen else []), *_user_cache_dirs(env), private / "cache"),
+            lock_dir=value("PREHEAT_LOCK_DIR", private / "locks"),
+            cache=value("PREHEAT_CACHE", cls.cache),
+            cache_limit=value("PREHEAT_CACHE_LIMIT", cls.cache_limit),
+            cache_files=value("PREHEAT_CACHE_FILES", cls.cache_files),
+            memory_limit=value("PREHEAT_MEMORY_LIMIT", cls.memory_limit),
+            layers=value("PREHEAT_LAYERS", cls.layers),
+            trust_cache_dir=value("PREHEAT_TRUST_CACHE_DIR", cls.trust_cache_dir),
+            lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
+            compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
+            events=value("PREHEAT_EVENTS", cls.events),
+        )
+
+
+def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:
+    """`$XDG_CACHE_HOME`, then the platform's own cache directory; each only where it is absolute."""
+    places = [env.get("XDG_CACHE_HOME", "")]
+    if home := env.get("HOME", ""):
+        places.append(f"{home}/{'Library/Caches' if sys.platform == 'darwin' else '.cache'}")
+    return [Path(place) / "preheat" for place in places if os.path.isabs(place)]

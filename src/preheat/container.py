@@ -1,0 +1,91 @@
+"""The bytes of one entry: a checked container of a JSON part and named sections.
+
+    offset  size  what
+    0       8     magic  89 'H' 'E' 'A' 'T' 0d 0a 1a
+    8       2     format version, little-endian
+    10      32    the digest this entry answers to
+    42      4     length of the JSON part, little-endian
+    46      n     JSON: {"meta": …, "sections": [[name, length], …]}
+    46+n    …     the sections, one after another
+    end-16  16    XXH3-128 of everything before it
+
+The checksum finds damage, not malice: who may write the directory may write code (docs/cache.md).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import xxhash
+
+__all__ = ["VERSION", "DamagedEntryError", "Entry", "damage", "pack", "unpack"]
+
+MAGIC = b"\x89HEAT\r\n\x1a"
+VERSION = 1
+_HEAD = struct.Struct("<8sH32sI")
+_CHECKSUM = 16
+
+
+class DamagedEntryError(ValueError):
+    """These bytes are not a whole entry for that digest."""
+
+
+class Entry(NamedTuple):
+    """An entry taken apart."""
+
+    meta: dict[str, Any]
+    sections: dict[str, bytes]
+
+
+def pack(digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> bytes:
+    """One blob; the same content always gives the same bytes."""
+    table = [[name, len(section)] for name, section in sections.items()]
+    text = json.dumps(
+        {"meta": meta, "sections": table}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    ).encode()
+    head = _HEAD.pack(MAGIC, VERSION, bytes.fromhex(digest), len(text))
+    body = b"".join((head, text, *sections.values()))
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def damage(digest: str, blob: bytes) -> str | None:
+    """What is wrong with `blob` as the entry for `digest`, or None when it is whole."""
+    if len(blob) < _HEAD.size + _CHECKSUM:
+        return "too short"
+    magic, version, key, _ = _HEAD.unpack_from(blob)
+    if magic != MAGIC:
+        return "not an entry"
+    if version != VERSION:
+        return f"format version {version}"
+    if xxhash.xxh3_128_digest(memoryview(blob)[:-_CHECKSUM]) != blob[-_CHECKSUM:]:
+        return "checksum mismatch"
+    if key.hex() != digest:
+        return "entry of another key"
+    return None
+
+
+def unpack(digest: str, blob: bytes) -> Entry:
+    """Take a blob apart; `DamagedEntryError` when it is not whole."""
+    if why := damage(digest, blob):
+        raise DamagedEntryError(why)
+    return unpack_checked(blob)
+
+
+def unpack_checked(blob: bytes) -> Entry:
+    """Take apart a blob that already passed `damage`, as everything out of a `Chain` has."""
+    start = _HEAD.size + _HEAD.unpack_from(blob)[3]
+    try:
+        header = json.loads(blob[_HEAD.size : start])
+        meta, table = header["meta"], header["sections"]
+        sections = {}
+        for name, length in table:
+            sections[str(name)] = blob[start : start + length]
+            start += length
+    except (ValueError, TypeError, KeyError, RecursionError) as bad:
+        raise DamagedEntryError(f"unreadable header: {bad}") from None
+    if not isinstance(meta, dict) or start != len(blob) - _CHECKSUM:
+        raise DamagedEntryError("sections do not fill the entry")
+    return Entry(meta, sections)

@@ -1,0 +1,163 @@
+"""Every error preheat raises, in one tree.
+
+    PreheatError
+      InputError                 a program, name, option or path that cannot be used as given
+        UnknownEntryError        no such kernel in the program; carries what there is
+        TargetError              PTX made for another architecture than the one asked for
+        PtxError                 PTX text that breaks a rule; carries line and text
+      ConfigError                an environment variable with a value that cannot be read
+      CompileError               the compiler rejected the program; carries its whole log
+      ToolchainError             the compiler could not be used
+        ToolchainNotFoundError   its library is not installed
+        CompilerCrashError       it died: that compile is lost, the process is not
+        CompilerTimeoutError     it did not finish in the time allowed
+
+Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
+hand should never lose it to a full disk.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "CompileError",
+    "CompilerCrashError",
+    "CompilerTimeoutError",
+    "ConfigError",
+    "Diagnostic",
+    "InputError",
+    "PreheatError",
+    "PtxError",
+    "TargetError",
+    "ToolchainError",
+    "ToolchainNotFoundError",
+    "UnknownEntryError",
+    "did_you_mean",
+]
+
+
+class PreheatError(Exception):
+    """Base of every error raised on purpose. `hint`, where there is one, says what to do next."""
+
+    hint: str | None = None
+
+
+class InputError(PreheatError, ValueError):
+    """Something handed to preheat cannot be used as given."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UnknownEntryError(InputError):
+    """The program has no such kernel. `known` lists those it has."""
+
+    def __init__(self, name: str, program: str, known: Iterable[str]) -> None:
+        self.name, self.program, self.known = name, program, tuple(known)
+        have = ", ".join(self.known) if self.known else "no kernels at all"
+        super().__init__(
+            f"{program} has no kernel {name!r}; it has: {have}", hint=did_you_mean(name, self.known)
+        )
+
+
+class TargetError(InputError):
+    """PTX says it was made for `target`; it cannot run on `arch`."""
+
+    def __init__(self, program: str, target: str, arch: str, why: str) -> None:
+        self.program, self.target, self.arch = program, target, arch
+        super().__init__(f"{program} targets {target} and cannot run on {arch}: {why}")
+
+
+class PtxError(InputError):
+    """PTX text that breaks a rule, found before the assembler saw it."""
+
+    def __init__(self, program: str, rule: str, message: str, line: int, text: str) -> None:
+        self.program, self.rule, self.line, self.text = program, rule, line, text
+        shown = f"\n    {text.strip()}" if text.strip() else ""
+        super().__init__(f"{program}:{line}: {message}{shown}")
+
+
+class ConfigError(PreheatError):
+    """An environment variable holds a value that cannot be read."""
+
+    def __init__(self, variable: str, value: str, expected: str) -> None:
+        self.variable, self.value = variable, value
+        super().__init__(f"{variable}={value!r} is not {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One row of a compiler's log."""
+
+    file: str
+    line: int | None
+    severity: str
+    message: str
+    source: str | None = None  # the offending line, where the compiler showed it
+    column: int | None = None  # of the caret under that line, counted from 1
+
+    def __str__(self) -> str:
+        where = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
+        head = f"{where}: {self.severity}: {self.message}"
+        if self.source is None:
+            return head
+        caret = "" if self.column is None else f"\n    {' ' * (self.column - 1)}^"
+        return f"{head}\n    {self.source}{caret}"
+
+
+class CompileError(PreheatError):
+    """The compiler rejected the program. `log` is its own text, whole; `rows` the parsed lines."""
+
+    SHOWN = 8
+
+    def __init__(
+        self,
+        program: str,
+        arch: str,
+        options: Sequence[str],
+        log: str,
+        rows: Sequence[Diagnostic] = (),
+    ) -> None:
+        self.program, self.arch, self.options = program, arch, tuple(options)
+        self.log, self.rows = log, tuple(rows)
+        self.count = 1  # how often this failure was asked for; see Builder.failures
+        with_options = f" with {' '.join(options)}" if options else ""
+        super().__init__(f"{program} does not compile for {arch}{with_options}\n{self._evidence()}")
+
+    def _evidence(self) -> str:
+        errors = [row for row in self.rows if row.severity != "warning"]
+        if not errors:
+            return self.log.rstrip() or "the compiler gave no reason"
+        shown = "\n".join(str(row) for row in errors[: self.SHOWN])
+        rest = len(errors) - self.SHOWN
+        return shown if rest <= 0 else f"{shown}\n… and {rest} more in .log"
+
+
+class ToolchainError(PreheatError):
+    """The compiler could not be used; nothing is known about the program."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ToolchainNotFoundError(ToolchainError):
+    """A compiler library is not installed where preheat looks."""
+
+
+class CompilerCrashError(ToolchainError):
+    """The compiler process died. Never remembered: the next request tries again."""
+
+
+class CompilerTimeoutError(ToolchainError):
+    """The compiler did not finish in the time allowed. Never remembered."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint naming the closest known name, or None when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else None

@@ -1,0 +1,159 @@
+"""Named events, the counters made from them, and where they go.
+
+Everything that happens to a kernel on its way is one event with a name and fields. Events are
+counted; sinks may also write them down. A fault of a cache tier is an event and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_faults", "merge"]
+
+#: Every event there is: name, and what it says. The fields follow in brackets.
+EVENTS: Mapping[str, str] = {
+    "hit": "an artifact was found [tier, key, bytes, seconds_saved]",
+    "miss": "no tier had a usable artifact [key, program, arch, reason]",
+    "compile": "the toolchain made an artifact [key, program, arch, seconds, bytes]",
+    "reject": "the compiler rejected a program [key, program, arch, seconds]",
+    "recall": "a remembered rejection was raised again without compiling [key, program, count]",
+    "uncached": "an artifact was made and not stored [program, arch, reason]",
+    "put": "a tier took an artifact [tier, key, bytes]",
+    "fault": "a tier or file could not be used [where, verb, error]",
+    "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
+    "evict": "entries were removed to stay within the limits [files, bytes]",
+    "refused": "a cache directory was passed over [path, reason]",
+    "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
+    "worker": "a compiler process was started or ended [what, reason]",
+}
+
+Stats = dict[str, float]  # counter name -> value; adding two of them adds the counters
+Sink = Callable[[str, Mapping[str, Any]], None]
+
+
+def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
+    """What one event adds to the counters."""
+    match name:
+        case "hit":
+            return {
+                f"hits.{fields['tier']}": 1,
+                "bytes_read": fields["bytes"],
+                "seconds_saved": fields["seconds_saved"],
+            }
+        case "miss":
+            return {f"misses.{fields['reason'].split(':')[0]}": 1}
+        case "compile":
+            return {"compiles": 1, "seconds_compiling": fields["seconds"]}
+        case "reject":
+            return {"rejections": 1, "seconds_compiling": fields["seconds"]}
+        case "put":
+            return {"puts": 1, "bytes_written": fields["bytes"]}
+        case "evict":
+            return {"evicted_files": fields["files"], "evicted_bytes": fields["bytes"]}
+        case "wait":
+            return {"waits": 1, "seconds_waiting": fields["seconds"]}
+        case "fault":
+            return {"faults": 1, f"faults.{fields['where']}": 1}
+        case "worker":
+            return {f"workers.{fields['what']}": 1}
+        case _:
+            return {name: 1}
+
+
+class Events:
+    """Counts events and hands them to sinks. Safe from any thread."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = list(sinks)
+        self._lock = threading.Lock()
+        self._stats: Stats = {}
+
+    def emit(self, name: str, **fields: Any) -> None:
+        """Count the event `name` and pass it on. `name` is one of `EVENTS`."""
+        if name not in EVENTS:
+            raise KeyError(f"no event is called {name!r}")
+        with self._lock:
+            for counter, amount in _counters(name, fields).items():
+                self._stats[counter] = self._stats.get(counter, 0) + amount
+        for sink in self.sinks:
+            sink(name, fields)
+
+    def fault(self, where: str, verb: str, error: BaseException) -> None:
+        """A tier or file could not be used; say so and go on."""
+        self.emit("fault", where=where, verb=verb, error=f"{type(error).__name__}: {error}")
+
+    def stats(self) -> Stats:
+        """A copy of the counters."""
+        with self._lock:
+            return dict(self._stats)
+
+    def forget(self) -> None:
+        """Start counting from nothing with a fresh lock, as a forked child must."""
+        self._lock = threading.Lock()
+        self._stats = {}
+
+
+def merge(*stats: Mapping[str, float]) -> Stats:
+    """The sum of several sets of counters."""
+    total: Stats = {}
+    for one in stats:
+        for counter, amount in one.items():
+            total[counter] = total.get(counter, 0) + amount
+    return total
+
+
+class JsonLines:
+    """A sink that appends each event to a file as one JSON object a line.
+
+    A file that cannot be written is reported once to the log and then left alone.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock, self._broken = path, clock, False
+
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
+        if self._broken:
+            return
+        line = json.dumps({"time": round(self._clock(), 6), "event": name, **fields}, default=str)
+        try:
+            # One write in append mode: lines of several processes do not mix.
+            with open(self._path, "ab", buffering=0) as file:
+                file.write(line.encode() + b"\n")
+        except OSError as fault:
+            self._broken = True
+            _warn(f"events are not written to {self._path}: {fault}")
+
+
+def log_faults() -> Sink:
+    """A sink that logs each kind of trouble once as a warning on the `preheat` logger."""
+    seen: set[tuple[str, str]] = set()
+
+    def sink(name: str, fields: Mapping[str, Any]) -> None:
+        match name:
+            case "fault":
+                what, where = f"cannot {fields['verb']}", str(fields["where"])
+                told = f"{where}: {what}: {fields['error']}"
+            case "refused":
+                what, where = "refused", str(fields["path"])
+                told = f"cache directory {where} is not used: {fields['reason']}"
+            case "damaged":
+                what, where = "damaged", str(fields["tier"])
+                told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"
+            case _:
+                return
+        if (what, where) not in seen:
+            seen.add((what, where))
+            _warn(told)
+
+    return sink
+
+
+def _warn(text: str) -> None:
+    import logging  # costs milliseconds that a process without trouble need not spend
+
+    logging.getLogger("preheat").warning("%s", text)

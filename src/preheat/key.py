@@ -1,0 +1,99 @@
+"""Keys: a request as a table of labelled parts, its digest, and why two of them differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from preheat.arch import Arch
+from preheat.program import Program
+
+__all__ = ["SCHEMA", "Key", "Part", "explain", "request_key"]
+
+SCHEMA = 1  # raise it whenever the same parts come to mean another compile
+_SHOWN = 160  # a part up to this many bytes is kept as text, a longer one by hash and size
+
+
+class Part(NamedTuple):
+    """One row of a key as it is stored: what it is called and what it says."""
+
+    label: str
+    value: str
+
+    @classmethod
+    def of(cls, label: str, payload: bytes) -> Part:
+        if len(payload) <= _SHOWN:
+            return cls(label, payload.decode("utf-8", "backslashreplace"))
+        digest = hashlib.sha256(payload).hexdigest()
+        return cls(label, f"{len(payload)} bytes, sha256 {digest}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """Labelled parts and their digest. Equal parts in equal order, and nothing else, make it equal."""
+
+    parts: tuple[tuple[str, bytes], ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over every label and payload, each prefixed by its length: injective."""
+        state = hashlib.sha256()
+        for label, payload in self.parts:
+            name = label.encode()
+            state.update(b"%d:%b%d:" % (len(name), name, len(payload)))
+            state.update(payload)
+        return state.hexdigest()
+
+    @cached_property
+    def table(self) -> tuple[Part, ...]:
+        """The parts as they are kept with an entry, long ones by hash."""
+        return tuple(Part.of(label, payload) for label, payload in self.parts)
+
+    def extended(self, parts: Iterable[tuple[str, bytes]]) -> Key:
+        """This key with further parts."""
+        return Key((*self.parts, *parts))
+
+
+def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
+    """The key of one compile: everything that decides its output and nothing that does not.
+
+    Include directories are left out: the contents of the headers found in them are checked on
+    lookup instead, so the same program keys alike on two machines.
+    """
+    return Key(
+        (
+            ("schema", str(SCHEMA).encode()),
+            ("toolchain", toolchain.encode()),
+            ("arch", str(arch).encode()),
+            ("language", program.language.encode()),
+            ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
+            ("label", program.label.encode()),
+            ("source", program.source.encode()),
+            *_rows("option", program.options),
+            *((f"header:{n}", t.encode()) for n, t in program.headers),
+            *_rows("name", program.names),
+        )
+    )
+
+
+def _rows(label: str, values: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
+    yield f"{label}s", str(len(values)).encode()
+    for index, value in enumerate(values):
+        yield f"{label}[{index}]", value.encode()
+
+
+def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:
+    """The parts in which two keys, or two stored tables, differ: a line each, none when they agree."""
+    left, right = (dict(k.table if isinstance(k, Key) else k) for k in (a, b))
+    told = []
+    for label in {**left, **right}:  # in the order of the tables
+        if label not in right:
+            told.append(f"{label}: {left[label]!r} is missing in the second")
+        elif label not in left:
+            told.append(f"{label}: {right[label]!r} is missing in the first")
+        elif left[label] != right[label]:
+            told.append(f"{label}: {left[label]!r} became {right[label]!r}")
+    return tuple(told)

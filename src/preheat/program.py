@@ -1,0 +1,192 @@
+"""What is to be compiled: source text, options, headers and names, as one frozen value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from preheat.errors import InputError
+
+__all__ = ["Program"]
+
+_PTX_START = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*\.(?:version|target)\b", re.S)
+_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.S)
+_CLOCK = re.compile(r"\b__(?:DATE|TIME|TIMESTAMP)__\b")
+
+# Options whose effect preheat cannot put into a key, each with the reason it gives.
+_UNKEYED = (
+    (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace of its own"),
+    (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
+    (r"-{1,2}(?:create|use)-pch(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
+    (r"-{1,2}use-bundled-headers(?:=.*)?", "{} brings headers that cannot be tracked"),
+)
+_ARCH_OPTION = re.compile(r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?")
+_INCLUDE_OPTION = re.compile(r"(?:-I|--include-path)(=?)(.*)", re.S)
+_LTO_OPTION = re.compile(r"-{1,2}(?:dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Everything the compiler is given except the architecture; equal programs mean equal work.
+
+    `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
+    part of the key and never a path. `include` lists directories to search; they are not part of the
+    key, the contents of the headers found there are. `headers` are in memory, by name, and are found
+    before any file. `names` are name expressions such as `"tk<float>"`; a plain kernel needs none.
+    """
+
+    source: str
+    label: str = "program.cu"
+    language: str = "cuda"
+    options: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        *,
+        label: str | None = None,
+        language: str | None = None,
+        options: Sequence[str] = (),
+        include: Iterable[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] = (),
+    ) -> Program:
+        """The program a caller means: language told from the text, `-I` options moved to `include`.
+
+        Raises `InputError` for what no compile could use.
+        """
+        if not isinstance(source, str):
+            raise InputError(f"source must be text, not {type(source).__name__}")
+        for what, value in (("options", options), ("include", include), ("names", names)):
+            if isinstance(value, str):
+                raise InputError(f"{what} must be a list of strings, not one string: {value!r}")
+        language = language or ("ptx" if _PTX_START.match(source) else "cuda")
+        if language not in ("cuda", "ptx"):
+            raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
+        kept, moved = _split_include_options([_text("option", o) for o in options])
+        program = cls(
+            source=source,
+            label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
+            language=language,
+            options=tuple(kept),
+            include=tuple(os.path.abspath(os.fspath(d)) for d in (*include, *moved)),
+            headers=tuple(sorted((headers or {}).items())),
+            names=tuple(_text("name", n) for n in names),
+        )
+        program._check()
+        return program
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], **more: Any) -> Program:
+        """The program in a `.cu` or `.ptx` file; its own directory is the first include root."""
+        path = Path(path)
+        try:
+            raw = path.read_bytes()
+        except OSError as fault:
+            raise InputError(f"cannot read {path}: {fault.strerror or fault}") from None
+        language = "ptx" if path.suffix == ".ptx" else "cuda"
+        try:
+            source = raw.decode("utf-8")
+        except UnicodeDecodeError as bad:
+            line = raw.count(b"\n", 0, bad.start) + 1
+            raise InputError(
+                f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text",
+                hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
+            ) from None
+        include = [path.parent, *more.pop("include", ())]
+        return cls.of(source, **{"label": path.name, "language": language, **more}, include=include)
+
+    def _check(self) -> None:
+        if "/" in self.label or "\0" in self.label or not self.label:
+            raise InputError(
+                f"label {self.label!r} must be a plain name without '/'",
+                hint="the label reaches the binary and the key: a path would differ per machine",
+            )
+        for name, text in [("source", self.source), *self.headers]:
+            if "\0" in text:
+                raise InputError(f"{self.label}: {name} contains a NUL byte")
+            if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+                raise InputError(f"{self.label}: {name} is not valid Unicode text")
+        if self.language == "ptx":
+            for what, given in (("headers", self.headers), ("names", self.names)):
+                if given:
+                    raise InputError(f"{self.label}: PTX takes no {what}")
+        for option in self.options:
+            if _ARCH_OPTION.fullmatch(option):
+                raise InputError(
+                    f"{self.label}: {option} does not belong among the options",
+                    hint="the architecture is an argument of its own: arch='sm_90'",
+                )
+            if _LTO_OPTION.fullmatch(option):
+                raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
+
+    @cached_property
+    def may_include(self) -> bool:
+        """Whether compiling could open a file. Errs on the side of yes."""
+        texts = (self.source, *(text for _, text in self.headers))
+        return self.language == "cuda" and (
+            any("include" in text.replace("\\\n", "") for text in texts)
+            or any("include" in option for option in self.options)
+        )
+
+    @cached_property
+    def uncacheable(self) -> str | None:
+        """Why no key could describe this program's output, or None when one can."""
+        for option in self.options:
+            for pattern, reason in _UNKEYED:
+                if re.fullmatch(pattern, option):
+                    return reason.format(option)
+            if reads_clock(option):
+                return f"{option} reads the clock"
+        for name, text in (("the source", self.source), *self.headers):
+            if self.language == "cuda" and reads_clock(text):
+                return f"{name} uses __DATE__, __TIME__ or __TIMESTAMP__"
+        return None
+
+
+def without_comments(text: str, *, strings: bool = False) -> str:
+    """`text` without comments and, unless `strings`, without string literals; line breaks stay."""
+
+    def kept(match: re.Match[str]) -> str:
+        if strings and match[0][0] == '"':
+            return match[0]
+        return "\n" * match[0].count("\n") or " "
+
+    return _COMMENT_OR_STRING.sub(kept, text)
+
+
+def reads_clock(text: str) -> bool:
+    """Whether `text` names a macro whose value changes from one compile to the next."""
+    return _CLOCK.search(text) is not None and _CLOCK.search(without_comments(text)) is not None
+
+
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{what} must be text, not {type(value).__name__}: {value!r}")
+    return value
+
+
+def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:
+    """Separate `-Idir`, `-I dir`, `-I=dir`, `--include-path=dir` from the rest, order kept."""
+    kept: list[str] = []
+    moved: list[str] = []
+    pending = iter(options)
+    for option in pending:
+        match = _INCLUDE_OPTION.fullmatch(option)
+        if match is None:
+            kept.append(option)
+            continue
+        directory = match[2] or next(pending, "")
+        if not directory:
+            raise InputError(f"{option} needs a directory")
+        moved.append(directory)
+    return kept, moved

@@ -1,0 +1,91 @@
+"""An advisory lock between processes of one node, released by the kernel when its owner dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["FileLock", "hold"]
+
+_POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
+
+# Descriptors of locks held by this process. A forked child closes its copies at once: with them open
+# the lock would outlive a parent that died.
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class FileLock:
+    """`flock` on a file of its own, which is removed again on release."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self, timeout: float) -> bool:
+        """Take the lock within `timeout` seconds; False when someone else kept it that long.
+
+        Raises `OSError` where the directory does not allow locks.
+        """
+        deadline = time.monotonic() + timeout
+        pause, longest = _POLL
+        while not self._try():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, longest)
+        return True
+
+    def release(self) -> None:
+        """Give the lock back. Does nothing when it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None or descriptor not in _held:
+            return
+        with suppress(OSError):  # a file left behind is only litter
+            os.unlink(self._path)
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+    def _try(self) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The last owner may have unlinked the file between our open and our lock: then what we
+            # hold is a lock nobody else can find.
+            if os.fstat(descriptor).st_ino != os.stat(self._path).st_ino:
+                raise FileNotFoundError
+        except (BlockingIOError, FileNotFoundError):
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _held.add(descriptor)
+        return True
+
+
+@contextmanager
+def hold(path: Path, timeout: float) -> Iterator[bool]:
+    """Hold the lock at `path` for the block; the value says whether it was taken in time."""
+    lock = FileLock(path)
+    taken = lock.acquire(timeout)
+    try:
+        yield taken
+    finally:
+        lock.release()

@@ -1,0 +1,44 @@
+"""The identity of a shared library, read from the file without loading it."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+__all__ = ["build_id"]
+
+_PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
+
+
+def build_id(path: Path) -> str:
+    """The GNU build id of an ELF file; for a file that has none, a hash of its contents."""
+    with path.open("rb") as file:
+        head = file.read(64)
+        if head[:6] == b"\x7fELF\x02\x01":  # 64 bit, little-endian: every platform CUDA 13 has
+            offset, size, entries = struct.unpack_from("<Q14xHH", head, 32)
+            file.seek(offset)
+            table = file.read(size * entries)
+            for start in range(0, len(table), size):
+                kind, _, position, _, _, length = struct.unpack_from("<IIQQQQ", table, start)
+                if kind == _PT_NOTE:
+                    file.seek(position)
+                    if found := _gnu_build_id(file.read(length)):
+                        return found
+        file.seek(0)
+        return f"sha256-{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
+
+
+def _gnu_build_id(notes: bytes) -> str | None:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, at)
+        name_at, at = at + 12, at + 12 + _padded(name_size)
+        if kind == _NT_GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0":
+            return notes[at : at + size].hex()
+        at += _padded(size)
+    return None
+
+
+def _padded(size: int) -> int:
+    return (size + 3) & ~3

@@ -1,0 +1,246 @@
+"""Header files by content: what a compile opened, and whether all of it is still so.
+
+A compile is described by the files it opened, each as (include root, name there, content hash), and
+by the names it would have preferred had they existed. It can be used again while the first are
+unchanged and the second still absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from preheat.artifact import Header
+from preheat.program import Program, reads_clock, without_comments
+
+__all__ = ["HeaderState", "Memo", "Untrackable", "change", "observe"]
+
+#: The root of names that were included by absolute path.
+ABSOLUTE = "/"
+
+_INCLUDE = re.compile(r'#\s*include(?:_next)?\s*(?:<([^>\n]+)>|"([^"\n]+)")')
+_PROBE = re.compile(r"__has_include(?:_next)?\s*\(\s*([^)]*)\)")
+_LITERAL = re.compile(r'<([^>]+)>|"([^"]+)"')
+_RACY = 2_000_000_000  # ns: a file stamped this close to the moment it was hashed may still change
+
+
+class Untrackable(Exception):  # noqa: N818  (a finding, not a failure: the compile is good)
+    """Why a compile cannot be described by the files it opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderState:
+    """The files one compile depended on, and the names that must stay absent."""
+
+    headers: tuple[Header, ...]
+    absent: tuple[tuple[str, str], ...]
+
+    def parts(self) -> Iterator[tuple[str, bytes]]:
+        """The key parts that tell this state from others of the same program."""
+        for header in self.headers:
+            yield f"file:{header.root}:{header.name}", header.digest.encode()
+
+
+class Memo:
+    """Content hashes by path, believed while size, times and inode of the file stay the same.
+
+    `note` is where the last process left off. A file changed within two seconds of its hashing is
+    hashed again next time: its stamp may not tell the two contents apart.
+    """
+
+    def __init__(self, note: bytes | None = None) -> None:
+        self._known: dict[str, tuple[list[int], str]] = {}
+        self.changed = False
+        try:
+            rows = json.loads(note or b"{}")
+            self._known = {str(p): (list(sig), str(digest)) for p, (sig, digest) in rows.items()}
+        except (ValueError, TypeError, AttributeError):
+            self.changed = True
+
+    def digest(self, path: str) -> str:
+        """The hash of a file's contents; `OSError` when it cannot be read."""
+        found = os.stat(path)
+        stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        known = self._known.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            after = os.fstat(file.fileno())
+        if after.st_ino == found.st_ino and after.st_mtime_ns == found.st_mtime_ns:
+            self._remember(path, stamp, digest)
+        return digest
+
+    def _remember(self, path: str, stamp: list[int], digest: str) -> None:
+        if time.time_ns() - max(stamp[1], stamp[2]) > _RACY:
+            self._known[path] = (stamp, digest)
+            self.changed = True
+
+    def note(self) -> bytes:
+        """What to keep for the next process."""
+        return json.dumps(self._known, separators=(",", ":")).encode()
+
+
+def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
+    """What is no longer as `state` found it, in words; None when everything is."""
+    for header in state.headers:
+        path = _path(roots, header.root, header.name)
+        if path is None:
+            return f"header {header.name}: its include directory is gone"
+        try:
+            digest = memo.digest(path)
+        except OSError:
+            return f"header {header.name} is gone"
+        if digest != header.digest:
+            return f"header {header.name} changed"
+    for root, name in state.absent:
+        path = _path(roots, root, name)
+        if path is not None and os.path.lexists(path):
+            return f"a new {name} in {roots.get(root, root)} may hide a tracked header"
+    return None
+
+
+def observe(
+    program: Program,
+    opened: Iterable[str],
+    roots: Mapping[str, str],
+    toolkit: Iterable[str],
+    memo: Memo,
+    started_ns: int,
+) -> HeaderState:
+    """Describe a finished compile by the files it opened, as the compiler named them (`@0/x.h`).
+
+    `roots` maps labels to directories in search order, `toolkit` names those that are the
+    toolkit's. Raises `Untrackable` when no honest description exists.
+    """
+    in_memory = dict(program.headers)
+    watch = _Watch(roots, set(in_memory))
+    headers: dict[tuple[str, str], Header] = {}
+    theirs = set(toolkit)
+    for text in (program.source, *in_memory.values()):
+        watch.read(text, None, None)
+        watch.probe(text, mine=True, theirs=theirs)
+    for spelled in opened:
+        if spelled in in_memory:
+            continue
+        root, name = _located(spelled, roots)
+        path = f"{roots.get(root, '')}/{name}"
+        try:
+            found = os.stat(path)
+            if max(found.st_mtime_ns, found.st_ctime_ns) >= started_ns:
+                raise Untrackable(f"header {name} changed while the program was compiled")
+            headers[root, name] = Header(root, name, memo.digest(path))
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError as fault:
+            raise Untrackable(f"header {name} cannot be read back: {fault}") from None
+        mine = root not in theirs
+        if mine and reads_clock(text):
+            raise Untrackable(f"header {name} uses __DATE__, __TIME__ or __TIMESTAMP__")
+        watch.read(text, root, os.path.dirname(name))
+        watch.name(name, root)
+        watch.probe(text, mine=mine, theirs=theirs)
+    for root, name in watch.also:
+        headers.setdefault((root, name), Header(root, name, memo.digest(f"{roots[root]}/{name}")))
+    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)))
+
+
+class _Watch:
+    """Collects the names that would change what an include finds, were they to appear."""
+
+    def __init__(self, roots: Mapping[str, str], in_memory: set[str]) -> None:
+        self._roots, self._in_memory = roots, in_memory
+        self._seen: set[tuple[str | None, str]] = set()
+        self._exists: dict[str, bool] = {}
+        self.absent: set[tuple[str, str]] = set()
+        self.also: set[tuple[str, str]] = set()  # files whose existence was probed, not contents
+
+    def read(self, text: str, root: str | None, directory: str | None) -> None:
+        """Every include `text` spells out: the candidates before the one found must stay absent."""
+        for angled, quoted in _INCLUDE.findall(text):
+            beside = None
+            if quoted and root is not None:
+                beside = (root, os.path.join(directory or "", quoted))
+            self._resolve(angled or quoted, beside)
+
+    def name(self, name: str, root: str) -> None:
+        """A file that was opened, however it was spelled: the same name in an earlier root hides it."""
+        for earlier in self._roots:
+            if earlier == root or root == ABSOLUTE:
+                return
+            self._must_stay_absent(earlier, name)
+
+    def probe(self, text: str, *, mine: bool, theirs: set[str]) -> None:
+        """`__has_include`: fine where its answer is known to be the toolkit's or ours, else not."""
+        if "__has_include" not in text:
+            return
+        for spelled in _PROBE.findall(without_comments(text, strings=True)):
+            literal = _LITERAL.fullmatch(spelled.strip())
+            if literal is None:  # a macro's parameter: the toolkit wraps its own probes so
+                if mine:
+                    raise Untrackable(f"__has_include({spelled}) cannot be followed")
+                continue
+            name = literal[1] or literal[2]
+            if name in self._in_memory:
+                continue
+            found = self._resolve(name, None, all_absent=True)
+            if found is not None:
+                self.also.add((found, name))
+            if mine and (found is None or found not in theirs):
+                raise Untrackable(f"__has_include of {name}, which is not the toolkit's")
+
+    def _resolve(
+        self, name: str, beside: tuple[str, str] | None, *, all_absent: bool = False
+    ) -> str | None:
+        """The root in which `name` is found, watching the places before it."""
+        if name in self._in_memory or os.path.isabs(name):
+            return None
+        passed = []
+        for root, candidate in ([beside] if beside else []) + [(r, name) for r in self._roots]:
+            if self._there(f"{self._roots.get(root, '')}/{candidate}"):
+                for place in passed:
+                    self._must_stay_absent(*place)
+                return root
+            passed.append((root, candidate))
+        if all_absent:
+            for place in passed:
+                self._must_stay_absent(*place)
+        return None
+
+    def _must_stay_absent(self, root: str, name: str) -> None:
+        """Watch the shortest leading part of `name` that does not exist: one look covers many."""
+        if (root, name) in self._seen:
+            return
+        self._seen.add((root, name))
+        base, steps = self._roots.get(root, ""), name.split("/")
+        for count in range(1, len(steps) + 1):
+            lead = "/".join(steps[:count])
+            if not self._there(f"{base}/{lead}"):
+                self.absent.add((root, lead))
+                return
+
+    def _there(self, path: str) -> bool:
+        if path not in self._exists:
+            self._exists[path] = os.path.lexists(path)
+        return self._exists[path]
+
+
+def _located(spelled: str, roots: Mapping[str, str]) -> tuple[str, str]:
+    """`@0/sub/x.h` as ("0", "sub/x.h"), an absolute path under the root "/"."""
+    if spelled.startswith("/"):
+        return ABSOLUTE, spelled.lstrip("/")
+    label, _, name = spelled.removeprefix("@").partition("/")
+    if not spelled.startswith("@") or label not in roots:
+        raise Untrackable(f"the compiler opened {spelled}, which is in no include directory")
+    return label, name
+
+
+def _path(roots: Mapping[str, str], root: str, name: str) -> str | None:
+    if root == ABSOLUTE:
+        return f"/{name}"
+    return f"{roots[root]}/{name}" if root in roots else None

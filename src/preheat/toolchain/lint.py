@@ -1,0 +1,76 @@
+"""PTX checked before it is assembled: mistakes that assemblers report badly, late or not at all."""
+
+from __future__ import annotations
+
+import re
+
+from preheat.errors import PtxError
+from preheat.toolchain import ptx
+
+__all__ = ["check"]
+
+#: Registers the machine itself defines. One declared under such a name hides the real one.
+SPECIAL = frozenset(
+    "%tid %ntid %laneid %warpid %nwarpid %ctaid %nctaid %smid %nsmid %gridid %clusterid %nclusterid "
+    "%cluster_ctaid %cluster_nctaid %cluster_ctarank %cluster_nctarank %is_explicit_cluster "
+    "%lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt %clock %clock_hi %clock64 "
+    "%globaltimer %globaltimer_lo %globaltimer_hi %total_smem_size %aggr_smem_size "
+    "%dynamic_smem_size %current_graph_exec".split()
+) | {f"%{base}{i}" for base, count in (("envreg", 32), ("pm", 8)) for i in range(count)}
+
+_ROUNDED = {"rn", "rz", "rm", "rp", "approx", "full"}
+_DECLARED = re.compile(r"(%[\w$]+)\s*(?:<\s*(\d+)\s*>)?")
+
+
+def check(text: str, program: str) -> ptx.Module:
+    """The parsed module, or a `PtxError` with the line of the first rule it breaks."""
+    lines = text.split("\n")
+
+    def fault(rule: str, line: int, message: str) -> PtxError:
+        shown = lines[line - 1] if 0 < line <= len(lines) else ""
+        return PtxError(program, rule, message, line, shown)
+
+    if text.startswith("\ufeff"):
+        raise fault("bom", 1, "PTX must not start with a byte order mark")
+    if not text.strip():
+        raise fault("empty", 1, "the PTX text is empty")
+    if not text.isascii():
+        at = next(i for i, char in enumerate(text) if ord(char) > 127)
+        line = text.count("\n", 0, at) + 1
+        raise fault("ascii", line, f"PTX must be ASCII, comments too; found {text[at]!r}")
+    try:
+        module = ptx.parse(text)
+    except ptx.SyntaxFault as bad:
+        raise fault("syntax", bad.line, str(bad)) from None
+    for function in module.functions:
+        for statement in function.statements:
+            if statement.opcode == ".reg":
+                if name := _shadowed(statement):
+                    raise fault("shadow", statement.line, f"{name} hides the special register {name}")
+            elif _unrounded(statement.opcode):
+                message = f"{statement.opcode} needs a rounding mode, .approx or .full"
+                raise fault("rounding", statement.line, message)
+    return module
+
+
+def _shadowed(declaration: ptx.Statement) -> str | None:
+    for name, count in _DECLARED.findall(declaration.text):
+        if count:  # `%pm<3>` declares %pm0 to %pm2
+            clash = next((s for s in SPECIAL if _numbered(s, name, int(count))), None)
+        else:
+            clash = name if name in SPECIAL else None
+        if clash:
+            return clash
+    return None
+
+
+def _numbered(special: str, base: str, count: int) -> bool:
+    rest = special.removeprefix(base)
+    return special.startswith(base) and rest.isdecimal() and int(rest) < count
+
+
+def _unrounded(opcode: str) -> bool:
+    """A float division, square root or reciprocal that does not say how it rounds."""
+    base, *modifiers = opcode.split(".")
+    floating = {"f32", "f64"} & set(modifiers)
+    return base in ("div", "sqrt", "rcp") and bool(floating) and not _ROUNDED & set(modifiers)

@@ -1,0 +1,97 @@
+"""NVRTC, called through NVIDIA's bindings. Runs in the worker process only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cuda.bindings import nvrtc
+
+__all__ = ["CANARY", "Compiled", "compile_program", "opened_headers", "version_and_archs"]
+
+#: NVRTC opens this header first in every compile. A trace without it has gone blind.
+CANARY = "__nv_nvrtc_builtin_header.h"
+
+
+class Compiled(NamedTuple):
+    """What NVRTC made of a program; empty bytes when it did not succeed."""
+
+    status: str
+    log: str
+    cubin: bytes = b""
+    ptx: bytes = b""
+    lowered: dict[str, str] = {}  # noqa: RUF012  (a NamedTuple default, never changed)
+
+
+def compile_program(
+    source: bytes,
+    name: str,
+    options: Sequence[str],
+    *,
+    names: Sequence[str],
+    headers: Mapping[str, bytes],
+) -> Compiled:
+    """Compile one program to cubin and PTX."""
+    result, program = nvrtc.nvrtcCreateProgram(
+        source, name.encode(), len(headers), list(headers.values()), [h.encode() for h in headers]
+    )
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return Compiled(result.name, f"nvrtcCreateProgram failed: {result.name}")
+    try:
+        for expression in names:
+            nvrtc.nvrtcAddNameExpression(program, expression.encode())
+        encoded = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return Compiled(result.name, log)
+        return Compiled(
+            result.name,
+            log,
+            _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+            _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
+            {
+                expression: nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
+                for expression in names
+            },
+        )
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def version_and_archs() -> tuple[str, list[int]]:
+    """The exact version, which only the banner of its PTX tells, and what NVRTC compiles for."""
+    _, archs = nvrtc.nvrtcGetSupportedArchs()
+    target = [f"--gpu-architecture=compute_{archs[0]}"]
+    banner = compile_program(b"", "/preheat/version.cu", target, names=(), headers={}).ptx
+    found = re.search(rb"release [\d.]+, V([\d.]+)", banner)
+    if found:
+        return found[1].decode(), list(archs)
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}", list(archs)
+
+
+def opened_headers(trace: Path) -> list[str] | None:
+    """The headers a compile opened, as it named them, each once; None when that is not known."""
+    try:
+        events = json.loads(trace.read_bytes())["traceEvents"]
+        opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if CANARY not in opened:
+        return None
+    return [name for name in dict.fromkeys(opened) if name != CANARY]
+
+
+def _bytes(program: Any, size_of: Any, get: Any) -> bytes:
+    result, size = size_of(program)
+    buffer = b" " * size
+    (result,) = get(program, buffer)
+    return buffer if result == nvrtc.nvrtcResult.NVRTC_SUCCESS else b""
+
+
+def _text(program: Any, size_of: Any, get: Any) -> str:
+    return _bytes(program, size_of, get).rstrip(b"\0").decode("utf-8", "replace")

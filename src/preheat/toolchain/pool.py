@@ -1,0 +1,198 @@
+"""Compiler processes, kept warm and thrown away after any failure."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from preheat.config import environ
+from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
+from preheat.events import Events
+from preheat.toolchain import frames
+
+__all__ = ["WorkerPool"]
+
+# Variables that would change what a compiler does, or what its process imports, unseen by any key.
+_HIDDEN = ("NVRTC_", "EDG_", "LLVM_", "NVVM_", "PYTHON")
+_KEPT = ("PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+
+
+class WorkerPool:
+    """Runs requests in worker processes: an idle one when there is one, else a new one.
+
+    Safe from any thread and after fork. At most as many compile at once as there are processors.
+    """
+
+    def __init__(self, events: Events, *, timeout: float) -> None:
+        self._events, self._timeout = events, timeout
+        self._reset()
+        atexit.register(self.close)
+
+    def call(
+        self, message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None
+    ) -> frames.Frame:
+        """The reply to one request.
+
+        Raises `CompilerCrashError` when the worker dies and `CompilerTimeoutError` when it takes too
+        long. Whatever ends the wait early, Ctrl-C included, ends the worker too.
+        """
+        request = frames.encode(message, blocks)
+        with self._slots:
+            worker = self._take()
+            try:
+                reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
+            except BaseException as failure:
+                self._drop(worker, f"{type(failure).__name__}: {failure}")
+                raise
+            if reply.message.get("status") in _CLEAN:
+                with self._lock:
+                    self._idle.append(worker)
+            else:
+                self._drop(worker, str(reply.message["status"]))
+            return reply
+
+    def close(self) -> None:
+        """End the idle workers."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.end()
+
+    def after_fork(self) -> None:
+        """In a forked child: the workers belong to the parent, so let go of them."""
+        for worker in self._idle:
+            worker.abandon()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))
+        self._idle: list[_Worker] = []
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive():
+                    return worker
+                worker.end()  # it had been idle for long enough to leave
+        worker = _Worker()
+        self._events.emit("worker", what="started", reason="")
+        return worker
+
+    def _drop(self, worker: _Worker, why: str) -> None:
+        worker.end()
+        self._events.emit("worker", what="recycled", reason=why)
+
+
+#: Replies after which a worker can be used again. After a failed compile NVRTC's header traces go
+#: blind, so a failure ends its worker.
+_CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
+
+
+class _Worker:
+    """One process and the pipes to it."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
+        env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
+        # The worker writes its last words into memory: a pipe nobody drains would block it.
+        self._words = os.memfd_create("preheat-worker", os.MFD_CLOEXEC)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "preheat.toolchain.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                cwd="/",
+                env={**env, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"},
+                start_new_session=True,  # Ctrl-C at the terminal is ours to handle
+            )
+        except OSError as fault:
+            os.close(self._words)
+            raise ToolchainError(
+                f"cannot start a compiler process with {sys.executable or 'no Python'}: {fault}"
+            ) from fault
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        os.set_blocking(self._in.fileno(), False)
+        os.set_blocking(self._out.fileno(), False)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, request: bytes, deadline: float, allowed: float) -> frames.Frame:
+        """Send the request and wait for the reply, both ways bounded by `deadline`."""
+        with selectors.DefaultSelector() as ready:
+
+            def wait(pipe: Any, event: int) -> None:
+                ready.register(pipe, event)
+                try:
+                    if not ready.select(max(deadline - time.monotonic(), 0)):
+                        raise CompilerTimeoutError(
+                            f"the compiler did not finish within {allowed:g} s",
+                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
+                        )
+                finally:
+                    ready.unregister(pipe)
+
+            view = memoryview(request)
+            while view:
+                wait(self._in, selectors.EVENT_WRITE)
+                try:
+                    view = view[os.write(self._in.fileno(), view) :]
+                except BrokenPipeError:
+                    self._died()
+
+            def exactly(size: int) -> bytes:
+                parts = []
+                while size:
+                    wait(self._out, selectors.EVENT_READ)
+                    part = os.read(self._out.fileno(), min(size, 1 << 20))
+                    if not part:
+                        self._died()
+                    parts.append(part)
+                    size -= len(part)
+                return b"".join(parts)
+
+            return frames.read(exactly)
+
+    def end(self) -> None:
+        """Stop the process whatever it is doing, and reap it."""
+        if self.alive():
+            self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def abandon(self) -> None:
+        """Forget a process that is not our child: close the pipes, leave it to its parent."""
+        self._process.returncode = 0  # keeps Popen from warning that the child was never reaped
+        self._close()
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._in.close()
+        with suppress(OSError):
+            self._out.close()
+        with suppress(OSError):
+            os.close(self._words)
+
+    def _died(self) -> NoReturn:
+        code = self._process.wait()
+        how = f"exit status {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-code).name
+        size = os.fstat(self._words).st_size
+        words = os.pread(self._words, 2000, max(size - 2000, 0)).decode("utf-8", "replace").strip()
+        raise CompilerCrashError(f"the compiler process died ({how})" + (f": {words}" if words else ""))

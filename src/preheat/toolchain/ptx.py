@@ -1,0 +1,216 @@
+"""The one PTX parser: module directives, functions with their parameter layout, statements.
+
+Heads are parsed at once; a body is split into statements only when asked for, because compilers
+emit megabytes of them and a signature needs none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from preheat.toolchain.text import split_commas
+
+__all__ = ["Function", "Module", "Param", "Statement", "SyntaxFault", "parse"]
+
+#: Size in bytes of each fundamental type.
+SIZES = {
+    **{f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)},
+    **{"f16": 2, "bf16": 2, "f16x2": 4, "bf16x2": 4, "f32": 4, "f64": 8, "b128": 16},
+    **{"texref": 8, "samplerref": 8, "surfref": 8},
+}
+
+_NAME = r"[A-Za-z_$%][\w$]*"
+_BLANK = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.S)
+_VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
+_TARGET = re.compile(r"^\s*\.target\s+([\w, \t]+)", re.M)
+_ADDRESS_SIZE = re.compile(r"^\s*\.address_size\s+(\d+)", re.M)
+_BRACE = re.compile(r"[{}]")
+_HEAD = re.compile(
+    rf"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s+)*)\.(?P<kind>entry|func)\b"
+    rf"(?P<attributes>(?:\s*\.(?:noreturn|attribute\s*\([^)]*\)))*)"
+    rf"\s*(?:\((?P<returns>[^)]*)\))?\s*(?P<name>{_NAME})\s*(?:\((?P<params>[^)]*)\))?"
+)
+# At the start of a statement a brace opens or closes a scope; after an opcode it holds a vector.
+_STATEMENT = re.compile(
+    r"\s*(?:"
+    r"\.(?:loc|file)\b[^\n;]*(?:\n|\Z)"  # ends with its line
+    rf"|{_NAME}\s*:(?!:)"  # a label
+    r"|[{}]"
+    r"|[^;]*;"
+    r"|[^;]+\Z)"  # the last one lost its semicolon
+)
+_GUARD = re.compile(rf"@(!?)({_NAME})\s+")
+
+
+class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into PtxError above)
+    """The text has no shape this parser knows. `line` counts from 1."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter: where it lies in the parameter block and what PTX calls it."""
+
+    name: str
+    kind: str  # "f32", "u64", "b8"
+    offset: int
+    size: int
+    align: int
+    pointer: bool = False  # marked `.ptr`; older dialects leave pointers as plain u64
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One instruction, label, directive or brace, with comments gone and white space folded."""
+
+    line: int
+    text: str
+
+    @property
+    def guard(self) -> str | None:
+        """The predicate in front, such as `%p1` or `!%p1`."""
+        match = _GUARD.match(self.text)
+        return f"{match[1]}{match[2]}" if match else None
+
+    @property
+    def opcode(self) -> str:
+        """`fma.rn.f32` of `@%p1 fma.rn.f32 %f4, %f2, %f1, %f3`."""
+        return _GUARD.sub("", self.text, count=1).partition(" ")[0]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The operands, split at commas outside brackets."""
+        return tuple(split_commas(_GUARD.sub("", self.text, count=1).partition(" ")[2]))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel (`entry`) or device function (`func`) of a module."""
+
+    name: str
+    kind: str
+    linkage: tuple[str, ...]
+    params: tuple[Param, ...]
+    returns: tuple[Param, ...]
+    directives: tuple[str, ...]  # `.maxntid 128, 1, 1`, …
+    line: int
+    body: str | None  # blanked text between the braces; None for a declaration
+    body_line: int
+
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """The body, one statement at a time."""
+        return () if self.body is None else tuple(_statements(self.body, self.body_line))
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX text taken apart."""
+
+    version: tuple[int, int]
+    target: tuple[str, ...]  # `("sm_90a",)`, possibly with `texmode_unified` or `debug`
+    address_size: int
+    functions: tuple[Function, ...]
+
+    @cached_property
+    def entries(self) -> dict[str, Function]:
+        """The kernels that are defined here, by name."""
+        return {f.name: f for f in self.functions if f.kind == "entry" and f.body is not None}
+
+
+def parse(text: str) -> Module:
+    """Take a PTX text apart; `SyntaxFault` where it has no such shape."""
+    clean = blank(text)
+    version, target = _VERSION.search(clean), _TARGET.search(clean)
+    if version is None or target is None:
+        raise SyntaxFault(f"no .{'target' if version else 'version'} directive", 1)
+    size = _ADDRESS_SIZE.search(clean)
+    return Module(
+        version=(int(version[1]), int(version[2])),
+        target=tuple(t.strip() for t in target[1].split(",") if t.strip()),
+        address_size=int(size[1]) if size else 64,
+        functions=tuple(_functions(clean)),
+    )
+
+
+def blank(text: str) -> str:
+    """`text` with comments and strings blanked, every line and column where it was."""
+    return _BLANK.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+
+
+def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
+    """The statements of a blanked body; a scope's braces are statements of their own."""
+    line, at = first_line, 0
+    while match := _STATEMENT.match(clean, at):
+        piece = match[0]
+        if folded := " ".join(piece.rstrip().removesuffix(";").split()):
+            lead = len(piece) - len(piece.lstrip())
+            yield Statement(line + piece.count("\n", 0, lead), folded)
+        line += piece.count("\n")
+        at = match.end()
+
+
+def _functions(clean: str) -> Iterator[Function]:
+    at = 0
+    while match := _HEAD.search(clean, at):
+        end = _head_end(clean, match.end())
+        line = clean.count("\n", 0, match.start("kind")) + 1
+        body, body_start, at = None, end, end + 1
+        if clean[end : end + 1] == "{":
+            close = _matching_brace(clean, end)
+            body, body_start, at = clean[end + 1 : close], end + 1, close + 1
+        yield Function(
+            name=match["name"],
+            kind=match["kind"],
+            linkage=tuple(match["linkage"].split()),
+            params=tuple(_params(match["params"] or "", line)),
+            returns=tuple(_params(match["returns"] or "", line)),
+            directives=tuple(
+                " ".join(d.split()) for d in re.findall(r"\.\w+[^.]*", clean[match.end() : end])
+            ),
+            line=line,
+            body=body,
+            body_line=clean.count("\n", 0, body_start) + 1,
+        )
+
+
+def _head_end(clean: str, start: int) -> int:
+    """Where a function's head ends: at its `{`, or at the `;` of a declaration."""
+    found = re.compile(r"[;{]").search(clean, start)
+    return found.start() if found else len(clean)
+
+
+def _matching_brace(clean: str, opening: int) -> int:
+    depth = 0
+    for brace in _BRACE.finditer(clean, opening):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    raise SyntaxFault("a body is never closed", clean.count("\n", 0, opening) + 1)
+
+
+def _params(text: str, line: int) -> Iterator[Param]:
+    offset = 0
+    for row in filter(None, (part.strip() for part in text.split(","))):
+        words = row.replace("[", " [").split()
+        array = words.pop() if words[-1].startswith("[") else ""
+        flags = [w.removeprefix(".") for w in words if w.startswith(".")]
+        kinds = [f for f in flags if f in SIZES]
+        names = [w for w in words if not w.startswith(".") and not w.isdecimal()]
+        if not kinds or not names:
+            raise SyntaxFault(f"parameter {row!r} has no known type", line)
+        extent = re.fullmatch(r"\[\s*(\d*)\s*\]", array)
+        size = SIZES[kinds[0]] * (int(extent[1] or 0) if extent else 1)
+        # `.align` before the type is the parameter's own; after `.ptr` it is the pointee's.
+        head = row.split(".ptr")[0]
+        stated = re.search(r"\.align\s+(\d+)", head)
+        align = int(stated[1]) if stated else SIZES[kinds[0]]
+        offset = -(-offset // align) * align
+        yield Param(names[-1], kinds[0], offset, size, align, "ptr" in flags)
+        offset += size

@@ -1,0 +1,113 @@
+"""What compilers say, as values: diagnostics, resource use, and the part that varies by run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from preheat.artifact import Resources
+from preheat.errors import Diagnostic
+from preheat.program import Program
+
+__all__ = ["diagnostics", "localized", "resources", "split_timing", "unknown_name"]
+
+_AT = re.compile(r"(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)")
+_FRONT = re.compile(_AT.pattern + r"(?: #(?P<number>[\w-]+))?: (?P<message>.*)")
+_PTX_LINE = re.compile(
+    r"ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
+)
+_PLAIN = re.compile(r"(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
+_CARET = re.compile(r" *\^")
+_TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.M)
+
+_ENTRY = re.compile(r"Compiling entry function '(.+?)' for")
+_PROPERTIES = re.compile(r"Function properties for '?([^'\s]+)")
+_FIELDS = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "barriers": re.compile(r"used (\d+) barriers"),
+    "shared": re.compile(r"(\d+)(?:\+\d+)? bytes smem"),
+    "stack": re.compile(r"(\d+) bytes stack frame"),
+    "spill_stores": re.compile(r"(\d+) bytes spill stores"),
+    "spill_loads": re.compile(r"(\d+) bytes spill loads"),
+}
+
+
+def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
+    """The rows of a compiler's log that name something wrong, with the line shown under them.
+
+    The assembler shows no source: its line is taken from the program.
+    """
+    rows, lines = [], log.split("\n")
+    for index, line in enumerate(lines):
+        match = _FRONT.match(line) or _PTX_LINE.match(line) or _PLAIN.match(line)
+        if match is None:
+            continue
+        found = match.groupdict()
+        number = int(found["line"]) if found.get("line") else None
+        source, column = _shown(lines, index + 1)
+        if match.re is _PTX_LINE:
+            found["file"], source = program.label, _line_of(program.source, number)
+        rows.append(
+            Diagnostic(
+                file=found["file"],
+                line=number,
+                severity=found["severity"],
+                message=found["message"].strip(),
+                source=source,
+                column=column,
+            )
+        )
+    return tuple(rows)
+
+
+def _line_of(text: str, number: int | None) -> str | None:
+    lines = text.split("\n")
+    return lines[number - 1].strip() if number and number <= len(lines) else None
+
+
+def unknown_name(log: str, names: Iterable[str]) -> str | None:
+    """Which of the name expressions the compiler could not make sense of, if that was the trouble."""
+    if "__nv_name_map" not in log:
+        return None
+    return next((n for n in names if f'was: " {n}"' in log or f"nv_mangled_name {n}\n" in log), None)
+
+
+def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
+    """The source line and caret column NVRTC prints indented under a diagnostic."""
+    for index in range(start, min(start + 8, len(lines) - 1)):
+        source, caret = lines[index], lines[index + 1]
+        if _FRONT.match(source):
+            break
+        if source.startswith("  ") and _CARET.fullmatch(caret.rstrip()):
+            indent = len(source) - len(source.lstrip())
+            return source.strip(), max(caret.index("^") - indent, 0) + 1
+    return None, None
+
+
+def localized(log: str, roots: Mapping[str, str]) -> str:
+    """A log with the worker's `@0/x.h` and `/preheat/k.cu` turned into names the user knows."""
+    for label, directory in roots.items():
+        log = re.sub(rf"(?<![\w/])@{re.escape(label)}/", f"{directory}/".replace("\\", r"\\"), log)
+    return log.replace("/preheat/", "")
+
+
+def split_timing(log: str) -> tuple[str, str]:
+    """A log without its timing lines, and those lines: they differ from run to run."""
+    return _TIMING.sub("", log), "".join(_TIMING.findall(log))
+
+
+def resources(log: str) -> dict[str, Resources]:
+    """Registers, memory and spills of each entry, from `ptxas -v`."""
+    entry, about = "", ""
+    found: dict[str, dict[str, int]] = {}
+    for line in log.split("\n"):
+        if match := _ENTRY.search(line):
+            entry = about = match[1]
+            found[entry] = {}
+        elif match := _PROPERTIES.search(line):
+            about = match[1]
+        elif entry and (about == entry or "registers" in line):
+            for field, pattern in _FIELDS.items():
+                if number := pattern.search(line):
+                    found[entry].setdefault(field, int(number[1]))
+    return {name: Resources(**fields) for name, fields in found.items()}

@@ -1,0 +1,180 @@
+"""The compiler process: reads requests from stdin, compiles, writes replies.
+
+It is the only place where NVRTC and nvJitLink are loaded. Whatever they do to their process (abort,
+hang, lose track of headers after an error) they do here, and `pool.py` starts another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from preheat.toolchain import frames
+
+__all__ = ["main"]
+
+_IDLE = 120.0  # seconds without a request after which the worker ends by itself
+_ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
+
+
+def main() -> None:
+    """Answer requests until stdin closes or nothing was asked for a while."""
+    requests = sys.stdin.fileno()
+    # Replies get a descriptor of their own: what a compiler prints must not end up between them.
+    replies = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def exactly(size: int) -> bytes:
+        parts = []
+        while size:
+            part = os.read(requests, min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    while select.select([requests], [], [], _IDLE)[0]:
+        try:
+            message, blocks = frames.read(exactly)
+        except EOFError:
+            return
+        view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))
+        while view:
+            view = view[os.write(replies, view) :]
+
+
+Answer = tuple[dict[str, Any], dict[str, bytes]]
+
+
+def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Where the compilers and the CUDA headers are on this machine."""
+    del message, blocks
+    from cuda.pathfinder import (
+        DynamicLibNotFoundError,
+        find_nvidia_header_directory,
+        load_nvidia_dynamic_lib,
+    )
+
+    libraries, missing = {}, {}
+    for name in ("nvrtc", "nvJitLink"):
+        try:
+            libraries[name] = os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))
+        except (DynamicLibNotFoundError, RuntimeError) as error:
+            missing[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+    roots = {}
+    for label, header in (("cuda", "cudart"), ("cccl", "cccl")):
+        if found := find_nvidia_header_directory(header):
+            roots[label] = os.path.realpath(found)
+    answer: dict[str, Any] = {"libraries": libraries, "missing": missing, "roots": roots}
+    versions, archs = {}, []
+    if "nvJitLink" in libraries:
+        from cuda.bindings import nvjitlink
+
+        versions["nvJitLink"] = ".".join(map(str, nvjitlink.version()))
+    if "nvrtc" in libraries:
+        from preheat.toolchain import nvrtc
+
+        versions["nvrtc"], archs = nvrtc.version_and_archs()
+    return {**answer, "versions": versions, "archs": archs}, {}
+
+
+def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Compile CUDA C++ to cubin and PTX, with every header that was opened."""
+    from preheat.toolchain import nvrtc
+
+    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
+    # of this machine reaches the binary, and what it opened comes back as (root, name).
+    home = _scratch()
+    options = [f"--gpu-architecture={message['arch']}", "-Xptxas=-v"]
+    try:
+        if home is not None:
+            os.chdir(home)
+            for label, directory in message["roots"].items():
+                os.symlink(directory, f"@{label}")
+                options.append(f"-I@{label}")
+            if message["trace"]:
+                options.append(f"--fdevice-time-trace={home}/trace")
+        else:
+            options += [f"-I{directory}" for directory in message["roots"].values()]
+        started = time.perf_counter()
+        done = nvrtc.compile_program(
+            blocks.pop("source"),
+            f"/preheat/{message['label']}",
+            [*options, *message["options"]],
+            names=message["names"],
+            headers={name.removeprefix("header:"): text for name, text in blocks.items()},
+        )
+        answer: dict[str, Any] = {
+            "status": done.status,
+            "log": done.log,
+            "lowered": done.lowered,
+            "seconds": time.perf_counter() - started,
+            "opened": None,
+        }
+        if home is not None and message["trace"] and done.status == "NVRTC_SUCCESS":
+            answer["opened"] = nvrtc.opened_headers(Path(home, "trace.json"))
+    finally:
+        if home is not None:
+            os.chdir("/")
+            shutil.rmtree(home, ignore_errors=True)
+    symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
+    answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
+    return answer, {"cubin": done.cubin, "ptx": done.ptx}
+
+
+def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Assemble PTX to a cubin."""
+    from preheat.toolchain import nvjitlink
+
+    started = time.perf_counter()
+    options = [f"-arch={message['arch']}", "-Xptxas=-v", *message["options"]]
+    done = nvjitlink.assemble(blocks["source"], message["label"], options)
+    symbols = (m.decode() for m in _ENTRY.findall(blocks["source"]))
+    return {
+        "status": done.status,
+        "log": done.log,
+        "seconds": time.perf_counter() - started,
+        "demangled": {name: text for name in symbols if (text := _demangle(name))},
+    }, {"cubin": done.cubin}
+
+
+_ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
+
+
+def _scratch() -> str | None:
+    """A private directory, in memory where there is such a place; None when there is none at all."""
+    for parent in ("/dev/shm", None):
+        with suppress(OSError):
+            return tempfile.mkdtemp(prefix="preheat-", dir=parent)
+    return None
+
+
+def _demangle(name: str) -> str | None:
+    """The C++ spelling of a mangled name, by the C++ runtime's own demangler."""
+    if not name.startswith("_Z"):
+        return None
+    runtime = ctypes.CDLL("libstdc++.so.6")
+    demangle, release = runtime.__cxa_demangle, ctypes.CDLL(None).free
+    demangle.restype, release.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    found = demangle(name.encode(), None, None, None)
+    if not found:
+        return None
+    try:
+        text = ctypes.string_at(found)
+        return text.decode()
+    finally:
+        release(found)
+
+
+if __name__ == "__main__":
+    main()
