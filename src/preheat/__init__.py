@@ -12,10 +12,10 @@ Importing this package loads no CUDA library, makes no directory and reads no fi
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from preheat._version import __version__
 
+TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
     from preheat.api import compile, default_builder
     from preheat.arch import Arch
@@ -100,14 +100,13 @@ __all__ = [
     "ToolchainNotFoundError",
     "UnknownEntryError",
     "__version__",
-
     "compile",
     "default_builder",
     "explain",
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'preheat' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -66,7 +66,7 @@ def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
 
 
 def ladder(device: Arch) -> tuple[Arch, ...]:
-    """Architectures whose code a device runs, best first: its own, its `a`, its family, lower minors."""
+    """Architectures whose code a device runs, best first: own, `a`, family, lower minors."""
     major, minor = device.major, device.minor
     return (
         device.plain,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from preheat import container
 from preheat.arch import Arch
 from preheat.errors import UnknownEntryError
 from preheat.key import Part
-from preheat import container
 
 __all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
 

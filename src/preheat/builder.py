@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +19,20 @@ from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.config import Config
 from preheat.errors import CompileError, PreheatError, UnknownEntryError
-from preheat.events import Events, JsonLines, Stats, log_faults, merge
+from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.key import Key, request_key
 from preheat.program import Program
-from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
 from preheat.store.trust import distrust, first_usable, make_private
-from preheat.toolchain import Compiled, Toolchain
+from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from preheat.toolchain.translate import Compiled
 
 __all__ = ["Builder", "Failure", "Miss"]
 
@@ -101,15 +102,17 @@ class Builder:
         root = None
         if config.cache:
             root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
+        tiers: list[Store] = [MemoryStore(config.memory_limit), *_layers(config, events)]
         disk = None
         if root is not None:
-            limits = {"limit": config.cache_limit, "max_files": config.cache_files}
-            disk = DiskStore(root, events, lock_dir=config.lock_dir, **limits)
-        tiers = [
-            MemoryStore(config.memory_limit),
-            *_layers(config, events),
-            *([disk] if disk is not None else []),
-        ]
+            disk = DiskStore(
+                root,
+                events,
+                lock_dir=config.lock_dir,
+                limit=config.cache_limit,
+                max_files=config.cache_files,
+            )
+            tiers.append(disk)
         return cls(
             Toolchain(events, timeout=config.compile_timeout, memo_dir=root),
             Chain(tiers, events),
@@ -194,9 +197,7 @@ class Builder:
             self._write_journal(_JOURNAL_EVERY)
         return artifact
 
-    def _current_state(
-        self, request: _Request, states: list[tuple[HeaderState, str]]
-    ) -> str | Miss:
+    def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""
         memo = Memo(self.disk.note(request.digest) if self.disk else None)
         reason = "no header state is stored"
@@ -231,7 +232,7 @@ class Builder:
             self._store(request, artifact, state)
         size = len(artifact.cubin) + len(artifact.ptx)
         self._tell("compile", request, seconds=compiled.seconds, bytes=size)
-        self._write_journal(0)
+        self._write_journal()
         return artifact
 
     def _describe(self, request: _Request, compiled: Compiled) -> HeaderState:
@@ -266,7 +267,7 @@ class Builder:
             log=compiled.log,
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 timing=compiled.timing,
             ),
         )
@@ -354,20 +355,19 @@ class Builder:
         mine = self.events.stats()
         if self._journal is None:
             return {"process": mine, "cache": mine}
-        self._write_journal(0)
+        self._write_journal()
         return {"process": mine, "cache": self._journal.total()}
 
     def close(self) -> None:
         """End the compiler processes and write down the counters. The builder can still be used."""
-        self.toolchain.pool.close()
-        self._write_journal(0)
+        self.toolchain.close()
+        self._write_journal()
 
-    def _write_journal(self, at_most_every: float) -> None:
+    def _write_journal(self, at_most_every: float = 0) -> None:
         now = time.monotonic()
-        if self._journal is None or now < self._journal_due:
-            if at_most_every or self._journal is None:
-                return
-        self._journal_due = now + _JOURNAL_EVERY
+        if self._journal is None or (at_most_every and now < self._journal_due):
+            return
+        self._journal_due = now + at_most_every
         try:
             self._journal.write(self.events.stats())
         except OSError as fault:

@@ -52,7 +52,7 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
         case "reject":
             return {"rejections": 1, "seconds_compiling": fields["seconds"]}
         case "put":
-            return {"puts": 1, "bytes_written": fields["bytes"]}
+            return {f"puts.{fields['tier']}": 1, f"bytes_written.{fields['tier']}": fields["bytes"]}
         case "evict":
             return {"evicted_files": fields["files"], "evicted_bytes": fields["bytes"]}
         case "wait":

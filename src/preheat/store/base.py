@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Found", "Store"]
+__all__ = ["Found", "Store", "WritableStore"]
 
 
 class Store(Protocol):
@@ -15,9 +15,14 @@ class Store(Protocol):
     """
 
     name: str
-    writable: bool
 
     def get(self, digest: str) -> bytes | None: ...
+
+
+@runtime_checkable
+class WritableStore(Store, Protocol):
+    """A tier that also takes bytes."""
+
     def put(self, digest: str, blob: bytes) -> None: ...
     def remove(self, digest: str) -> None: ...
 

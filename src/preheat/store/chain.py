@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from preheat.events import Events
-from preheat.store.base import Found, Store
+from preheat.store.base import Found, Store, WritableStore
 
 __all__ = ["Chain"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -18,43 +19,36 @@ class Chain:
 
     def __init__(self, tiers: Sequence[Store], events: Events) -> None:
         self.tiers, self._events = tuple(tiers), events
+        self._writable = [tier if isinstance(tier, WritableStore) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
         """The blob from the first tier that has it, back-filled into the writable ones before."""
         for depth, tier in enumerate(self.tiers):
-            blob = self._attempt("read", tier, lambda tier=tier: tier.get(digest))
+            _, blob = self._attempt("read", tier, tier.get, digest)
             if blob is not None:
-                self._fill(self.tiers[:depth], digest, blob)
+                for earlier in self._writable[:depth]:
+                    if earlier is not None:
+                        self._attempt("write", earlier, earlier.put, digest, blob)
                 return Found(blob, tier.name)
         return None
 
     def put(self, digest: str, blob: bytes) -> None:
         """Offer the blob to every writable tier."""
-        for name in self._fill(self.tiers, digest, blob):
-            self._events.emit("put", tier=name, key=digest, bytes=len(blob))
+        for tier in filter(None, self._writable):
+            if self._attempt("write", tier, tier.put, digest, blob)[0]:
+                self._events.emit("put", tier=tier.name, key=digest, bytes=len(blob))
 
     def remove(self, digest: str) -> None:
         """Take the digest out of every writable tier."""
-        for tier in self.tiers:
-            if tier.writable:
-                self._attempt("remove", tier, lambda tier=tier: tier.remove(digest))
+        for tier in filter(None, self._writable):
+            self._attempt("remove", tier, tier.remove, digest)
 
-    def _fill(self, tiers: Sequence[Store], digest: str, blob: bytes) -> list[str]:
-        """Put into the writable ones of `tiers`; the names of those that took it."""
-
-        def put(tier: Store) -> bool:
-            tier.put(digest, blob)
-            return True
-
-        return [
-            tier.name
-            for tier in tiers
-            if tier.writable and self._attempt("write", tier, lambda tier=tier: put(tier))
-        ]
-
-    def _attempt(self, verb: str, tier: Store, act: Callable[[], T]) -> T | None:
+    def _attempt(
+        self, verb: str, tier: Store, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[bool, T | None]:
+        """Whether the tier did what it was asked, and what it answered."""
         try:
-            return act()
+            return True, act(*args, **kwargs)
         except OSError as fault:
             self._events.fault(tier.name, verb, fault)
-            return None
+            return False, None

@@ -1,11 +1,11 @@
 """The tier on disk: one file an entry, staged and renamed, checked on every read.
 
-    <root>/CACHEDIR.TAG              tells backup programs to pass by
-    <root>/v1/ab/<digest>.heat       an entry (see preheat.container)
-    <root>/v1/ab/<digest>.note       what this machine knows about it; lost without harm
-    <root>/v1/staged/                files being written; orphans are swept by age
-    <root>/v1/pins/<digest>          entries that eviction passes over
-    <root>/v1/usage                  running totals, so that a put never counts the cache
+<root>/CACHEDIR.TAG              tells backup programs to pass by
+<root>/v1/ab/<digest>.heat       an entry (see preheat.container)
+<root>/v1/ab/<digest>.note       what this machine knows about it; lost without harm
+<root>/v1/staged/                files being written; orphans are swept by age
+<root>/v1/pins/<digest>          entries that eviction passes over
+<root>/v1/usage                  running totals, so that a put never counts the cache
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from preheat.events import Events
 from preheat import container
+from preheat.events import Events
 from preheat.store.lock import hold
 from preheat.store.trust import make_private
 
@@ -67,7 +67,7 @@ class _Usage:
         return replace(self, files=max(self.files + files, 0), bytes=max(self.bytes + size, 0))
 
     def over(self, limit: int, max_files: int) -> bool:
-        """Whether a sweep is due. What pins hold above a limit cannot be swept: wait for a tenth more."""
+        """Whether a sweep is due. What pins hold cannot be swept: then wait for a tenth more."""
         return self.bytes > max(limit, self.floor_bytes * 1.1) or self.files > max(
             max_files, self.floor_files * 1.1
         )
@@ -75,8 +75,6 @@ class _Usage:
 
 class LayerStore:
     """A cache directory that is only read, such as one shipped in an image."""
-
-    writable = False
 
     def __init__(self, root: Path, events: Events, name: str = "layer") -> None:
         self.root, self.name = root, name
@@ -106,12 +104,6 @@ class LayerStore:
             return None
         self._used(digest, found.st_mtime)
         return blob
-
-    def put(self, digest: str, blob: bytes) -> None:
-        raise OSError(f"{self.root} is a read-only layer")
-
-    def remove(self, digest: str) -> None:
-        raise OSError(f"{self.root} is a read-only layer")
 
     def items(self) -> Iterator[Item]:
         """Every entry there is, in no order."""
@@ -146,8 +138,6 @@ class DiskStore(LayerStore):
 
     `lock_dir` is a directory local to this node; `clock` tells the time for stamps and sweeps.
     """
-
-    writable = True
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ class MemoryStore:
     """Blobs in memory, at most `limit` bytes of them."""
 
     name = "memory"
-    writable = True
 
     def __init__(self, limit: int) -> None:
         self._limit, self._bytes = limit, 0

@@ -1,5 +1,5 @@
 """From source to machine code, without a GPU."""
 
-from preheat.toolchain.compiler import Compiled, Toolchain
+from preheat.toolchain.compiler import Toolchain
 
-__all__ = ["Compiled", "Toolchain"]
+__all__ = ["Toolchain"]

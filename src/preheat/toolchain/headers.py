@@ -200,7 +200,7 @@ class _Watch:
         """The root in which `name` is found, watching the places before it."""
         if name in self._in_memory or os.path.isabs(name):
             return None
-        passed = []
+        passed: list[tuple[str, str]] = []
         for root, candidate in ([beside] if beside else []) + [(r, name) for r in self._roots]:
             if self._there(f"{self._roots.get(root, '')}/{candidate}"):
                 for place in passed:

@@ -6,27 +6,31 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from preheat.config import environ
 from preheat.errors import ToolchainNotFoundError
 from preheat.toolchain.elf import build_id
-from preheat.toolchain.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Library", "Located", "locate"]
 
 #: What pathfinder's search depends on, besides the installed packages.
 _SEARCH_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
-_PACKAGE = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
+_TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """A compiler library: its file, the build id that keys carry, its version for people."""
 
+    title: str
     path: str
     build: str
     version: str
@@ -46,20 +50,20 @@ class Located:
         if name in self.libraries:
             return self.libraries[name]
         raise ToolchainNotFoundError(
-            f"{_PACKAGE[name]} was not found: {self.missing.get(name, 'not installed')}",
+            f"{_TITLES[name]} was not found: {self.missing.get(name, 'not installed')}",
             hint="pip install 'preheat[cu13]', or install the CUDA 13 toolkit and set CUDA_HOME",
         )
 
 
-def locate(pool: WorkerPool, memo_dir: Path | None) -> Located:
+def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None) -> Located:
     """Find the compilers: from the memo while nothing it depends on changed, else by a worker."""
     memo = None if memo_dir is None else memo_dir / f"toolchain-{_surroundings()}.json"
     if memo is not None and (known := _recall(memo)):
         return known
-    found = pool.call({"do": "locate"}).message
+    found = pool().call({"do": "locate"}).message
     located = Located(
         libraries={
-            name: Library(path, _identity(name, Path(path)), found["versions"].get(name, "?"))
+            name: Library(_TITLES[name], path, _identity(name, Path(path)), found["versions"][name])
             for name, path in found["libraries"].items()
         },
         missing=found["missing"],

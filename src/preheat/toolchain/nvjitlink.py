@@ -39,7 +39,7 @@ def assemble(ptx: bytes, name: str, options: Sequence[str]) -> Assembled:
 
 
 def _name(error: Any) -> str:
-    return nvjitlink.Result(error.status).name
+    return str(nvjitlink.Result(error.status).name)
 
 
 def _log(link: Any, size_of: Callable[[Any], int], get: Callable[[Any, bytearray], None]) -> str:

@@ -34,6 +34,7 @@ class WorkerPool:
 
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events, self._timeout = events, timeout
+        self._idle: list[_Worker] = []
         self._reset()
         atexit.register(self.close)
 
@@ -76,7 +77,7 @@ class WorkerPool:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))
-        self._idle: list[_Worker] = []
+        self._idle = []
 
     def _take(self) -> _Worker:
         with self._lock:

@@ -16,10 +16,11 @@ from preheat.toolchain.text import split_commas
 __all__ = ["Function", "Module", "Param", "Statement", "SyntaxFault", "parse"]
 
 #: Size in bytes of each fundamental type.
-SIZES = {
-    **{f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)},
-    **{"f16": 2, "bf16": 2, "f16x2": 4, "bf16x2": 4, "f32": 4, "f64": 8, "b128": 16},
-    **{"texref": 8, "samplerref": 8, "surfref": 8},
+SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)} | {
+    **dict.fromkeys(("f16", "bf16"), 2),
+    **dict.fromkeys(("f32", "f16x2", "bf16x2"), 4),
+    **dict.fromkeys(("f64", "texref", "samplerref", "surfref"), 8),
+    "b128": 16,
 }
 
 _NAME = r"[A-Za-z_$%][\w$]*"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from preheat.artifact import EntryPoint, Parameter, Resources
 from preheat.program import Program, without_comments
@@ -18,7 +18,9 @@ PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
 _PROBE_NAME = "__preheat_sig"
 _WORDS = r"(?:[\w\s]|__launch_bounds__\s*\([^)]*\))*?"
 _EXTERN_C = re.compile(r'extern\s*"C"\s*(\{)?')
-_KERNEL = re.compile(rf"__global__{_WORDS}\bvoid\b{_WORDS}\b(\w+)\s*\(|void\s{_WORDS}__global__{_WORDS}\b(\w+)\s*\(")
+_KERNEL = re.compile(
+    rf"__global__{_WORDS}\bvoid\b{_WORDS}\b(\w+)\s*\(|void\s{_WORDS}__global__{_WORDS}\b(\w+)\s*\("
+)
 
 
 def probe_names(program: Program) -> tuple[str, ...]:
@@ -55,9 +57,9 @@ def entry_points(
     found = []
     for name, function in module.entries.items():
         spelled = signatures.get(name) or demangled.get(name)
-        types = _parameter_types(spelled) if spelled else None
-        if types is None or len(types) != len(function.params):
-            types = (None,) * len(function.params)
+        types: Sequence[str | None] = _parameter_types(spelled) if spelled else ()
+        if len(types) != len(function.params):
+            types = [None] * len(function.params)
         found.append(
             EntryPoint(
                 name=name,
@@ -87,12 +89,12 @@ def _declaration_end(text: str, start: int) -> int:
     return found.start() if found else len(text)
 
 
-def _parameter_types(spelled: str) -> tuple[str, ...] | None:
-    """The types in the last parenthesis of a demangled function or probe."""
+def _parameter_types(spelled: str) -> tuple[str, ...]:
+    """The types in the last parenthesis of a demangled function or probe; none when it has none."""
     if spelled.startswith(f"{_PROBE_NAME}<"):
         spelled = spelled.removeprefix(f"{_PROBE_NAME}<").removesuffix(">")
     if not spelled.endswith(")"):
-        return None
+        return ()
     inside = spelled[_opening(spelled) + 1 : -1]
     return () if inside in ("", "void") else tuple(split_commas(inside))
 

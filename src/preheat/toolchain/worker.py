@@ -76,7 +76,8 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         if found := find_nvidia_header_directory(header):
             roots[label] = os.path.realpath(found)
     answer: dict[str, Any] = {"libraries": libraries, "missing": missing, "roots": roots}
-    versions, archs = {}, []
+    versions: dict[str, str] = {}
+    archs: list[int] = []
     if "nvJitLink" in libraries:
         from cuda.bindings import nvjitlink
 

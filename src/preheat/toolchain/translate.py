@@ -1,0 +1,169 @@
+"""One compile: the request to a worker, and what its reply means."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from preheat.arch import Arch, mismatch
+from preheat.artifact import EntryPoint
+from preheat.errors import (
+    CompileError,
+    CompilerCrashError,
+    InputError,
+    TargetError,
+    ToolchainError,
+    UnknownEntryError,
+)
+from preheat.program import Program
+from preheat.toolchain import lint, ptx, report, signature
+from preheat.toolchain.pool import WorkerPool
+
+__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
+
+#: Statuses with which a compiler says no. Anything else is its own trouble, not the program's.
+_REJECTED = {
+    "NVRTC_ERROR_COMPILATION",
+    "NVRTC_ERROR_INVALID_OPTION",
+    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    "ERROR_UNRECOGNIZED_OPTION",
+    "ERROR_PTX_COMPILE",
+    "ERROR_INVALID_INPUT",
+    "ERROR_INCORRECT_INPUT_TYPE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What one compile gave. `opened` is None when the compiler could not tell its headers."""
+
+    cubin: bytes
+    ptx: bytes
+    entries: tuple[EntryPoint, ...]
+    names: Mapping[str, str]
+    log: str
+    timing: str
+    seconds: float
+    opened: tuple[str, ...] | None
+    started_ns: int
+
+
+def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
+    """Compile CUDA C++ with NVRTC.
+
+    Raises `CompileError` when the compiler says no, another `ToolchainError` when it fails.
+    """
+    for directory in program.include:
+        if not Path(directory).is_dir():
+            raise InputError(f"{program.label}: include directory {directory} does not exist")
+    probes = signature.probes(signature.probe_names(program))
+    try:
+        return _nvrtc(pool, program, arch, roots, probes)
+    except CompileError as error:
+        # Probes come from reading the source, which can guess wrong: then do without them.
+        if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
+            raise
+    try:
+        return _nvrtc(pool, program, arch, roots, {})
+    except CompileError as error:
+        bad = report.unknown_name(error.log, program.names)
+        if bad is None:
+            raise
+        known = _nvrtc(pool, replace(program, names=()), arch, roots, {}).entries
+        raise UnknownEntryError(bad, program.label, [e.title for e in known]) from error
+
+
+def _nvrtc(
+    pool: WorkerPool,
+    program: Program,
+    arch: Arch,
+    roots: Mapping[str, str],
+    probes: Mapping[str, str],
+) -> Compiled:
+    message = {
+        "do": "cuda",
+        "label": program.label,
+        "arch": str(arch),
+        "options": program.options,
+        "names": [*program.names, *probes.values()],
+        "roots": roots,
+        "trace": True,
+    }
+    source = program.source + (signature.PROBE if probes else "")
+    blocks = {"source": source.encode()}
+    blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
+    started_ns = time.time_ns()
+    try:
+        reply, made = pool.call(message, blocks)
+    except CompilerCrashError:
+        # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
+        reply, made = pool.call({**message, "trace": False}, blocks)
+    log = _accepted(reply, program, arch, roots)
+    demangled, lowered = reply["demangled"], reply["lowered"]
+    signatures = {
+        lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
+    }
+    module = ptx.parse(made["ptx"].decode("utf-8", "replace"))
+    opened = reply["opened"]
+    return Compiled(
+        cubin=made["cubin"],
+        ptx=made["ptx"],
+        entries=signature.entry_points(module, demangled, signatures, report.resources(log)),
+        names={name: lowered[name] for name in program.names},
+        log=report.split_timing(log)[0],
+        timing=report.split_timing(log)[1],
+        seconds=reply["seconds"],
+        opened=None if opened is None else tuple(opened),
+        started_ns=started_ns,
+    )
+
+
+def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
+    """Assemble PTX with nvJitLink, after the checks that it makes badly or not at all.
+
+    Raises `PtxError` or `TargetError` for those, else as `compile_cuda`.
+    """
+    module = lint.check(program.source, program.label)
+    message = {
+        "do": "ptx",
+        "label": program.label,
+        "arch": str(assembler_target(module, arch, program.label)),
+        "options": program.options,
+    }
+    started_ns = time.time_ns()
+    reply, made = pool.call(message, {"source": program.source.encode()})
+    log = _accepted(reply, program, arch, {})
+    return Compiled(
+        cubin=made["cubin"],
+        ptx=program.source.encode(),
+        entries=signature.entry_points(module, reply["demangled"], {}, report.resources(log)),
+        names={},
+        log=report.split_timing(log)[0],
+        timing=report.split_timing(log)[1],
+        seconds=reply["seconds"],
+        opened=(),
+        started_ns=started_ns,
+    )
+
+
+def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool = False) -> Arch:
+    """What to assemble for: the device's architecture, or the PTX's own where that has a suffix."""
+    target = Arch.parse(module.target[0])
+    if why := mismatch(target, arch, strict=strict):
+        raise TargetError(label, str(target), str(arch), why)
+    return target if target.suffix else arch
+
+
+def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
+    """The log of a compile that succeeded; one that did not raises."""
+    status, log = reply["status"], reply["log"]
+    if status in ("NVRTC_SUCCESS", "SUCCESS"):
+        return str(log)
+    log = report.localized(log, roots)
+    if status in _REJECTED:
+        rows = report.diagnostics(log, program)
+        raise CompileError(program.label, str(arch), program.options, log, rows)
+    raise ToolchainError(f"{program.label}: the compiler failed with {status}\n{log}".rstrip())
