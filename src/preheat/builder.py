@@ -22,7 +22,7 @@ from preheat.errors import CompileError, PreheatError, UnknownEntryError
 from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.key import Key, request_key
 from preheat.program import Program
-from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
+from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
 from preheat.store.trust import distrust, first_usable, make_private
@@ -168,34 +168,34 @@ class Builder:
         return self._find(self._request(program, Arch.parse(arch)), count=False)
 
     def _find(self, request: _Request, *, count: bool = True) -> Artifact | Miss:
-        found = self.store.get(request.digest)
-        if found is None:
-            return Miss("absent")
-        blob, tier = found
-        digest = request.digest
-        try:
-            meta, sections = container.unpack_checked(blob)
-            if meta.get("kind") == "headers":
-                states = _decode_states(meta)
-                current = self._current_state(request, states)
-                if isinstance(current, Miss):
-                    return current
-                digest = current
-                found = self.store.get(digest)
-                if found is None:
-                    return Miss("evicted: its headers are known, its code is gone")
-                blob, tier = found
-                meta, sections = container.unpack_checked(blob)
-            artifact = Artifact.decode(digest, meta, sections)
-        except container.DamagedEntryError as bad:
-            self.events.emit("damaged", tier=tier, key=digest, reason=str(bad))
-            self.store.remove(digest)
-            return Miss("damaged")
-        if count:
-            saved = artifact.provenance.seconds
-            self.events.emit("hit", tier=tier, key=digest, bytes=len(blob), seconds_saved=saved)
-            self._write_journal(_JOURNAL_EVERY)
-        return artifact
+        """The stored artifact, or why there is none that can be used."""
+        miss = Miss("absent")
+        # A program that includes files has a list of header states here, and each tier its own.
+        for found in self.store.each(request.digest):
+            digest = request.digest
+            try:
+                meta, sections = container.unpack_checked(found.blob)
+                if meta.get("kind") == "headers":
+                    current = self._current_state(request, _decode_states(meta))
+                    if isinstance(current, Miss):
+                        miss = current
+                        continue
+                    digest = current
+                    state, found = found, self.store.get(digest)
+                    if found is None:
+                        miss = Miss(f"evicted: the code for {state.tier}'s headers is gone")
+                        continue
+                    meta, sections = container.unpack_checked(found.blob)
+                artifact = Artifact.decode(digest, meta, sections)
+            except container.DamagedEntryError as bad:
+                self.events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+                self.store.remove(digest)
+                miss = Miss("damaged")
+                continue
+            if count:
+                self._tell_hit(found, artifact)
+            return artifact
+        return miss
 
     def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""
@@ -278,7 +278,7 @@ class Builder:
         if not state.headers:
             return
         states: list[tuple[HeaderState, str]] = []
-        if found := self.store.get(request.digest):
+        for found in self.store.each(request.digest):  # the last one is the shared one
             with suppress(container.DamagedEntryError):
                 states = _decode_states(container.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
@@ -379,6 +379,16 @@ class Builder:
                 self.disk.put_note(request.digest, memo.note())
             except OSError as fault:
                 self.events.fault("disk", "note header stamps", fault)
+
+    def _tell_hit(self, found: Found, artifact: Artifact) -> None:
+        self.events.emit(
+            "hit",
+            tier=found.tier,
+            key=artifact.digest,
+            bytes=len(found.blob),
+            seconds_saved=artifact.provenance.seconds,
+        )
+        self._write_journal(_JOURNAL_EVERY)
 
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:
         program, arch = request.program.label, str(request.arch)

@@ -125,6 +125,8 @@ class CompileError(PreheatError):
         self.program, self.arch, self.options = program, arch, tuple(options)
         self.log, self.rows = log, tuple(rows)
         self.count = 1  # how often this failure was asked for; see Builder.failures
+        if "Unsupported .version" in log:
+            self.hint = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
         with_options = f" with {' '.join(options)}" if options else ""
         super().__init__(f"{program} does not compile for {arch}{with_options}\n{self._evidence()}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from preheat.events import Events
@@ -23,14 +23,16 @@ class Chain:
 
     def get(self, digest: str) -> Found | None:
         """The blob from the first tier that has it, back-filled into the writable ones before."""
+        return next(self.each(digest), None)
+
+    def each(self, digest: str) -> Iterator[Found]:
+        """Every tier's blob for the digest, nearest first, for one whose tiers may disagree."""
         for depth, tier in enumerate(self.tiers):
             _, blob = self._attempt("read", tier, tier.get, digest)
             if blob is not None:
-                for earlier in self._writable[:depth]:
-                    if earlier is not None:
-                        self._attempt("write", earlier, earlier.put, digest, blob)
-                return Found(blob, tier.name)
-        return None
+                for earlier in filter(None, self._writable[:depth]):
+                    self._attempt("write", earlier, earlier.put, digest, blob)
+                yield Found(blob, tier.name)
 
     def put(self, digest: str, blob: bytes) -> None:
         """Offer the blob to every writable tier."""

@@ -118,7 +118,7 @@ class LayerStore:
                     found = file.stat(follow_symlinks=False)
                     digest, _, kind = file.name.partition(".")
                     sizes[digest] = sizes.get(digest, 0) + found.st_size
-                    if kind == "heat":
+                    if kind == "heat" or digest not in stamps:  # a layer's entry leaves its note here
                         stamps[digest] = found.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
