@@ -102,6 +102,11 @@ class Artifact:
     log: str = field(default="", repr=False)
     provenance: Provenance = Provenance()
 
+    @property
+    def size(self) -> int:
+        """Bytes of code: cubin and PTX."""
+        return len(self.cubin) + len(self.ptx)
+
     def entry(self, name: str) -> EntryPoint:
         """The kernel called `name`: `extern "C"` or plain C++, qualified or not, or `tk<float>`.
 

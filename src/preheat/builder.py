@@ -170,32 +170,34 @@ class Builder:
     def _find(self, request: _Request, *, count: bool = True) -> Artifact | Miss:
         """The stored artifact, or why there is none that can be used."""
         miss = Miss("absent")
-        # A program that includes files has a list of header states here, and each tier its own.
         for found in self.store.each(request.digest):
-            digest = request.digest
-            try:
-                meta, sections = container.unpack_checked(found.blob)
-                if meta.get("kind") == "headers":
-                    current = self._current_state(request, _decode_states(meta))
-                    if isinstance(current, Miss):
-                        miss = current
-                        continue
-                    digest = current
-                    state, found = found, self.store.get(digest)
-                    if found is None:
-                        miss = Miss(f"evicted: the code for {state.tier}'s headers is gone")
-                        continue
-                    meta, sections = container.unpack_checked(found.blob)
-                artifact = Artifact.decode(digest, meta, sections)
-            except container.DamagedEntryError as bad:
-                self.events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
-                self.store.remove(digest)
-                miss = Miss("damaged")
-                continue
-            if count:
-                self._tell_hit(found, artifact)
-            return artifact
+            opened = self._open(request, found)
+            if isinstance(opened, Artifact):
+                if count:
+                    self._tell_hit(found.tier, opened)
+                return opened
+            miss = opened
         return miss
+
+    def _open(self, request: _Request, found: Found) -> Artifact | Miss:
+        """The artifact in what a tier had: the thing itself, or found by its list of header states."""
+        digest = request.digest
+        try:
+            meta, sections = container.unpack_checked(found.blob)
+            if meta.get("kind") == "headers":
+                current = self._current_state(request, _decode_states(meta))
+                if isinstance(current, Miss):
+                    return current
+                digest = current
+                code = self.store.get(digest)
+                if code is None:
+                    return Miss("evicted: its headers are known, its code is gone")
+                meta, sections = container.unpack_checked(code.blob)
+            return Artifact.decode(digest, meta, sections)
+        except container.DamagedEntryError as bad:
+            self.events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+            self.store.remove(digest)
+            return Miss("damaged")
 
     def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""
@@ -230,8 +232,7 @@ class Builder:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
             self._store(request, artifact, state)
-        size = len(artifact.cubin) + len(artifact.ptx)
-        self._tell("compile", request, seconds=compiled.seconds, bytes=size)
+        self._tell("compile", request, seconds=compiled.seconds, bytes=artifact.size)
         self._write_journal()
         return artifact
 
@@ -380,13 +381,10 @@ class Builder:
             except OSError as fault:
                 self.events.fault("disk", "note header stamps", fault)
 
-    def _tell_hit(self, found: Found, artifact: Artifact) -> None:
+    def _tell_hit(self, tier: str, artifact: Artifact) -> None:
+        saved = artifact.provenance.seconds
         self.events.emit(
-            "hit",
-            tier=found.tier,
-            key=artifact.digest,
-            bytes=len(found.blob),
-            seconds_saved=artifact.provenance.seconds,
+            "hit", tier=tier, key=artifact.digest, bytes=artifact.size, seconds_saved=saved
         )
         self._write_journal(_JOURNAL_EVERY)
 

@@ -1,0 +1,45 @@
+# `make demo` and `make test` set up everything they need; nothing else has to be installed first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-gpu lint types docs-check bench carry clean
+
+help:                  ## show what there is
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,dev,bench]'
+	@touch $(READY)
+
+demo: $(READY)         ## compile a dozen kernels cold, then again from the cache
+	$(BIN)/preheat demo
+
+test: $(READY) lint types    ## everything CI checks
+	$(BIN)/python -m pytest
+
+lint: $(READY)         ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)        ## mypy, strict
+	$(BIN)/mypy
+
+docs-check: $(READY)   ## run every snippet of the docs
+	$(BIN)/python -m pytest tests/test_docs.py
+
+# On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
+test-gpu:              ## the tests that need a GPU, with the Python that is there
+	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m gpu
+
+carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
+	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'xxhash>=3.4'
+
+bench: $(READY)        ## benchmarks against peers, in one run
+	$(BIN)/python benchmarks/bench_store.py
+	$(BIN)/python benchmarks/bench_hit.py
+
+clean:                 ## remove everything that was built
+	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,82 @@
+"""Fixtures every test may use. No test touches the user's own cache, and a fault is a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.builder import Builder
+from preheat.config import VARIABLES, Config
+from preheat.events import Events
+
+SAXPY = """\
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the machine reaches a test; the home directory is the test's own."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+class Recorder:
+    """A sink that keeps every event and, unless told otherwise, turns faults into failures."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.forgive = False
+
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.seen.append((name, dict(fields)))
+        if name in ("fault", "damaged", "refused") and not self.forgive:
+            pytest.fail(f"{name}: {dict(fields)}")
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """The fields of every event called `name`, oldest first."""
+        return [fields for seen, fields in self.seen if seen == name]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def events(recorder: Recorder) -> Events:
+    return Events(recorder)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(cache_dirs=(tmp_path / "cache",), lock_dir=tmp_path / "locks")
+
+
+@pytest.fixture
+def open_builder(config: Config, events: Events) -> Iterator[Callable[..., Builder]]:
+    """Opens builders on the test's own cache, as separate processes would, and closes them."""
+    opened: list[Builder] = []
+
+    def open_one(config: Config = config, events: Events = events) -> Builder:
+        opened.append(Builder.open(config, events=events))
+        return opened[-1]
+
+    yield open_one
+    for builder in opened:
+        builder.close()
+
+
+@pytest.fixture
+def builder(open_builder: Callable[..., Builder]) -> Builder:
+    return open_builder()
