@@ -163,6 +163,10 @@ class Builder:
 
     # Looking up
 
+    def key(self, program: Program, arch: Arch | str) -> Key:
+        """The key a build of `program` for `arch` goes by."""
+        return self._request(program, Arch.parse(arch)).key
+
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
         """What a build would find right now, without building."""
         return self._find(self._request(program, Arch.parse(arch)), count=False)

@@ -1,0 +1,447 @@
+"""`preheat cache`: what is in the cache, why something is not, and keeping it tidy."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preheat import config as settings
+from preheat import container
+from preheat.arch import Arch
+from preheat.artifact import Artifact, EntryPoint
+from preheat.builder import Builder, Miss
+from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
+from preheat.cli.programs import ProgramOptions, program_options
+from preheat.config import Config
+from preheat.errors import InputError, PreheatError
+from preheat.events import Events, Stats, log_faults
+from preheat.key import Part, explain
+from preheat.program import Program
+from preheat.store import DiskStore, LayerStore
+from preheat.store.disk import Item
+from preheat.store.journal import Journal
+from preheat.store.trust import first_usable
+
+__all__ = ["command"]
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+
+
+@click.group()
+def command() -> None:
+    """Look into the cache and keep it tidy.
+
+    KEY is the start of an entry's key, as `preheat cache ls` shows it.
+    """
+
+
+@command.command("dir")
+def directory() -> None:
+    """Print where the cache is."""
+    data(str(_open().root))
+
+
+@command.command()
+@_JSON
+def stats(as_json: bool) -> None:
+    """Counters of every process that used this cache, and what it holds now."""
+    config, store = Config.from_env(), _open()
+    counters = Journal(store.root / "stats", lock_dir=config.lock_dir).total()
+    items = list(store.items())
+    held = sum(item.bytes for item in items)
+    if as_json:
+        now = {"directory": str(store.root), "entries": len(items), "bytes": held}
+        limits = {"bytes": config.cache_limit, "entries": config.cache_files}
+        emit_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
+        return
+    rows = [
+        ("directory", str(store.root)),
+        ("entries", f"{len(items):,} of at most {config.cache_files:,}"),
+        ("size", f"{size(held)} of at most {size(config.cache_limit)}"),
+        *_told(counters),
+    ]
+    for line in columns(rows):
+        data(line)
+
+
+def _told(counters: Stats) -> Iterator[tuple[str, str]]:
+    """The counters in words, the interesting ones first."""
+    hits = {k.removeprefix("hits."): v for k, v in counters.items() if k.startswith("hits.")}
+    misses = {k.removeprefix("misses."): v for k, v in counters.items() if k.startswith("misses.")}
+    yield "hits", _split(hits)
+    yield "misses", _split(misses)
+    yield "compiles", f"{counters.get('compiles', 0):,.0f}"
+    yield "time compiling", duration(counters.get("seconds_compiling", 0))
+    yield "time saved", duration(counters.get("seconds_saved", 0))
+    yield "rejected programs", f"{counters.get('rejections', 0):,.0f}"
+    yield "damaged entries", f"{counters.get('damaged', 0):,.0f}"
+    yield "faults", f"{counters.get('faults', 0):,.0f}"
+
+
+def _split(kinds: dict[str, float]) -> str:
+    told = f"{sum(kinds.values()):,.0f}"
+    parts = ", ".join(f"{name} {number:,.0f}" for name, number in sorted(kinds.items()))
+    return f"{told} ({parts})" if parts else told
+
+
+@command.command()
+@_JSON
+def ls(as_json: bool) -> None:
+    """List the entries, most recently used first."""
+    rows = []
+    for item, meta, sections in _entries("reading"):
+        if meta.get("kind") == "artifact":
+            artifact = Artifact.decode(item.digest, meta, sections)
+            rows.append((item, artifact))
+    if as_json:
+        emit_json([_summary(item, artifact) for item, artifact in rows])
+        return
+    if not rows:
+        say("The cache is empty")
+        return
+    now = time.time()
+    table = (
+        (
+            artifact.digest[:12],
+            artifact.label,
+            str(artifact.arch),
+            size(item.bytes),
+            f"{duration(max(now - item.last_read, 1))} ago" + (" pinned" if item.pinned else ""),
+            ", ".join(entry.title for entry in artifact.entries),
+        )
+        for item, artifact in rows
+    )
+    for line in columns([("KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"), *table], right=(3,)):
+        data(line)
+    say(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
+
+
+def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
+    return {
+        "key": artifact.digest,
+        "program": artifact.label,
+        "arch": str(artifact.arch),
+        "bytes": item.bytes,
+        "last_read": item.last_read,
+        "pinned": item.pinned,
+        "toolchain": artifact.toolchain,
+        "kernels": [entry.title for entry in artifact.entries],
+    }
+
+
+@command.command()
+@click.argument("key")
+@click.option("--ptx", is_flag=True, help="Print the PTX instead.")
+@_JSON
+def show(key: str, ptx: bool, as_json: bool) -> None:
+    """Print all that is known about one entry."""
+    artifact = _artifact(key)
+    if ptx:
+        data(artifact.ptx.decode("utf-8", "replace"))
+    elif as_json:
+        emit_json(
+            {
+                "key": artifact.digest,
+                "program": artifact.label,
+                "arch": str(artifact.arch),
+                "toolchain": artifact.toolchain,
+                "parts": [list(part) for part in artifact.parts],
+                "names": dict(artifact.names),
+                "kernels": [dataclasses.asdict(entry) for entry in artifact.entries],
+                "headers": [dataclasses.asdict(header) for header in artifact.headers],
+                "cubin_bytes": len(artifact.cubin),
+                "ptx_bytes": len(artifact.ptx),
+                "provenance": dataclasses.asdict(artifact.provenance),
+                "log": artifact.log,
+            }
+        )
+    else:
+        for line in _described(artifact):
+            data(line)
+
+
+def _described(artifact: Artifact) -> Iterator[str]:
+    made = artifact.provenance
+    yield from columns(
+        [
+            ("key", artifact.digest),
+            ("program", artifact.label),
+            ("architecture", str(artifact.arch)),
+            ("compiler", artifact.toolchain),
+            ("compiled", f"{made.created} in {duration(made.seconds)}"),
+            ("code", f"cubin {size(len(artifact.cubin))}, PTX {size(len(artifact.ptx))}"),
+        ]
+    )
+    yield "\nkernels"
+    for entry in artifact.entries:
+        yield from (f"  {line}" for line in _kernel(entry))
+    yield "\nkey parts"
+    yield from (f"  {line}" for line in columns(artifact.parts))
+    if artifact.headers:
+        yield f"\nheaders ({len(artifact.headers)})"
+        rows = [(h.root, h.name, h.digest[:12]) for h in artifact.headers]
+        yield from (f"  {line}" for line in columns(rows))
+    if artifact.log.strip():
+        yield "\ncompiler log"
+        yield from (f"  {line}" for line in artifact.log.rstrip().split("\n"))
+
+
+def _kernel(entry: EntryPoint) -> Iterator[str]:
+    yield str(entry) + (f"  [{entry.name}]" if entry.cpp else "")
+    for index, parameter in enumerate(entry.parameters):
+        where = f"offset {parameter.offset}, {count(parameter.size, 'byte')}, {parameter.kind}"
+        yield f"  {index}: {parameter}  ({where})"
+    if used := entry.resources:
+        yield (
+            f"  {count(used.registers, 'register')}, shared {size(used.shared)}, "
+            f"stack {size(used.stack)}, spills {size(used.spill_stores)} out "
+            f"{size(used.spill_loads)} in, {count(used.barriers, 'barrier')}"
+        )
+
+
+@command.command()
+@click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
+@click.option("--arch", default=None, help="Architecture, with FILE.")
+@program_options
+@_JSON
+def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
+    """Explain why FILE would compile again, or in what two entries differ.
+
+    \b
+    Examples:
+      preheat cache why saxpy.cu --arch sm_90
+      preheat cache why 3f9a12 77b0c4
+    """
+    if len(what) == 2:
+        differences = explain(_artifact(what[0]).parts, _artifact(what[1]).parts)
+        _tell_differences(differences, as_json, nothing="The two entries have the same key parts")
+        return
+    if len(what) != 1:
+        raise click.UsageError("give one file, or two keys")
+    if arch is None:
+        raise InputError("no architecture given", hint="add --arch, such as --arch sm_90")
+    program = given.read(what[0])
+    _explain_program(program, Arch.parse(arch), as_json)
+
+
+def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
+    if program.uncacheable:
+        _tell_miss(f"never cached: {program.uncacheable}", None, (), as_json)
+        return
+    builder = Builder.open(events=Events(log_faults()))
+    found = builder.why(program, arch)
+    if isinstance(found, Artifact):
+        if as_json:
+            emit_json({"hit": True, "key": found.digest})
+        else:
+            data(f"{program.label} for {arch} is cached: {found.digest[:12]}")
+        return
+    parts = builder.key(program, arch).table
+    nearest, differences = _nearest(parts, program.label)
+    reason = found.reason if isinstance(found, Miss) else ""
+    _tell_miss(reason, nearest, differences, as_json)
+
+
+def _nearest(parts: tuple[Part, ...], label: str) -> tuple[Artifact | None, tuple[str, ...]]:
+    """The stored entry that differs in the fewest parts; one of the same program if there is any."""
+    best: tuple[Artifact | None, tuple[str, ...]] = (None, ())
+    rank: tuple[bool, int] | None = None
+    for item, meta, sections in _entries("comparing"):
+        if meta.get("kind") != "artifact":
+            continue
+        artifact = Artifact.decode(item.digest, meta, sections)
+        differences = explain(artifact.parts, parts)
+        mine = (artifact.label != label, len(differences))
+        if rank is None or mine < rank:
+            best, rank = (artifact, differences), mine
+    return best
+
+
+def _tell_miss(
+    reason: str, nearest: Artifact | None, differences: tuple[str, ...], as_json: bool
+) -> None:
+    if as_json:
+        key = nearest.digest if nearest else None
+        row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
+        emit_json(row)
+        return
+    data(f"not cached: {reason}")
+    if nearest is None:
+        return
+    data(f"nearest entry: {nearest.digest[:12]} ({nearest.label}, {nearest.arch})")
+    for line in differences or ("all key parts agree; a header file differs",):
+        data(f"  {line}")
+
+
+def _tell_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
+    if as_json:
+        emit_json({"differences": list(differences)})
+        return
+    for line in differences:
+        data(line)
+    if not differences:
+        say(nothing)
+
+
+@command.command()
+@click.option("--repair", is_flag=True, help="Remove the entries found damaged.")
+@_JSON
+def verify(repair: bool, as_json: bool) -> int:
+    """Read every entry and check it. Exit status 1 when one is damaged."""
+    store = _open()
+    items = list(store.items())
+    damaged: dict[str, str] = {}
+    found = Events(
+        lambda name, f: damaged.update({f["key"]: f["reason"]}) if name == "damaged" else None
+    )
+    reader = LayerStore(store.root, found)
+    with progress("verifying", len(items)) as bar:
+        for item in items:
+            bar.step(item.digest[:12])
+            blob = reader.get(item.digest)
+            with suppress(FileNotFoundError):
+                if blob is not None:
+                    _check_content(item.digest, blob, damaged)
+    if repair:
+        for digest in damaged:
+            store.remove(digest)
+    if as_json:
+        emit_json({"checked": len(items), "damaged": damaged, "repaired": repair})
+    else:
+        for digest, reason in damaged.items():
+            data(f"{digest}  {reason}")
+        removed = ", removed" if repair and damaged else ""
+        say(f"Checked {count(len(items), 'entry')}: {len(damaged)} damaged{removed}")
+    return 1 if damaged and not repair else 0
+
+
+def _check_content(digest: str, blob: bytes, damaged: dict[str, str]) -> None:
+    try:
+        meta, sections = container.unpack_checked(blob)
+        if meta.get("kind") == "artifact":
+            Artifact.decode(digest, meta, sections)
+    except container.DamagedEntryError as bad:
+        damaged[digest] = str(bad)
+
+
+@command.command()
+@click.option("--limit", default=None, metavar="SIZE", help="Go down to this many bytes.")
+@click.option("--files", default=None, type=click.IntRange(min=0), help="Go down to this many entries.")
+@_JSON
+def prune(limit: str | None, files: int | None, as_json: bool) -> None:
+    """Remove what is over the limits, least recently used first, and what writers left behind."""
+    most = None if limit is None else settings.size("--limit", limit)
+    swept = _open().sweep(limit=most, max_files=files)
+    if as_json:
+        emit_json({"removed_files": swept.files, "removed_bytes": swept.bytes})
+    elif swept.files:
+        say(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
+    else:
+        say("Nothing to remove")
+
+
+@command.command()
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@_JSON
+def clear(keys: tuple[str, ...], as_json: bool) -> None:
+    """Remove the entries named by KEY, or all of them."""
+    store = _open()
+    if keys:
+        digests = [_digest(store, key) for key in keys]
+        sizes = {item.digest: item.bytes for item in store.items()}
+        for digest in digests:
+            store.remove(digest)
+        files, freed = len(digests), sum(sizes.get(digest, 0) for digest in digests)
+    else:
+        swept = store.clear()
+        files, freed = swept.files, swept.bytes
+    if as_json:
+        emit_json({"removed_files": files, "removed_bytes": freed})
+    else:
+        say(f"Removed {count(files, 'entry')} ({size(freed)})" if files else "The cache is empty")
+
+
+@command.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+def pin(keys: tuple[str, ...]) -> None:
+    """Keep entries whatever the limits say."""
+    store = _open()
+    for key in keys:
+        store.pin(_digest(store, key))
+    say(f"Pinned {count(len(keys), 'entry')}")
+
+
+@command.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+def unpin(keys: tuple[str, ...]) -> None:
+    """Let the limits apply to entries again."""
+    store = _open()
+    for key in keys:
+        store.unpin(_digest(store, key))
+    say(f"Unpinned {count(len(keys), 'entry')}")
+
+
+def _open() -> DiskStore:
+    """The cache the settings name; an error when there is none to be had."""
+    config = Config.from_env()
+    if not config.cache:
+        raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
+    events = Events(log_faults())
+    root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
+    if root is None:
+        raise PreheatError("no usable cache directory; see 'preheat doctor'")
+    return DiskStore(
+        root,
+        events,
+        lock_dir=config.lock_dir,
+        limit=config.cache_limit,
+        max_files=config.cache_files,
+    )
+
+
+def _entries(doing: str) -> Iterator[tuple[Item, dict[str, Any], dict[str, bytes]]]:
+    """Every whole entry, most recently used first. Reads only: stamps and damage stay as they are."""
+    store = _open()
+    reader = LayerStore(store.root, Events())
+    items = sorted(store.items(), key=lambda item: -item.last_read)
+    with progress(doing, len(items), show=None if len(items) > 1000 else False) as bar:
+        for item in items:
+            bar.step(item.digest[:12])
+            blob = reader.get(item.digest)
+            if blob is not None:
+                with suppress(container.DamagedEntryError):
+                    meta, sections = container.unpack_checked(blob)
+                    yield item, meta, sections
+
+
+def _digest(store: DiskStore, key: str) -> str:
+    """The one stored key that starts with `key`."""
+    wanted = key.strip().lower()
+    if len(wanted) < 4 or any(char not in "0123456789abcdef" for char in wanted):
+        raise InputError(f"{key!r} is not a key", hint="use at least 4 digits of one from 'cache ls'")
+    found = [item.digest for item in store.items() if item.digest.startswith(wanted)]
+    if not found:
+        raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists what there is")
+    if len(found) > 1:
+        raise InputError(f"{key} is the start of {len(found)} keys", hint="give more digits")
+    return found[0]
+
+
+def _artifact(key: str) -> Artifact:
+    store = _open()
+    digest = _digest(store, key)
+    blob = LayerStore(Path(store.root), Events()).get(digest)
+    if blob is None:
+        raise PreheatError(
+            f"entry {digest[:12]} is damaged; 'preheat cache verify --repair' removes it"
+        )
+    meta, sections = container.unpack(digest, blob)
+    if meta.get("kind") != "artifact":
+        raise InputError(f"{key} is a list of header states, not code", hint="see 'preheat cache ls'")
+    return Artifact.decode(digest, meta, sections)

@@ -1,0 +1,157 @@
+"""`preheat compile`: files into the cache, and out as cubins where asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.builder import Builder
+from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
+from preheat.cli.programs import ProgramOptions, program_options
+from preheat.errors import InputError, PreheatError
+from preheat.events import Events, log_faults
+from preheat.program import Program
+from preheat.toolchain import ptx
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  preheat compile saxpy.cu --arch sm_90
+  preheat compile kernels/*.cu --arch sm_90 --arch sm_100 -I include -o build
+  preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -O=-use_fast_math
+
+A file's own directory is its first include directory. Exit status 1 when a file does not compile;
+the others are still compiled.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; repeatable.")
+@program_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write .cubin and .ptx files there.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(
+    files: tuple[str, ...],
+    archs: tuple[str, ...],
+    given: ProgramOptions,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Compile CUDA C++ (.cu) or PTX (.ptx) files, at most once ever, into the cache."""
+    programs = [(file, given.read(file)) for file in files]
+    jobs = [(file, program, arch) for file, program in programs for arch in _archs(program, archs)]
+    if output is not None:
+        _make_directory(output)
+    watch = _Watch()
+    builder = Builder.open(events=Events(log_faults(), watch))
+    rows, failures = [], []
+    with progress("compiling", len(jobs)) as bar, ThreadPoolExecutor(os.cpu_count()) as threads:
+        running = {
+            threads.submit(builder.build, program, arch): (file, arch) for file, program, arch in jobs
+        }
+        try:
+            for job in as_completed(running):
+                file, arch = running[job]
+                bar.step(f"{file} {arch}")
+                try:
+                    artifact = job.result()
+                except PreheatError as error:
+                    failures.append((file, arch, error))
+                    continue
+                rows.append(_row(file, arch, artifact, watch, output))
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    rows.sort(key=lambda row: (files.index(row["file"]), row["arch"]))
+    _report(rows, failures, as_json=as_json)
+    return 1 if failures else 0
+
+
+def _archs(program: Program, given: tuple[str, ...]) -> list[Arch]:
+    if given:
+        return list(dict.fromkeys(Arch.parse(text) for text in given))
+    if program.language == "ptx":  # PTX says what it was made for
+        try:
+            return [Arch.parse(ptx.parse(program.source).target[0])]
+        except ptx.SyntaxFault as bad:
+            raise InputError(f"{program.label}:{bad.line}: {bad}") from None
+    raise InputError(f"{program.label}: no architecture given", hint="add --arch, such as --arch sm_90")
+
+
+def _make_directory(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise InputError(f"cannot write to {output}: {fault.strerror or fault}") from None
+
+
+class _Watch:
+    """Remembers which artifacts came out of the store, and from which tier."""
+
+    def __init__(self) -> None:
+        self.tiers: dict[str, str] = {}
+        self.uncached: dict[tuple[str, str], str] = {}
+
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
+        if name == "hit":
+            self.tiers.setdefault(fields["key"], fields["tier"])
+        elif name == "uncached":
+            self.uncached[fields["program"], fields["arch"]] = fields["reason"]
+
+
+def _row(
+    file: str, arch: Arch, artifact: Artifact, watch: _Watch, output: Path | None
+) -> dict[str, Any]:
+    written = []
+    if output is not None:
+        for kind, blob in (("cubin", artifact.cubin), ("ptx", artifact.ptx)):
+            path = output / f"{Path(file).stem}.{arch}.{kind}"
+            path.write_bytes(blob)
+            written.append(str(path))
+    return {
+        "file": file,
+        "arch": str(arch),
+        "key": artifact.digest,
+        "from": watch.tiers.get(artifact.digest, "compiler"),
+        "uncached": watch.uncached.get((artifact.label, str(arch))),
+        "seconds": artifact.provenance.seconds,
+        "bytes": len(artifact.cubin),
+        "kernels": [str(entry) for entry in artifact.entries],
+        "written": written,
+    }
+
+
+def _report(
+    rows: list[dict[str, Any]], failures: list[tuple[str, Arch, PreheatError]], *, as_json: bool
+) -> None:
+    if as_json:
+        failed = [{"file": f, "arch": str(a), "error": str(e)} for f, a, e in failures]
+        emit_json({"compiled": rows, "failed": failed})
+    for row in () if as_json else rows:
+        how = (
+            f"compiled in {duration(row['seconds'])}"
+            if row["from"] == "compiler"
+            else f"found in {row['from']}, {duration(row['seconds'])} saved"
+        )
+        data(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
+        if row["uncached"]:
+            say(f"{row['file']}: not cached: {row['uncached']}")
+    for _, _, error in failures:
+        complain(str(error), error.hint)
+    made = sum(row["from"] == "compiler" for row in rows)
+    told = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
+    say(told + (f", {len(failures)} failed" if failures else ""))

@@ -1,0 +1,221 @@
+"""`preheat doctor`: compilers, directories and settings, each with a verdict and a fix."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from preheat._version import __version__
+from preheat.arch import Arch
+from preheat.builder import Builder
+from preheat.cli.output import columns, count, data, duration, emit_json, say, size
+from preheat.config import VARIABLES, Config, environ
+from preheat.errors import ConfigError, PreheatError
+from preheat.events import Events
+from preheat.program import Program
+from preheat.store.trust import distrust, make_private
+from preheat.toolchain.locate import Located
+
+__all__ = ["command"]
+
+_PROBE = 'extern "C" __global__ void probe(int* x) { x[threadIdx.x] += 1; }'
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `verdict` is ok, warn or fail."""
+
+    what: str
+    verdict: str
+    detail: str
+    fix: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def command(as_json: bool) -> int:
+    """Check compilers, directories and settings; say what to do about what is wrong.
+
+    Exit status 1 when something preheat needs does not work.
+    """
+    findings = [finding for check in _CHECKS for finding in check()]
+    failed = sum(finding.verdict == "fail" for finding in findings)
+    if as_json:
+        emit_json([asdict(finding) for finding in findings])
+        return 1 if failed else 0
+    for line in columns((f.verdict, f.what, f.detail) for f in findings):
+        data(line)
+    for finding in findings:
+        if finding.fix:
+            say(f"\nhint: {finding.what}: {finding.fix}")
+    warned = sum(finding.verdict == "warn" for finding in findings)
+    say(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
+    return 1 if failed else 0
+
+
+def _versions() -> Iterator[Finding]:
+    python = f"{platform.python_version()} at {sys.executable}"
+    yield Finding("preheat", "ok", __version__)
+    yield Finding("Python", "ok", python)
+    for package in ("cuda-bindings", "cuda-pathfinder", "xxhash"):
+        try:
+            yield Finding(package, "ok", importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "fail", "not installed", f"pip install {package}")
+
+
+def _settings() -> Iterator[Finding]:
+    env = environ()
+    for variable in VARIABLES:
+        text = env.get(variable.name, "")
+        try:
+            variable.read(env, None)
+        except ConfigError as error:
+            yield Finding(variable.name, "fail", str(error), f"unset {variable.name} or correct it")
+        else:
+            yield Finding(variable.name, "ok", text or f"not set; {variable.default}")
+
+
+def _compilers() -> Iterator[Finding]:
+    try:
+        builder = Builder.open(events=Events())
+        located = builder.toolchain.located
+    except ConfigError:
+        return  # told with the settings
+    except PreheatError as error:
+        yield Finding("compilers", "fail", str(error), error.hint or "")
+        return
+    for name in ("nvrtc", "nvJitLink"):
+        try:
+            library = located.library(name)
+        except PreheatError as error:
+            yield Finding(name, "fail", str(error), error.hint or "")
+        else:
+            detail = f"{library.version} at {library.path}, build {library.build[:12]}"
+            yield Finding(library.title, "ok", detail)
+    for label, package in (("cuda", "nvidia-cuda-runtime"), ("cccl", "nvidia-cuda-cccl")):
+        if label in located.roots:
+            yield Finding(f"{label} headers", "ok", located.roots[label])
+        else:
+            fix = f"pip install {package}, or 'preheat[cu13]' for all of them"
+            yield Finding(f"{label} headers", "warn", "not found", fix)
+    if not located.missing:
+        yield from _linker_version(located)
+        yield _test_compile(builder)
+    builder.close()
+
+
+def _linker_version(located: Located) -> Iterator[Finding]:
+    compiler, linker = (located.library(name).version for name in ("nvrtc", "nvJitLink"))
+    if _number(linker) < _number(compiler):
+        detail = f"nvJitLink {linker} is older than NVRTC {compiler}"
+        yield Finding("versions", "warn", detail, "pip install -U nvidia-nvjitlink")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def _test_compile(builder: Builder) -> Finding:
+    """Compile something new, past the cache, so that the compiler really runs."""
+    archs = builder.toolchain.located.archs
+    program = Program.of(_PROBE, label="doctor.cu")
+    started = time.perf_counter()
+    try:
+        builder.toolchain.compile(program, Arch.parse(str(archs[-1])))
+    except PreheatError as error:
+        return Finding("test compile", "fail", str(error).split("\n")[0], error.hint or "")
+    took = duration(time.perf_counter() - started)
+    known = f"sm_{archs[0]} to sm_{archs[-1]}"
+    return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
+
+
+def _directories() -> Iterator[Finding]:
+    try:
+        config = Config.from_env()
+    except ConfigError:
+        return  # told with the settings
+    if not config.cache:
+        yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
+    used = False
+    for path in config.cache_dirs if config.cache else ():
+        why = _unusable(path, trust=config.trust_cache_dir)
+        if used:
+            yield Finding("cache fallback", "ok", str(path))
+        elif why is None:
+            used = True
+            yield _cache_directory(path, config)
+        else:
+            yield Finding("cache directory", "warn", f"{path}: {why}", f"passed over: {why}")
+    if config.cache and not used:
+        yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
+    for path in config.layers:
+        why = _unusable(path, trust=config.trust_cache_dir, write=False)
+        yield Finding("layer", "fail" if why else "ok", f"{path}{f': {why}' if why else ''}")
+    yield _lock_directory(config.lock_dir)
+
+
+def _cache_directory(path: Path, config: Config) -> Finding:
+    free = shutil.disk_usage(path).free
+    detail = f"{path}, {size(free)} free, limit {size(config.cache_limit)}"
+    if free < 100 << 20:
+        return Finding("cache directory", "warn", detail, "free some space: compiles are not kept")
+    return Finding("cache directory", "ok", detail)
+
+
+def _lock_directory(path: Path) -> Finding:
+    try:
+        make_private(path)
+        why = distrust(path)
+    except OSError as fault:
+        why = fault.strerror or str(fault)
+    kind = _file_system(path)
+    if why is None and kind in _NETWORK:
+        why = f"it is on {kind}, which is shared between nodes"
+    if why is None:
+        return Finding("lock directory", "ok", f"{path} ({kind})")
+    fix = "set PREHEAT_LOCK_DIR to a private directory on a local disk"
+    return Finding("lock directory", "warn", f"{path}: {why}", fix)
+
+
+def _unusable(path: Path, *, trust: bool, write: bool = True) -> str | None:
+    try:
+        if write:
+            make_private(path)
+        if not trust and (why := distrust(path)):
+            return why
+    except OSError as fault:
+        return fault.strerror or str(fault)
+    return "it is not writable" if write and not os.access(path, os.W_OK | os.X_OK) else None
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system `path` is on, from the longest mount point above it."""
+    best, kind = "", "unknown"
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return kind
+    for line in mounts:
+        _, point, this, *_ = line.split()
+        if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
+            best, kind = point, this
+    return kind
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _versions,
+    _compilers,
+    _directories,
+    _settings,
+)

@@ -1,0 +1,112 @@
+"""How the command line speaks: data on stdout, talk on stderr, sizes a person can read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import click
+
+__all__ = ["columns", "complain", "count", "data", "duration", "emit_json", "progress", "say", "size"]
+
+
+def data(text: str) -> None:
+    """A line of output that may be piped."""
+    click.echo(text)
+
+
+def emit_json(value: Any) -> None:
+    """The output as JSON."""
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    click.echo(text, err=True)
+
+
+def complain(text: str, hint: str | None = None) -> None:
+    """An error and, after a blank line, what to do about it."""
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True)
+    if hint:
+        click.echo(f"\n{click.style('hint', fg='cyan', bold=True)}: {hint}", err=True)
+
+
+def size(number: float) -> str:
+    """`1.2 MiB`."""
+    if abs(number) < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        number /= 1024
+        if abs(number) < 1024 or unit == "TiB":
+            break
+    return f"{number:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """`35 ms`, `1.8 s`, `4 min`."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 entry`, `2 entries`, `3 files`."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iterator[str]:
+    """Rows with their cells lined up; those in `right` to the right."""
+    table = [list(row) for row in rows]
+    widths = [max(map(len, column), default=0) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+class Progress(Protocol):
+    """Something that can be told how far the work is."""
+
+    def step(self, doing: str, advance: int = 1) -> None: ...
+
+
+class _Silent:
+    def step(self, doing: str, advance: int = 1) -> None:
+        del doing, advance
+
+
+@contextmanager
+def progress(title: str, total: int, *, show: bool | None = None) -> Iterator[Progress]:
+    """A bar on stderr with count and time left, where there is a terminal to show it on."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield _Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[doing]}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(title, total=total, doing="")
+
+        class _Shown:
+            def step(self, doing: str, advance: int = 1) -> None:
+                bar.update(task, advance=advance, doing=doing)
+
+        yield _Shown()
