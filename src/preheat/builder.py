@@ -173,7 +173,7 @@ class Builder:
 
     def _find(self, request: _Request, *, count: bool = True) -> Artifact | Miss:
         """The stored artifact, or why there is none that can be used."""
-        miss = Miss("absent")
+        miss = Miss("absent: nothing is stored under this key")
         for found in self.store.each(request.digest):
             opened = self._open(request, found)
             if isinstance(opened, Artifact):
@@ -201,7 +201,7 @@ class Builder:
         except container.DamagedEntryError as bad:
             self.events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
             self.store.remove(digest)
-            return Miss("damaged")
+            return Miss("damaged: the entry failed its check")
 
     def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""

@@ -80,9 +80,11 @@ def unpack_checked(blob: bytes) -> Entry:
     try:
         header = json.loads(blob[_HEAD.size : start])
         meta, table = header["meta"], header["sections"]
-        sections = {}
+        sections: dict[str, bytes] = {}
         for name, length in table:
-            sections[str(name)] = blob[start : start + length]
+            if type(name) is not str or name in sections or type(length) is not int or length < 0:
+                raise ValueError(f"section {name!r} of length {length!r}")
+            sections[name] = blob[start : start + length]
             start += length
     except (ValueError, TypeError, KeyError, RecursionError) as bad:
         raise DamagedEntryError(f"unreadable header: {bad}") from None

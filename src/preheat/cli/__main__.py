@@ -1,3 +1,5 @@
+"""`python -m preheat.cli` is `preheat`."""
+
 from preheat.cli import main
 
 main()

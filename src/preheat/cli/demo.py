@@ -106,7 +106,8 @@ def _timed(builder: Builder, file: Path, arch: str) -> dict[str, Any]:
 
 
 def _again(cache: Path, arch: str) -> dict[str, Any]:
-    env = {**environ(), **_settings(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    path = os.pathsep.join(place for place in sys.path if place)
+    env = {**environ(), **_settings(cache), "PYTHONPATH": path}
     command = [sys.executable, "-c", _AGAIN, str(KERNELS), arch]
     ran = subprocess.run(command, env=env, capture_output=True, text=True)
     if ran.returncode:

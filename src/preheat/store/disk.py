@@ -155,8 +155,10 @@ class DiskStore(LayerStore):
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry: readers see the old file or the new one, never a part."""
-        self._publish(self._path(digest), blob)
-        self._account(1, len(blob))
+        path = self._path(digest)
+        before = _size(path)
+        self._publish(path, blob)
+        self._account(int(before is None), len(blob) - (before or 0))
 
     def remove(self, digest: str) -> None:
         """Remove the entry and its note; nothing happens when there is none."""
@@ -173,7 +175,10 @@ class DiskStore(LayerStore):
 
     def put_note(self, digest: str, text: bytes) -> None:
         """Note something that only this machine can know, such as the stamps of files."""
-        self._publish(self._path(digest, "note"), text, durable=False)
+        path = self._path(digest, "note")
+        before = _size(path)
+        self._publish(path, text, durable=False)
+        self._account(0, len(text) - (before or 0))
 
     def pin(self, digest: str) -> None:
         """Keep this entry whatever the limits say."""
@@ -203,7 +208,8 @@ class DiskStore(LayerStore):
             freed = self._unlink(item.digest)
             evicted = Swept(evicted.files + 1, evicted.bytes + (freed or 0))
             files, total = files - 1, total - item.bytes
-        self._write_usage(_Usage(files, total, files, total))
+        stuck = total > limit or files > max_files
+        self._write_usage(_Usage(files, total, files * stuck, total * stuck))
         if evicted.files:
             self._events.emit("evict", files=evicted.files, bytes=evicted.bytes)
         return Swept(evicted.files + removed.files, evicted.bytes + removed.bytes)
@@ -256,9 +262,8 @@ class DiskStore(LayerStore):
     def _tag(self) -> None:
         with suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = os.open(self.root / "CACHEDIR.TAG", flags, 0o600)
-            os.write(descriptor, _TAG)
-            os.close(descriptor)
+            with os.fdopen(os.open(self.root / "CACHEDIR.TAG", flags, 0o600), "wb") as tag:
+                tag.write(_TAG)
 
     def _unlink(self, digest: str) -> int | None:
         """Remove entry and note; the bytes freed, or None when there was no entry."""
@@ -266,7 +271,7 @@ class DiskStore(LayerStore):
         for kind in ("heat", "note"):
             path = self._path(digest, kind)
             with suppress(FileNotFoundError):
-                size = os.stat(path).st_size
+                size = os.lstat(path).st_size
                 os.unlink(path)
                 freed = (freed or 0) + size
         return freed
@@ -324,13 +329,13 @@ class DiskStore(LayerStore):
             if other.name != _FORMAT and other.name[:1] == "v" and other.name[1:].isdecimal():
                 for place, _, names in os.walk(other.path):
                     gone += len(names)
-                    freed += sum(os.lstat(f"{place}/{name}").st_size for name in names)
-                shutil.rmtree(other.path)
+                    freed += sum(_size(f"{place}/{name}") or 0 for name in names)
+                shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
 
     def _lock(self, what: str) -> Path:
         make_private(self._lock_dir)
-        root = str(self.root).encode().hex()[-120:]  # a file name per cache; a clash costs a wait
+        root = os.fsencode(self.root).hex()[-120:]  # a file name per cache; a clash costs a wait
         return self._lock_dir / f"{what}-{root}"
 
     def _read_usage(self) -> _Usage | None:
@@ -343,11 +348,22 @@ class DiskStore(LayerStore):
     def _write_usage(self, usage: _Usage) -> None:
         row = _USAGE.pack(usage.files, usage.bytes, usage.floor_files, usage.floor_bytes)
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(f"{self._base}/usage", flags, 0o600)
+        try:
+            descriptor = os.open(f"{self._base}/usage", flags, 0o600)
+        except FileNotFoundError:  # there is no cache to keep count of
+            return
         try:
             os.pwrite(descriptor, row, 0)
         finally:
             os.close(descriptor)
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a file; None when it is not there."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return None
 
 
 def _scan(path: str) -> list[os.DirEntry[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,9 +27,11 @@ class Journal:
         self, directory: Path, *, lock_dir: Path, clock: Callable[[], float] = time.time
     ) -> None:
         self._directory, self._lock_dir, self._clock = directory, lock_dir, clock
-        self._name = f"{os.getpid()}-{os.urandom(6).hex()}.json"
+        self._lock = threading.Lock()
+        self._name = _new_name()
         self._base: Stats = {}  # what earlier files of this process already hold
         self._written: Stats = {}
+        self._written_at = 0.0
 
     def another(self) -> Journal:
         """A journal for a forked child, with a file of its own."""
@@ -36,22 +39,24 @@ class Journal:
 
     def write(self, stats: Stats) -> None:
         """Put the counters on disk. Raises `OSError` where that is not possible."""
-        if stats == self._written or not stats:
-            return
-        make_private(self._directory)
-        path = self._directory / self._name
-        if self._written and not path.exists():  # folded by another process: go on from there
-            self._base = self._written
-        _replace(path, {k: v - self._base.get(k, 0) for k, v in stats.items()})
-        self._written = dict(stats)
-        names = os.listdir(self._directory)
-        if len(names) > _FOLD_AT:
-            self._fold(names)
+        with self._lock:
+            if stats == self._written or not stats:
+                return
+            make_private(self._directory)
+            if self._written and self._given_up():
+                self._name, self._base = _new_name(), self._written
+            rest = {k: v - self._base.get(k, 0) for k, v in stats.items()}
+            _replace(self._directory / self._name, rest)
+            self._written, self._written_at = dict(stats), self._clock()
+            names = os.listdir(self._directory)
+            if len(names) > _FOLD_AT:
+                self._fold(names)
 
     def total(self) -> Stats:
         """All counters ever written here, added up; unreadable files count for nothing."""
         with suppress(FileNotFoundError):
-            return merge(*(_read(self._directory / name) for name in os.listdir(self._directory)))
+            names = os.listdir(self._directory)
+            return merge(*(_read(self._directory / name) for name in names if _is_whole(name)))
         return {}
 
     def clear(self) -> None:
@@ -60,10 +65,15 @@ class Journal:
             for name in os.listdir(self._directory):
                 (self._directory / name).unlink(missing_ok=True)
 
+    def _given_up(self) -> bool:
+        """Whether our file was cleared away or folded, or is so old that it may be any moment."""
+        quiet = self._clock() - self._written_at > _QUIET / 2
+        return quiet or not (self._directory / self._name).exists()
+
     def _fold(self, names: list[str]) -> None:
         """Add old files to the one called total.json, so that processes do not leave litter."""
         make_private(self._lock_dir)
-        with hold(self._lock_dir / f"fold-{str(self._directory).encode().hex()[-120:]}", 0) as mine:
+        with hold(self._lock_dir / f"fold-{os.fsencode(self._directory).hex()[-120:]}", 0) as mine:
             if not mine:
                 return
             total = self._directory / "total.json"
@@ -73,20 +83,31 @@ class Journal:
                 with suppress(FileNotFoundError):
                     if path != total and self._clock() - path.stat().st_mtime > _QUIET:
                         old.append(path)
-            _replace(total, merge(_read(total), *map(_read, old)))
+            _replace(total, merge(_read(total), *(_read(path) for path in old if _is_whole(path.name))))
             for path in old:
                 path.unlink(missing_ok=True)
+
+
+def _new_name() -> str:
+    return f"{os.getpid()}-{os.urandom(6).hex()}.json"
+
+
+def _is_whole(name: str) -> bool:
+    """Whether this is a file of counters and not one still being written."""
+    return name.endswith(".json")
 
 
 def _read(path: Path) -> Stats:
     try:
         rows = json.loads(path.read_bytes())
         return {str(k): v for k, v in rows.items() if isinstance(v, int | float)}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 
 def _replace(path: Path, stats: Stats) -> None:
     staged = path.with_suffix(f".{os.getpid()}")
-    staged.write_text(json.dumps(stats, sort_keys=True))
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(stats, file, sort_keys=True)
     os.replace(staged, path)

@@ -13,20 +13,6 @@ __all__ = ["FileLock", "hold"]
 
 _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
-# Descriptors of locks held by this process. A forked child closes its copies at once: with them open
-# the lock would outlive a parent that died.
-_held: set[int] = set()
-
-
-def _close_in_child() -> None:
-    for descriptor in _held:
-        with suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
 
 class FileLock:
     """`flock` on a file of its own, which is removed again on release."""
@@ -52,13 +38,10 @@ class FileLock:
 
     def release(self) -> None:
         """Give the lock back. Does nothing when it is not held."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None or descriptor not in _held:
-            return
-        with suppress(OSError):  # a file left behind is only litter
-            os.unlink(self._path)
-        _held.discard(descriptor)
-        os.close(descriptor)
+        if self._descriptor is not None:
+            with suppress(OSError):  # a file left behind is only litter
+                os.unlink(self._path)
+            self._close()
 
     def _try(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -76,8 +59,27 @@ class FileLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        _held.add(descriptor)
+        _held.add(self)
         return True
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        _held.discard(self)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+# Locks held by this process. A forked child closes its copies at once: with them open the lock would
+# outlive a parent that died.
+_held: set[FileLock] = set()
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager

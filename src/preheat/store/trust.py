@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from preheat.events import Events
@@ -33,17 +33,24 @@ def distrust(path: Path, me: int | None = None) -> str | None:
     a symbolic link that a third user planted.
     """
     mine = {os.getuid() if me is None else me, 0}
-    for step in (path, *path.parents):
-        found = os.lstat(step)
-        if stat.S_ISLNK(found.st_mode) and found.st_uid not in mine:
-            return f"{step} is a symbolic link owned by user {found.st_uid}; {_OVERRIDE}"
     found = os.stat(path)
+    for link in _links(path):
+        if (owner := os.lstat(link).st_uid) not in mine:
+            return f"{link} is a symbolic link owned by user {owner}; {_OVERRIDE}"
     if found.st_uid not in mine:
         return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
         return f"others can write to it (mode {mode:04o}); chmod go-w it, or {_OVERRIDE}"
     return None
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Every symbolic link on the way to `path`, those that other links lead through as well."""
+    for step in (path, *path.parents):
+        if step.is_symlink():
+            yield step
+            yield from _links(step.parent / os.readlink(step))
 
 
 def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = False) -> Path | None:

@@ -15,11 +15,21 @@ SPECIAL = frozenset(
     "%cluster_ctaid %cluster_nctaid %cluster_ctarank %cluster_nctarank %is_explicit_cluster "
     "%lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt %clock %clock_hi %clock64 "
     "%globaltimer %globaltimer_lo %globaltimer_hi %total_smem_size %aggr_smem_size "
-    "%dynamic_smem_size %current_graph_exec".split()
-) | {f"%{base}{i}" for base, count in (("envreg", 32), ("pm", 8)) for i in range(count)}
+    "%dynamic_smem_size %reserved_smem_offset_begin %reserved_smem_offset_end "
+    "%reserved_smem_offset_cap %current_graph_exec".split()
+) | {
+    name.format(i)
+    for name, count in (
+        ("%envreg{}", 32),
+        ("%pm{}", 8),
+        ("%pm{}_64", 8),
+        ("%reserved_smem_offset_{}", 2),
+    )
+    for i in range(count)
+}
 
 _ROUNDED = {"rn", "rz", "rm", "rp", "approx", "full"}
-_DECLARED = re.compile(r"(%[\w$]+)\s*(?:<\s*(\d+)\s*>)?")
+_DECLARED = re.compile(r"(%[\w$]+)\s*(?:<\s*(\d{1,9})\s*>)?")
 
 
 def check(text: str, program: str) -> ptx.Module:
@@ -44,7 +54,7 @@ def check(text: str, program: str) -> ptx.Module:
         raise fault("syntax", bad.line, str(bad)) from None
     for function in module.functions:
         for statement in function.statements:
-            if statement.opcode == ".reg":
+            if statement.opcode.startswith(".reg"):  # also `.reg.b32`
                 if name := _shadowed(statement):
                     raise fault("shadow", statement.line, f"{name} hides the special register {name}")
             elif _unrounded(statement.opcode):
@@ -56,7 +66,7 @@ def check(text: str, program: str) -> ptx.Module:
 def _shadowed(declaration: ptx.Statement) -> str | None:
     for name, count in _DECLARED.findall(declaration.text):
         if count:  # `%pm<3>` declares %pm0 to %pm2
-            clash = next((s for s in SPECIAL if _numbered(s, name, int(count))), None)
+            clash = min((s for s in SPECIAL if _numbered(s, name, int(count))), default=None)
         else:
             clash = name if name in SPECIAL else None
         if clash:

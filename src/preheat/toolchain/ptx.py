@@ -25,9 +25,9 @@ SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64
 
 _NAME = r"[A-Za-z_$%][\w$]*"
 _BLANK = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.S)
-_VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
-_TARGET = re.compile(r"^\s*\.target\s+([\w, \t]+)", re.M)
-_ADDRESS_SIZE = re.compile(r"^\s*\.address_size\s+(\d+)", re.M)
+_VERSION = re.compile(r"(?<!\S)\.version\s+(\d{1,9})\.(\d{1,9})")
+_TARGET = re.compile(r"(?<!\S)\.target\s+(\w[\w, \t]*)")
+_ADDRESS_SIZE = re.compile(r"(?<!\S)\.address_size\s+(\d{1,9})")
 _BRACE = re.compile(r"[{}]")
 _HEAD = re.compile(
     rf"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s+)*)\.(?P<kind>entry|func)\b"
@@ -43,7 +43,10 @@ _STATEMENT = re.compile(
     r"|[^;]*;"
     r"|[^;]+\Z)"  # the last one lost its semicolon
 )
-_GUARD = re.compile(rf"@(!?)({_NAME})\s+")
+_GUARD = re.compile(rf"^@\s*(!?)\s*({_NAME})\s+")
+_OPCODE = re.compile(r"[.\w:]+|\S+")
+_PARAM = re.compile(rf"(?<![\w.$%])(?P<name>{_NAME})\s*(?:\[\s*(?P<extent>\d{{0,9}})\s*\])?\s*\Z")
+_ALIGN = re.compile(r"\.align\s+(\d{1,9})")
 
 
 class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into PtxError above)
@@ -82,12 +85,19 @@ class Statement:
     @property
     def opcode(self) -> str:
         """`fma.rn.f32` of `@%p1 fma.rn.f32 %f4, %f2, %f1, %f3`."""
-        return _GUARD.sub("", self.text, count=1).partition(" ")[0]
+        return self._split[0]
 
     @property
     def operands(self) -> tuple[str, ...]:
         """The operands, split at commas outside brackets."""
-        return tuple(split_commas(_GUARD.sub("", self.text, count=1).partition(" ")[2]))
+        return tuple(split_commas(self._split[1]))
+
+    @property
+    def _split(self) -> tuple[str, str]:
+        unguarded = _GUARD.sub("", self.text)
+        opcode = _OPCODE.match(unguarded)
+        end = opcode.end() if opcode else 0
+        return unguarded[:end], unguarded[end:]
 
 
 @dataclass(frozen=True)
@@ -199,19 +209,15 @@ def _matching_brace(clean: str, opening: int) -> int:
 def _params(text: str, line: int) -> Iterator[Param]:
     offset = 0
     for row in filter(None, (part.strip() for part in text.split(","))):
-        words = row.replace("[", " [").split()
-        array = words.pop() if words[-1].startswith("[") else ""
-        flags = [w.removeprefix(".") for w in words if w.startswith(".")]
-        kinds = [f for f in flags if f in SIZES]
-        names = [w for w in words if not w.startswith(".") and not w.isdecimal()]
-        if not kinds or not names:
+        # `.align` before `.ptr` is the parameter's own, after it the pointee's.
+        own, pointer, _ = row.partition(".ptr")
+        kind = next((word for word in re.findall(r"\.(\w+)", own) if word in SIZES), None)
+        named = _PARAM.search(row)
+        if kind is None or named is None:
             raise SyntaxFault(f"parameter {row!r} has no known type", line)
-        extent = re.fullmatch(r"\[\s*(\d*)\s*\]", array)
-        size = SIZES[kinds[0]] * (int(extent[1] or 0) if extent else 1)
-        # `.align` before the type is the parameter's own; after `.ptr` it is the pointee's.
-        head = row.split(".ptr")[0]
-        stated = re.search(r"\.align\s+(\d+)", head)
-        align = int(stated[1]) if stated else SIZES[kinds[0]]
+        extent, stated = named["extent"], _ALIGN.search(own)
+        size = SIZES[kind] * (1 if extent is None else int(extent or 0))
+        align = (int(stated[1]) if stated else 0) or SIZES[kind]
         offset = -(-offset // align) * align
-        yield Param(names[-1], kinds[0], offset, size, align, "ptr" in flags)
+        yield Param(named["name"], kind, offset, size, align, bool(pointer))
         offset += size

@@ -11,13 +11,16 @@ from preheat.program import Program
 
 __all__ = ["diagnostics", "localized", "resources", "split_timing", "unknown_name"]
 
-_AT = re.compile(r"(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)")
-_FRONT = re.compile(_AT.pattern + r"(?: #(?P<number>[\w-]+))?: (?P<message>.*)")
-_PTX_LINE = re.compile(
-    r"ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
+_FRONT = re.compile(
+    r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: (?P<message>.*)"
 )
-_PLAIN = re.compile(r"(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
-_CARET = re.compile(r" *\^")
+_PTX_LINE = re.compile(
+    r" ?ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
+)
+_PLAIN = re.compile(r" ?(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
+_CARET = re.compile(r"\s*\^")
+_ROOT = re.compile(r"(?<![\w/])@(\w+)/")
+_PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")
 _TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.M)
 
 _ENTRY = re.compile(r"Compiling entry function '(.+?)' for")
@@ -35,7 +38,7 @@ _FIELDS = {
 def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
     """The rows of a compiler's log that name something wrong, with the line shown under them.
 
-    The assembler shows no source: its line is taken from the program.
+    The assembler shows no source: its line is taken from the program, where that is the PTX it read.
     """
     rows, lines = [], log.split("\n")
     for index, line in enumerate(lines):
@@ -45,8 +48,10 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
         found = match.groupdict()
         number = int(found["line"]) if found.get("line") else None
         source, column = _shown(lines, index + 1)
-        if match.re is _PTX_LINE:
+        if match.re is _PTX_LINE and program.language == "ptx":
             found["file"], source = program.label, _line_of(program.source, number)
+        elif match.re is _PTX_LINE:
+            found["file"] = f"PTX of {program.label}"
         rows.append(
             Diagnostic(
                 file=found["file"],
@@ -73,22 +78,23 @@ def unknown_name(log: str, names: Iterable[str]) -> str | None:
 
 
 def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
-    """The source line and caret column NVRTC prints indented under a diagnostic."""
+    """The source line and caret column NVRTC prints, two spaces in, under a diagnostic."""
     for index in range(start, min(start + 8, len(lines) - 1)):
         source, caret = lines[index], lines[index + 1]
         if _FRONT.match(source):
             break
         if source.startswith("  ") and _CARET.fullmatch(caret.rstrip()):
-            indent = len(source) - len(source.lstrip())
-            return source.strip(), max(caret.index("^") - indent, 0) + 1
+            return source[2:].rstrip(), max(caret.index("^") - 2, 0) + 1
     return None, None
 
 
 def localized(log: str, roots: Mapping[str, str]) -> str:
     """A log with the worker's `@0/x.h` and `/preheat/k.cu` turned into names the user knows."""
-    for label, directory in roots.items():
-        log = re.sub(rf"(?<![\w/])@{re.escape(label)}/", f"{directory}/".replace("\\", r"\\"), log)
-    return log.replace("/preheat/", "")
+
+    def directory(match: re.Match[str]) -> str:
+        return f"{roots[match[1]]}/" if match[1] in roots else match[0]
+
+    return _ROOT.sub(directory, _PROGRAM.sub("", log))
 
 
 def split_timing(log: str) -> tuple[str, str]:

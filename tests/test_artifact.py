@@ -1,0 +1,106 @@
+"""Artifacts: their bytes, and how a kernel is found in them by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from preheat import container
+from preheat.arch import Arch
+from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
+from preheat.errors import UnknownEntryError
+from preheat.key import Part
+
+DIGEST = "ab" * 32
+POINTER = Parameter(0, 8, 8, "u64", type="float*")
+
+
+def artifact(*entries: EntryPoint, **more: object) -> Artifact:
+    fields: dict[str, object] = {
+        "digest": DIGEST,
+        "label": "k.cu",
+        "arch": Arch.parse("sm_90a"),
+        "toolchain": "NVRTC 13.4.92",
+        "parts": (Part("arch", "sm_90a"),),
+        "entries": entries,
+        "cubin": b"\x7fELF",
+        "ptx": b".version 9.4",
+    }
+    return Artifact(**{**fields, **more})  # type: ignore[arg-type]
+
+
+FULL = artifact(
+    EntryPoint("_Z2tkIfEvPT_", (POINTER,), "tk<float>", Resources(registers=8), (".maxntid 128",)),
+    EntryPoint("plain", ()),
+    names={"tk<float>": "_Z2tkIfEvPT_"},
+    headers=(Header("0", "a.h", "cd" * 32),),
+    log="ptxas info: ünïcode\n",
+    provenance=Provenance(1.5, "2026-01-01T00:00:00Z", "Compile time = 3 ms\n"),
+)
+
+
+def decoded(blob: bytes) -> Artifact:
+    return Artifact.decode(DIGEST, *container.unpack(DIGEST, blob))
+
+
+def test_an_artifact_survives_its_bytes() -> None:
+    assert decoded(FULL.encode()) == FULL
+
+
+def test_what_varies_by_run_is_one_section_of_its_own() -> None:
+    again = artifact(*FULL.entries, names=FULL.names, headers=FULL.headers, log=FULL.log)
+    one, other = (container.unpack(DIGEST, a.encode()) for a in (FULL, again))
+    assert one.meta == other.meta
+    assert {n for n in one.sections if one.sections[n] != other.sections[n]} == {"provenance"}
+
+
+@pytest.mark.parametrize("missing", ["label", "arch", "entries", "parts", "names", "headers"])
+def test_an_entry_without_a_field_is_damaged(missing: str) -> None:
+    meta, sections = container.unpack(DIGEST, FULL.encode())
+    del meta[missing]
+    with pytest.raises(container.DamagedEntryError):
+        Artifact.decode(DIGEST, meta, sections)
+
+
+def named(name: str, cpp: str | None = None) -> EntryPoint:
+    return EntryPoint(name, (), cpp)
+
+
+def test_entry_finds_extern_c_and_plain_cpp_alike() -> None:
+    code = artifact(named("saxpy"), named("_Z5plainPi", "plain"))
+    assert code.entry("saxpy").name == "saxpy"
+    assert code.entry("plain").name == "_Z5plainPi"
+    assert code.entry("_Z5plainPi").name == "_Z5plainPi"
+
+
+def test_entry_finds_a_namespaced_kernel_by_full_and_by_last_name() -> None:
+    code = artifact(named("_ZN2ns5innerEi", "ns::inner"))
+    assert code.entry("ns::inner") is code.entry("inner")
+
+
+def test_a_last_name_that_two_kernels_share_is_not_guessed() -> None:
+    code = artifact(named("_ZN1a1kEv", "a::k"), named("_ZN1b1kEv", "b::k"))
+    with pytest.raises(UnknownEntryError):
+        code.entry("k")
+
+
+def test_entry_finds_a_template_instance_however_it_is_spaced() -> None:
+    assert FULL.entry("tk<float>") is FULL.entry("tk< float >")
+
+
+def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
+    with pytest.raises(
+        UnknownEntryError, match=r"k\.cu has no kernel 'saxpi'; it has: saxpy, gemm"
+    ) as e:
+        artifact(named("saxpy"), named("gemm")).entry("saxpi")
+    assert e.value.hint == "did you mean 'saxpy'?"
+
+
+def test_a_program_without_kernels_says_so() -> None:
+    with pytest.raises(UnknownEntryError, match="no kernels at all"):
+        artifact().entry("k")
+
+
+def test_a_kernel_shows_its_cpp_types_and_else_its_layout() -> None:
+    struct = Parameter(8, 16, 4, "b8")
+    assert str(EntryPoint("k", (POINTER, struct))) == "k(float*, 16 bytes)"
+    assert str(EntryPoint("k", (Parameter(0, 8, 8, "u64", pointer=True),))) == "k(pointer)"

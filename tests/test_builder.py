@@ -1,0 +1,500 @@
+"""The builder in one process: hits and misses, faults, remembered failures, threads, fork."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from preheat import container
+from preheat.artifact import Artifact
+from preheat.builder import Builder, Miss
+from preheat.config import Config
+from preheat.errors import CompileError, InputError, PtxError, UnknownEntryError
+from preheat.events import Events
+from preheat.program import Program
+from preheat.store import DiskStore, MemoryStore
+from tests.conftest import SAXPY, Recorder
+
+PROGRAM = Program.of(SAXPY, label="saxpy.cu")
+BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="broken.cu")
+Open = Callable[..., Builder]
+
+
+def entry_file(config: Config, digest: str) -> Path:
+    return config.cache_dirs[0] / "v1" / digest[:2] / f"{digest}.heat"
+
+
+def disk(builder: Builder) -> DiskStore:
+    assert builder.disk is not None
+    return builder.disk
+
+
+def test_a_program_is_compiled_once_and_then_found(builder: Builder, recorder: Recorder) -> None:
+    first = builder.build(PROGRAM, "sm_90")
+    assert builder.build(PROGRAM, "sm_90") == first
+    assert len(recorder.named("compile")) == 1
+    assert [hit["tier"] for hit in recorder.named("hit")] == ["memory"]
+
+
+def test_a_second_process_finds_it_on_disk_without_any_compiler(
+    open_builder: Open, recorder: Recorder
+) -> None:
+    made = open_builder().build(PROGRAM, "sm_90")
+    workers = len(recorder.named("worker"))
+    assert open_builder().build(PROGRAM, "sm_90") == made
+    assert recorder.named("hit")[-1]["tier"] == "disk"
+    assert len(recorder.named("worker")) == workers
+
+
+def test_every_tier_gives_the_bytes_of_a_fresh_compile(
+    open_builder: Open, config: Config, tmp_path: Path
+) -> None:
+    builder = open_builder()
+    compiled = builder.build(PROGRAM, "sm_90")
+    from_memory = builder.build(PROGRAM, "sm_90")
+    from_disk = open_builder().build(PROGRAM, "sm_90")
+    layered = replace(config, cache_dirs=(tmp_path / "other",), layers=config.cache_dirs)
+    from_layer = open_builder(layered).build(PROGRAM, "sm_90")
+    fresh = open_builder(replace(config, cache_dirs=(tmp_path / "fresh",))).build(PROGRAM, "sm_90")
+    for other in (from_memory, from_disk, from_layer, fresh):
+        assert (other.cubin, other.ptx) == (compiled.cubin, compiled.ptx)
+
+
+def test_architectures_are_kept_apart(builder: Builder, recorder: Recorder) -> None:
+    for arch in ("sm_90", "sm_90a", "sm_100"):
+        assert str(builder.build(PROGRAM, arch).arch) == arch
+    assert len(recorder.named("compile")) == 3
+
+
+def test_ptx_and_cuda_go_through_the_same_call(builder: Builder) -> None:
+    made = builder.build(PROGRAM, "sm_80")
+    text = Program.of(made.ptx.decode(), label="saxpy.ptx")
+    assembled = builder.build(text, "sm_90")
+    assert assembled.toolchain.startswith("nvJitLink")
+    kinds = [p.kind for p in assembled.entry("saxpy").parameters]
+    assert kinds == [p.kind for p in made.entry("saxpy").parameters]
+    assert assembled.cubin[:4] == b"\x7fELF"
+
+
+def test_lowered_names_survive_a_hit_in_another_process(open_builder: Open) -> None:
+    source = "template <class T> __global__ void tk(T* p) { p[0] = 1; }"
+    program = Program.of(source, names=["tk<float>", "tk<double>"])
+    made = open_builder().build(program, "sm_90")
+    found = open_builder().build(program, "sm_90")
+    assert found.names == made.names == {"tk<float>": "_Z2tkIfEvPT_", "tk<double>": "_Z2tkIdEvPT_"}
+    assert found.entry("tk<double>").parameters[0].type == "double*"
+
+
+def test_the_same_name_with_new_source_is_another_kernel(builder: Builder) -> None:
+    other = replace(PROGRAM, source=SAXPY.replace("a * x[i] + y[i]", "a * x[i] - y[i]"))
+    one, two = builder.build(PROGRAM, "sm_90"), builder.build(other, "sm_90")
+    assert one.digest != two.digest
+    assert one.cubin != two.cubin
+
+
+def test_a_read_only_layer_answers_first_and_is_never_written(
+    open_builder: Open, config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    made = open_builder().build(PROGRAM, "sm_90")
+    layer = config.cache_dirs[0]
+    before = {p: p.stat().st_mtime_ns for p in layer.rglob("*.heat")}
+    layered = open_builder(replace(config, cache_dirs=(tmp_path / "own",), layers=(layer,)))
+    assert layered.build(PROGRAM, "sm_90") == made
+    assert recorder.named("hit")[-1]["tier"] == "layer"
+    assert {p: p.stat().st_mtime_ns for p in layer.rglob("*.heat")} == before
+    assert list((tmp_path / "own").rglob("*.heat")) == []
+
+
+def test_header_states_are_found_behind_a_layer_that_has_others(
+    open_builder: Open, config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    include = tmp_path / "include"
+    include.mkdir()
+    program = Program.of('#include "v.h"\n__global__ void k(int* x) { *x = V; }', include=[include])
+    (include / "v.h").write_text("#define V 1")
+    open_builder().build(program, "sm_90")
+    layered = replace(config, cache_dirs=(tmp_path / "own",), layers=config.cache_dirs)
+    (include / "v.h").write_text("#define V 22")
+    changed = open_builder(layered).build(program, "sm_90")
+    assert open_builder(layered).build(program, "sm_90") == changed
+    assert len(recorder.named("compile")) == 2
+
+
+def test_a_process_finds_a_header_state_that_another_one_added(
+    open_builder: Open, tmp_path: Path, recorder: Recorder
+) -> None:
+    header = tmp_path / "v.h"
+    program = Program.of('#include "v.h"\n__global__ void k(int* x) { *x = V; }', include=[tmp_path])
+    mine, other = open_builder(), open_builder()
+    header.write_text("#define V 1")
+    mine.build(program, "sm_90")
+    header.write_text("#define V 22")
+    made = other.build(program, "sm_90")
+    assert mine.build(program, "sm_90") == made
+    assert len(recorder.named("compile")) == 2
+
+
+def test_clearing_memory_refills_from_disk(builder: Builder, recorder: Recorder) -> None:
+    builder.build(PROGRAM, "sm_90")
+    memory = builder.store.tiers[0]
+    assert isinstance(memory, MemoryStore)
+    memory.clear()
+    builder.build(PROGRAM, "sm_90")
+    builder.build(PROGRAM, "sm_90")
+    assert [hit["tier"] for hit in recorder.named("hit")] == ["disk", "memory"]
+
+
+def test_find_takes_the_best_stored_architecture_and_never_compiles(
+    builder: Builder, recorder: Recorder
+) -> None:
+    assert builder.find(PROGRAM, "sm_103") is None
+    builder.build(PROGRAM, "sm_100")
+    found = builder.find(PROGRAM, "sm_103")
+    assert found is not None
+    assert str(found.arch) == "sm_100"
+    builder.build(PROGRAM, "sm_100f")
+    better = builder.find(PROGRAM, "sm_103")
+    assert better is not None
+    assert str(better.arch) == "sm_100f"
+    assert builder.find(PROGRAM, "sm_90") is None
+    assert len(recorder.named("compile")) == 2
+
+
+# Damage and faults
+
+
+def test_a_damaged_entry_is_removed_and_rebuilt(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    made = open_builder().build(PROGRAM, "sm_90")
+    file = entry_file(config, made.digest)
+    file.write_bytes(file.read_bytes()[:-1])
+    recorder.forgive = True
+    again = open_builder().build(PROGRAM, "sm_90")
+    assert again.cubin == made.cubin
+    assert [d["reason"] for d in recorder.named("damaged")] == ["checksum mismatch"]
+    assert len(recorder.named("compile")) == 2
+
+
+def test_a_whole_entry_that_holds_no_artifact_is_a_miss(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    made = open_builder().build(PROGRAM, "sm_90")
+    file = entry_file(config, made.digest)
+    file.write_bytes(container.pack(made.digest, {"kind": "artifact"}, {}))
+    recorder.forgive = True
+    assert open_builder().build(PROGRAM, "sm_90").cubin == made.cubin
+    assert len(recorder.named("damaged")) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, filled to the brim by the test."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    with (place / "filler").open("wb", 0) as file, suppress(OSError):
+        while file.write(b"\1" * 4096):
+            pass
+
+
+def test_a_full_disk_still_returns_the_kernel(
+    small_disk: Path, open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    builder = open_builder(replace(config, cache_dirs=(small_disk / "cache",)))
+    (small_disk / "cache" / "v1" / "staged").mkdir(parents=True)
+    fill(small_disk)
+    recorder.forgive = True
+    made = builder.build(PROGRAM, "sm_90")
+    assert made.cubin[:4] == b"\x7fELF"
+    faults = [f for f in recorder.named("fault") if f["where"] == "disk"]
+    assert len(faults) == 1
+    assert "No space left" in faults[0]["error"]
+    assert builder.build(PROGRAM, "sm_90") == made  # from memory
+
+
+def test_a_read_only_directory_is_passed_over_for_the_next(
+    small_disk: Path, open_builder: Open, config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    (small_disk / "cache").mkdir(mode=0o700)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    recorder.forgive = True
+    builder = open_builder(replace(config, cache_dirs=(small_disk / "cache", tmp_path / "next")))
+    builder.build(PROGRAM, "sm_90")
+    assert [r["reason"] for r in recorder.named("refused")] == ["it is not writable"]
+    assert disk(builder).root == tmp_path / "next"
+    assert list((tmp_path / "next").rglob("*.heat"))
+
+
+def test_a_directory_that_turns_read_only_costs_no_compile(
+    small_disk: Path, open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    builder = open_builder(replace(config, cache_dirs=(small_disk / "cache",)))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    recorder.forgive = True
+    assert builder.build(PROGRAM, "sm_90").cubin
+    assert any("Read-only file system" in f["error"] for f in recorder.named("fault"))
+
+
+def test_a_foreign_cache_directory_is_refused_with_the_override(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    root = config.cache_dirs[0]
+    root.mkdir(mode=0o700)
+    os.chown(root, 4321, 4321)
+    recorder.forgive = True
+    builder = open_builder()
+    assert builder.disk is None
+    assert builder.build(PROGRAM, "sm_90").cubin
+    (refused,) = recorder.named("refused")
+    assert "belongs to user 4321" in refused["reason"]
+    assert "PREHEAT_TRUST_CACHE_DIR=1" in refused["reason"]
+    assert open_builder(replace(config, trust_cache_dir=True)).disk is not None
+
+
+def test_a_symlinked_cache_planted_by_another_user_is_refused(
+    open_builder: Open, config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    config.cache_dirs[0].symlink_to(tmp_path / "elsewhere")
+    os.lchown(config.cache_dirs[0], 4321, 4321)
+    recorder.forgive = True
+    assert open_builder().disk is None
+    assert "symbolic link owned by user 4321" in recorder.named("refused")[0]["reason"]
+
+
+def test_a_cache_directory_that_vanishes_is_made_again(
+    builder: Builder, config: Config, recorder: Recorder
+) -> None:
+    builder.build(PROGRAM, "sm_90")
+    shutil.rmtree(config.cache_dirs[0])
+    builder.build(replace(PROGRAM, label="again.cu"), "sm_90")
+    assert list(config.cache_dirs[0].rglob("*.heat"))
+    assert recorder.named("fault") == []
+
+
+def test_a_lock_directory_that_cannot_be_made_costs_no_compile(
+    open_builder: Open, config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    (tmp_path / "file").write_text("")
+    recorder.forgive = True
+    builder = open_builder(replace(config, lock_dir=tmp_path / "file" / "locks"))
+    assert builder.build(PROGRAM, "sm_90").cubin
+    assert {f["where"] for f in recorder.named("fault")} == {"lock", "disk"}
+
+
+def test_without_a_cache_everything_still_works(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    builder = open_builder(replace(config, cache=False))
+    builder.build(PROGRAM, "sm_90")
+    builder.build(PROGRAM, "sm_90")
+    assert not config.cache_dirs[0].exists()
+    assert len(recorder.named("compile")) == 1
+
+
+# What is never stored
+
+
+def test_an_uncacheable_program_compiles_every_time_with_its_reason(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    source = 'extern "C" __global__ void k(char* p) { *p = __TIME__[0]; }'
+    builder = open_builder()
+    for _ in range(2):
+        builder.build(Program.of(source, label="clock.cu"), "sm_90")
+    assert len(recorder.named("compile")) == 2
+    assert [u["reason"] for u in recorder.named("uncached")] == [
+        "the source uses __DATE__, __TIME__ or __TIMESTAMP__"
+    ] * 2
+    assert list(config.cache_dirs[0].rglob("*.heat")) == []
+
+
+# Failures
+
+
+def test_a_rejected_program_asked_for_1000_times_compiles_once(
+    builder: Builder, recorder: Recorder
+) -> None:
+    errors = []
+    for _ in range(1000):
+        with pytest.raises(CompileError) as caught:
+            builder.build(BROKEN, "sm_90")
+        errors.append(caught.value)
+    assert len(recorder.named("reject")) == 1
+    assert errors[-1].count == 1000
+    assert errors[-1].log == errors[0].log
+    assert 'identifier "missing" is undefined' in errors[-1].log
+    (failure,) = builder.failures.values()
+    assert failure.count == 1000
+    assert failure.first > 0
+
+
+def test_a_forgotten_failure_is_tried_again(builder: Builder, recorder: Recorder) -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            builder.build(BROKEN, "sm_90")
+        builder.forget_failures()
+    assert len(recorder.named("reject")) == 2
+
+
+def test_a_rejection_that_a_file_could_change_is_not_remembered(
+    builder: Builder, tmp_path: Path
+) -> None:
+    program = Program.of('#include "v.h"\n__global__ void k(int* x) { *x = V; }', include=[tmp_path])
+    with pytest.raises(CompileError):
+        builder.build(program, "sm_90")
+    (tmp_path / "v.h").write_text("#define V 1")
+    assert builder.build(program, "sm_90").cubin
+
+
+def test_a_compile_error_carries_everything(builder: Builder) -> None:
+    source = "__global__ void k(int* x) {\n    x[0] = missing;\n    y[0] = 1;\n}\n"
+    with pytest.raises(CompileError) as caught:
+        builder.build(Program.of(source, label="bad.cu", options=["-use_fast_math"]), "sm_90")
+    error = caught.value
+    assert (error.program, error.arch, error.options) == ("bad.cu", "sm_90", ("-use_fast_math",))
+    assert "2 errors detected" in error.log
+    assert [(r.file, r.line, r.column, r.message) for r in error.rows] == [
+        ("bad.cu", 2, 12, 'identifier "missing" is undefined'),
+        ("bad.cu", 3, 5, 'identifier "y" is undefined'),
+    ]
+    assert str(error).startswith("bad.cu does not compile for sm_90 with -use_fast_math\nbad.cu:2:")
+    assert "    x[0] = missing;\n               ^" in str(error)
+
+
+def test_an_unknown_name_expression_lists_the_kernels(builder: Builder) -> None:
+    with pytest.raises(UnknownEntryError, match="it has: saxpy") as caught:
+        builder.build(replace(PROGRAM, names=("saxpi",)), "sm_90")
+    assert caught.value.hint == "did you mean 'saxpy'?"
+
+
+def test_bad_ptx_is_refused_with_its_line(builder: Builder) -> None:
+    text = ".version 8.0\n.target sm_90\n.entry k()\n{\n  .reg .f32 %f<3>;\n  div.f32 %f1, %f2, %f2;\n}"
+    with pytest.raises(PtxError, match=r"k\.ptx:6: div\.f32 needs a rounding mode"):
+        builder.build(Program.of(text, label="k.ptx"), "sm_90")
+
+
+def test_an_architecture_the_compiler_does_not_know_is_told_with_those_it_does(
+    builder: Builder,
+) -> None:
+    with pytest.raises(InputError, match="cannot compile for sm_999") as caught:
+        builder.build(PROGRAM, "sm_999")
+    assert caught.value.hint
+    assert "sm_90" in caught.value.hint
+
+
+def test_a_missing_include_directory_is_named(builder: Builder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"include directory .*nowhere does not exist"):
+        builder.build(replace(PROGRAM, include=(str(tmp_path / "nowhere"),)), "sm_90")
+
+
+# Threads and fork
+
+
+def in_threads(count: int, act: Callable[[int], object]) -> list[BaseException]:
+    """Run `act` in threads that start together; what they raised."""
+    gate, raised = threading.Barrier(count), []
+
+    def run(index: int) -> None:
+        gate.wait()
+        try:
+            act(index)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return raised
+
+
+def test_32_threads_missing_one_key_compile_once(builder: Builder, recorder: Recorder) -> None:
+    made: list[Artifact] = []
+    assert in_threads(32, lambda _: made.append(builder.build(PROGRAM, "sm_90"))) == []
+    assert len(recorder.named("compile")) == 1
+    assert len({artifact.cubin for artifact in made}) == 1
+
+
+def test_32_threads_share_one_rejection_with_tracebacks_of_their_own(
+    builder: Builder, recorder: Recorder
+) -> None:
+    raised = in_threads(32, lambda _: builder.build(BROKEN, "sm_90"))
+    assert len(raised) == 32
+    assert all(isinstance(error, CompileError) for error in raised)
+    assert len({id(error) for error in raised}) == 32
+    assert len(recorder.named("reject")) == 1
+
+
+def test_threads_with_different_keys_do_not_wait_for_one_another(
+    builder: Builder, recorder: Recorder
+) -> None:
+    programs = [replace(PROGRAM, label=f"k{i}.cu") for i in range(6)]
+    assert in_threads(6, lambda i: builder.build(programs[i], "sm_90")) == []
+    assert len(recorder.named("compile")) == 6
+    assert recorder.named("wait") == []
+
+
+def test_a_forked_child_builds_with_workers_and_counters_of_its_own(builder: Builder) -> None:
+    builder.build(PROGRAM, "sm_90")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            builder.build(replace(PROGRAM, label="child.cu"), "sm_90")
+            os.write(writer, str(int(builder.events.stats()["compiles"])).encode())
+            builder.close()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read() == "1"
+    os.waitpid(child, 0)
+    assert builder.build(replace(PROGRAM, label="parent.cu"), "sm_90").cubin
+    assert builder.stats()["process"]["compiles"] == 2
+    assert builder.stats()["cache"]["compiles"] == 3
+
+
+# Counters
+
+
+def test_stats_tell_this_process_and_the_whole_cache(open_builder: Open, config: Config) -> None:
+    first = open_builder(config, Events())
+    first.build(PROGRAM, "sm_90")
+    first.close()
+    second = open_builder(config, Events())
+    second.build(PROGRAM, "sm_90")
+    stats = second.stats()
+    assert stats["process"]["hits.disk"] == 1
+    assert "compiles" not in stats["process"]
+    assert stats["cache"]["compiles"] == 1
+    assert stats["cache"]["hits.disk"] == 1
+    assert stats["process"]["seconds_saved"] > 0
+
+
+def test_why_tells_a_miss_from_a_hit_without_building(builder: Builder, recorder: Recorder) -> None:
+    missed = builder.why(PROGRAM, "sm_90")
+    assert isinstance(missed, Miss)
+    assert missed.reason.startswith("absent")
+    builder.build(PROGRAM, "sm_90")
+    assert isinstance(builder.why(PROGRAM, "sm_90"), Artifact)
+    assert recorder.named("hit") == []

@@ -1,0 +1,82 @@
+"""Settings: one grammar for every kind of value, and errors that name the variable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from preheat.config import VARIABLES, Config
+from preheat.errors import ConfigError
+
+SOURCE = Path(__file__).parents[1] / "src" / "preheat"
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On", " on "])
+def test_switches_that_are_on(text: str) -> None:
+    assert Config.from_env({"PREHEAT_TRUST_CACHE_DIR": text}).trust_cache_dir is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "NO", "Off"])
+def test_switches_that_are_off(text: str) -> None:
+    assert Config.from_env({"PREHEAT_CACHE": text}).cache is False
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("2k", 2048),
+        ("512MiB", 512 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("1GB", 10**9),
+    ],
+)
+def test_sizes(text: str, bytes_: int) -> None:
+    assert Config.from_env({"PREHEAT_CACHE_LIMIT": text}).cache_limit == bytes_
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PREHEAT_CACHE", "maybe"),
+        ("PREHEAT_TRUST_CACHE_DIR", "2"),
+        ("PREHEAT_CACHE_LIMIT", "lots"),
+        ("PREHEAT_CACHE_LIMIT", "-1"),
+        ("PREHEAT_CACHE_FILES", "1.5"),
+        ("PREHEAT_LOCK_WAIT", "soon"),
+        ("PREHEAT_COMPILE_TIMEOUT", "-3"),
+    ],
+)
+def test_a_value_that_makes_no_sense_names_its_variable(variable: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable}='{re.escape(value)}' is not"):
+        Config.from_env({variable: value})
+
+
+def test_an_empty_value_counts_as_unset() -> None:
+    assert Config.from_env(dict.fromkeys((v.name for v in VARIABLES), "")) == Config.from_env({})
+
+
+def test_layers_are_separated_like_path() -> None:
+    assert Config.from_env({"PREHEAT_LAYERS": "/a:/b:"}).layers == (Path("/a"), Path("/b"))
+
+
+def test_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Config.from_env({"PREHEAT_CACHE_DIR": "here"}).cache_dirs[0] == tmp_path / "here"
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = [
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if re.search(r"os\.environ|os\.getenv|getenv\(", file.read_text())
+    ]
+    assert readers == ["config.py"]
+
+
+def test_every_variable_read_by_config_is_listed() -> None:
+    named = set(re.findall(r'"(PREHEAT_\w+)"', (SOURCE / "config.py").read_text()))
+    assert named == {variable.name for variable in VARIABLES}

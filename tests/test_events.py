@@ -1,0 +1,78 @@
+"""Events: counted by name, written as JSON lines, logged once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from preheat.events import EVENTS, Events, JsonLines, log_faults, merge
+
+
+def test_an_event_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(KeyError, match="hitt"):
+        Events().emit("hitt")
+
+
+def test_hits_are_counted_by_tier_with_the_time_they_saved() -> None:
+    events = Events()
+    for tier in ("disk", "memory", "memory"):
+        events.emit("hit", tier=tier, key="k", bytes=10, seconds_saved=0.5)
+    assert events.stats() == {
+        "hits.disk": 1,
+        "hits.memory": 2,
+        "bytes_read": 30,
+        "seconds_saved": 1.5,
+    }
+
+
+def test_misses_are_counted_by_the_first_word_of_their_reason() -> None:
+    events = Events()
+    for reason in ("headers: a.h changed", "headers: b.h changed", "absent: nothing"):
+        events.emit("miss", key="k", program="p", arch="a", reason=reason)
+    assert events.stats() == {"misses.headers": 2, "misses.absent": 1}
+
+
+def test_merging_counters_adds_them() -> None:
+    assert merge({"a": 1}, {"a": 2, "b": 0.5}, {}) == {"a": 3, "b": 0.5}
+
+
+def test_json_lines_are_one_object_each(tmp_path: Path) -> None:
+    events = Events(JsonLines(tmp_path / "e.jsonl", clock=lambda: 12.0))
+    events.emit("evict", files=2, bytes=10)
+    events.fault("disk", "write", OSError(28, "No space left on device"))
+    first, second = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
+    assert first == {"time": 12.0, "event": "evict", "files": 2, "bytes": 10}
+    assert second["error"] == "OSError: [Errno 28] No space left on device"
+
+
+def test_an_unwritable_event_file_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events(JsonLines(tmp_path / "no" / "such" / "place"))
+    with caplog.at_level(logging.WARNING, "preheat"):
+        events.emit("evict", files=1, bytes=1)
+        events.emit("evict", files=1, bytes=1)
+    assert len(caplog.records) == 1
+    assert events.stats()["evicted_files"] == 2
+
+
+def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(log_faults())
+    with caplog.at_level(logging.WARNING, "preheat"):
+        for _ in range(3):
+            events.fault("disk", "write", OSError("full"))
+        events.emit("refused", path="/x", reason="it is not yours")
+        events.emit("damaged", tier="disk", key="ab" * 32, reason="too short")
+        events.emit("evict", files=1, bytes=1)
+    assert [r.message for r in caplog.records] == [
+        "disk: cannot write: OSError: full",
+        "cache directory /x is not used: it is not yours",
+        "disk: entry abababababab is damaged (too short)",
+    ]
+
+
+def test_every_event_says_what_it_means() -> None:
+    assert all(EVENTS.values())

@@ -1,0 +1,126 @@
+"""The house: imports point down, importing is light, and every public name is explained."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import preheat
+
+SOURCE = Path(__file__).parents[1] / "src" / "preheat"
+
+# From the ground up. A layer may import those below it and, inside a package, itself.
+LAYERS = (
+    {"_version", "errors", "container"},
+    {"events", "config", "arch"},
+    {"program"},
+    {"key"},
+    {"artifact"},
+    {"store"},
+    {"toolchain"},
+    {"builder"},
+    {"api"},
+    {"cli"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def layer(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The layers a file imports, whether at the top, in a function or for type checkers alone."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = inside if node.module == "preheat" else [node.module]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("preheat."))
+
+
+FILES = sorted(
+    file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_imports_point_down(file: Path) -> None:
+    mine = layer(file)
+    for other in imported(file):
+        assert RANK[other] < RANK[mine] or other == mine, f"{mine} imports {other}"
+
+
+def test_the_store_knows_nothing_of_cuda() -> None:
+    for file in (SOURCE / "store").glob("*.py"):
+        assert set(imported(file)) <= {"store", "container", "events"}, file
+
+
+def test_compilers_are_loaded_in_the_worker_alone() -> None:
+    users = {
+        file.name
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda")
+    }
+    assert users == {"nvrtc.py", "nvjitlink.py", "worker.py"}
+
+
+def python(code: str, home: Path) -> subprocess.CompletedProcess[str]:
+    env = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+
+
+LIGHT = """
+import sys
+before = set(sys.modules)
+import preheat
+dir(preheat)
+maps = open("/proc/self/maps").read()
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+import json
+print(json.dumps({"loaded": sorted(loaded), "cuda": "libcuda" in maps or "libnvrtc" in maps}))
+"""
+
+
+def test_importing_touches_nothing_and_loads_next_to_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "empty"
+    home.mkdir()
+    seen = json.loads(python(LIGHT, home).stdout)
+    assert seen["cuda"] is False
+    assert not {"cuda", "numpy", "click", "rich", "subprocess", "logging"} & set(seen["loaded"])
+    assert list(home.iterdir()) == []
+
+
+def test_the_public_surface_is_what_all_says() -> None:
+    for name in preheat.__all__:
+        assert getattr(preheat, name) is not None
+    assert sorted(preheat.__all__) == sorted({*preheat._MODULE_OF, "__version__"})
+    with pytest.raises(AttributeError, match="nonsense"):
+        preheat.nonsense  # noqa: B018
+
+
+def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_every_module_and_public_name_has_a_docstring(file: Path) -> None:
+    module = ast.parse(file.read_text())
+    assert ast.get_docstring(module)
+    for node in public(module):
+        assert ast.get_docstring(node), f"{file.name}: {node.name}"

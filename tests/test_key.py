@@ -1,0 +1,123 @@
+"""Keys: what changes them, what must not, and that no two requests share one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preheat.arch import Arch
+from preheat.key import Key, explain, request_key
+from preheat.program import Program
+
+BASE = Program.of('extern "C" __global__ void k() {}', label="k.cu", options=["-a"], names=["t<int>"])
+SM_90 = Arch.parse("sm_90")
+TOOLCHAIN = "nvrtc 79209de6"
+
+
+def key(program: Program = BASE, arch: str = "sm_90", toolchain: str = TOOLCHAIN) -> Key:
+    return request_key(program, Arch.parse(arch), toolchain)
+
+
+DIFFERENT = {
+    "source": key(replace(BASE, source=BASE.source + " ")),
+    "label": key(replace(BASE, label="other.cu")),
+    "language": key(replace(BASE, language="ptx")),
+    "option value": key(replace(BASE, options=("-b",))),
+    "option order": key(replace(BASE, options=("-b", "-a"))),
+    "one option more": key(replace(BASE, options=("-a", "-b"))),
+    "no options": key(replace(BASE, options=())),
+    "an empty option": key(replace(BASE, options=("",))),
+    "header text": key(replace(BASE, headers=(("h.h", "1"),))),
+    "header name": key(replace(BASE, headers=(("g.h", "1"),))),
+    "name": key(replace(BASE, names=("t<float>",))),
+    "name among options": key(replace(BASE, names=(), options=("-a", "t<int>"))),
+    "arch": key(arch="sm_100"),
+    "arch suffix": key(arch="sm_90a"),
+    "toolchain build": key(toolchain="nvrtc 79209de7"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_key_differs_on(what: str) -> None:
+    assert DIFFERENT[what].digest != key().digest
+
+
+def test_all_of_these_keys_differ_from_one_another() -> None:
+    assert len({k.digest for k in DIFFERENT.values()}) == len(DIFFERENT)
+
+
+def test_key_is_the_same_for_another_include_directory() -> None:
+    assert key(replace(BASE, include=("/somewhere/else",))) == key()
+
+
+def test_key_is_the_same_for_headers_given_in_another_order() -> None:
+    one = Program.of("x", headers={"a.h": "1", "b.h": "2"})
+    other = Program.of("x", headers={"b.h": "2", "a.h": "1"})
+    assert key(one) == key(other)
+
+
+def test_key_never_changes_between_releases() -> None:
+    """Existing caches go by this digest: change SCHEMA if the meaning changes, not the encoding."""
+    assert key().digest == "07a24d9ff228ec435bb7011e8a5842cce96f17eeb57c3608397017cfbc1411fb"
+
+
+def test_key_holds_no_path_and_no_time() -> None:
+    labels = {label for label, _ in key().parts}
+    assert labels == {
+        *("schema", "toolchain", "arch", "language", "form", "label", "source"),
+        *("options", "option[0]", "names", "name[0]"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(["ab", "c"], ["a", "bc"]), (["-a", "-b"], ["-b", "-a"]), ([], [""]), (["a"], ["a", ""])],
+)
+def test_option_lists_that_join_alike_key_apart(left: list[str], right: list[str]) -> None:
+    assert key(replace(BASE, options=tuple(left))) != key(replace(BASE, options=tuple(right)))
+
+
+rows = st.lists(st.tuples(st.text(max_size=8), st.binary(max_size=8)), max_size=6)
+
+
+@given(rows, rows)
+def test_digest_is_injective_over_parts(a: list[tuple[str, bytes]], b: list[tuple[str, bytes]]) -> None:
+    assert (Key(tuple(a)).digest == Key(tuple(b)).digest) == (a == b)
+
+
+texts = st.lists(st.text(alphabet="ab-", max_size=3), max_size=3)
+
+
+@given(texts, texts, texts, texts)
+def test_requests_key_alike_only_when_equal(
+    options: list[str], names: list[str], other_options: list[str], other_names: list[str]
+) -> None:
+    one = replace(BASE, options=tuple(options), names=tuple(names))
+    other = replace(BASE, options=tuple(other_options), names=tuple(other_names))
+    assert (key(one).digest == key(other).digest) == (one == other)
+
+
+def test_explain_names_exactly_the_parts_that_differ() -> None:
+    told = explain(key(), key(replace(BASE, options=("-z",)), arch="sm_90a"))
+    assert told == ("arch: 'sm_90' became 'sm_90a'", "option[0]: '-a' became '-z'")
+
+
+def test_explain_of_equal_keys_is_empty() -> None:
+    assert explain(key(), key()) == ()
+
+
+def test_explain_tells_what_only_one_side_has() -> None:
+    told = explain(key(), key(replace(BASE, options=(), headers=(("h.h", "x"),))))
+    assert "option[0]: '-a' is missing in the second" in told
+    assert "header:h.h: 'x' is missing in the first" in told
+
+
+def test_a_long_part_is_kept_by_hash_and_still_explained() -> None:
+    long, longer = "/" * 500, "/" * 501
+    told = explain(key(replace(BASE, source=long)), key(replace(BASE, source=longer)))
+    assert len(told) == 1
+    assert "500 bytes" in told[0]
+    assert "501 bytes" in told[0]

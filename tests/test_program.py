@@ -1,0 +1,132 @@
+"""Programs: what is accepted, what is refused, and what no key could describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.errors import InputError
+from preheat.program import Program
+
+PTX = "//\n// Generated\n//\n.version 8.0\n.target sm_90\n.address_size 64\n"
+
+
+def test_language_is_told_from_the_text() -> None:
+    assert Program.of(PTX).language == "ptx"
+    assert Program.of("/* .version 8.0 */ __global__ void k() {}").language == "cuda"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-I/inc"], ["-I", "/inc"], ["-I=/inc"], ["--include-path=/inc"], ["--include-path", "/inc"]],
+)
+def test_include_options_move_to_the_include_field(options: list[str]) -> None:
+    program = Program.of("x", options=["-a", *options, "-b"])
+    assert program.options == ("-a", "-b")
+    assert program.include == ("/inc",)
+
+
+def test_explicit_include_directories_come_before_those_among_options() -> None:
+    assert Program.of("x", include=["/first"], options=["-I/second"]).include == ("/first", "/second")
+
+
+def test_relative_include_directories_are_fixed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Program.of("x", include=["inc"]).include == (str(tmp_path / "inc"),)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bytes as source": ({"source": b"x"}, "text"),
+    "options as one string": ({"options": "-a"}, "list of strings"),
+    "names as one string": ({"names": "t<int>"}, "list of strings"),
+    "an option that is no string": ({"options": [1]}, "option must be text"),
+    "a path as label": ({"label": "/tmp/k.cu"}, "plain name"),
+    "an empty label": ({"label": ""}, "plain name"),
+    "an architecture among the options": ({"options": ["--gpu-architecture=sm_90"]}, "does not belong"),
+    "the short spelling of it": ({"options": ["-arch=sm_90"]}, "does not belong"),
+    "link-time optimisation": ({"options": ["-dlto"]}, "no cubin"),
+    "a NUL byte": ({"source": "a\0b"}, "NUL"),
+    "a lone surrogate": ({"source": "\ud800"}, "Unicode"),
+    "-I without a directory": ({"options": ["-I"]}, "directory"),
+    "another language": ({"language": "hip"}, "'cuda' or 'ptx'"),
+    "headers for PTX": ({"source": PTX, "headers": {"a.h": ""}}, "PTX takes no headers"),
+    "names for PTX": ({"source": PTX, "names": ["t<int>"]}, "PTX takes no names"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refuses(what: str) -> None:
+    given, message = REFUSED[what]
+    with pytest.raises(InputError, match=message):
+        Program.of(**{"source": "x", **given})
+
+
+UNCACHEABLE: dict[str, dict[str, Any]] = {
+    "__TIME__": {"source": "int t = sizeof(__TIME__);"},
+    "__DATE__ in a header": {"source": '#include "d.h"', "headers": {"d.h": "#define D __DATE__"}},
+    "a clock macro among the options": {"source": "x", "options": ["-DNOW=__TIMESTAMP__"]},
+    "the user's own time trace": {"source": "x", "options": ["--fdevice-time-trace=t"]},
+    "the user's own timing file": {"source": "x", "options": ["-time=t"]},
+    "an automatic precompiled header": {"source": "x", "options": ["-pch"]},
+    "a precompiled header": {"source": "x", "options": ["--use-pch=a.pch"]},
+    "bundled headers": {"source": "x", "options": ["--use-bundled-headers=d"]},
+}
+
+
+@pytest.mark.parametrize("what", UNCACHEABLE)
+def test_is_never_cached(what: str) -> None:
+    given = dict(UNCACHEABLE[what])
+    assert Program.of(given.pop("source"), **given).uncacheable
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "// __TIME__ is not used\nint a;",
+        '/* __DATE__ */ const char* s = "__TIME__";',
+        "int my__TIME__x;",
+    ],
+)
+def test_a_clock_macro_that_is_not_used_does_no_harm(source: str) -> None:
+    assert Program.of(source).uncacheable is None
+
+
+@pytest.mark.parametrize(
+    ("source", "may"),
+    [
+        ("int a;", False),
+        ("#include <a.h>", True),
+        ("#inc\\\nlude <a.h>", True),
+        ("#if __has_include(<a.h>)\n#endif", True),
+    ],
+)
+def test_may_include_errs_on_the_side_of_yes(source: str, may: bool) -> None:
+    assert Program.of(source).may_include is may
+
+
+def test_a_forced_include_counts_as_including() -> None:
+    assert Program.of("int a;", options=["-include=/a.h"]).may_include
+
+
+def test_from_file_takes_label_language_and_directory_from_the_path(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text("int a;")
+    program = Program.from_file(tmp_path / "k.cu", include=["/more"])
+    assert (program.label, program.language) == ("k.cu", "cuda")
+    assert program.include == (str(tmp_path), "/more")
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*none\.cu: No such file"):
+        Program.from_file(tmp_path / "none.cu")
+
+
+def test_a_compiled_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_bytes(b"ok\n\xff\xfe\n")
+    with pytest.raises(InputError, match=r"k\.cu:2: byte 0xff is not UTF-8") as caught:
+        Program.from_file(tmp_path / "k.cu")
+    assert caught.value.hint
+    assert "source" in caught.value.hint
