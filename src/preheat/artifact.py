@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.arch import Arch
@@ -17,8 +16,7 @@ from preheat.key import Part
 __all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One kernel parameter: its place in the parameter block, its PTX kind, its C++ type if known."""
 
     offset: int
@@ -36,8 +34,7 @@ class Parameter:
         return self.kind if self.kind != "b8" else f"{self.size} bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(NamedTuple):
     """What one entry uses, in bytes where not a count."""
 
     registers: int = 0
@@ -48,8 +45,7 @@ class Resources:
     barriers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPoint:
+class EntryPoint(NamedTuple):
     """A kernel in an artifact. `name` is what the driver knows, `cpp` its C++ name where it has one."""
 
     name: str
@@ -67,8 +63,7 @@ class EntryPoint:
         return f"{self.title}({', '.join(map(str, self.parameters))})"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A file the compiler opened: which include root it came from, its name there, its content."""
 
     root: str
@@ -76,8 +71,7 @@ class Header:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """What differs from one run to the next: never part of a bundle, never compared."""
 
     seconds: float = 0.0
@@ -100,7 +94,7 @@ class Artifact:
     names: Mapping[str, str] = field(default_factory=dict)  # name expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = field(default="", repr=False)
-    provenance: Provenance = Provenance()
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def size(self) -> int:
@@ -139,15 +133,15 @@ class Artifact:
             "arch": str(self.arch),
             "toolchain": self.toolchain,
             "parts": self.parts,
-            "entries": [dataclasses.asdict(e) for e in self.entries],
+            "entries": self.entries,
             "names": dict(self.names),
-            "headers": [[h.root, h.name, h.digest] for h in self.headers],
+            "headers": self.headers,
         }
         sections = {
             "cubin": self.cubin,
             "ptx": self.ptx,
             "log": self.log.encode(),
-            "provenance": json.dumps(dataclasses.asdict(self.provenance), sort_keys=True).encode(),
+            "provenance": json.dumps(self.provenance).encode(),
         }
         return container.pack(self.digest, meta, sections)
 
@@ -160,28 +154,23 @@ class Artifact:
                 label=meta["label"],
                 arch=Arch.parse(meta["arch"]),
                 toolchain=meta["toolchain"],
-                parts=tuple(Part(*row) for row in meta["parts"]),
-                entries=tuple(_entry_point(row) for row in meta["entries"]),
+                parts=tuple(map(Part._make, meta["parts"])),
+                entries=tuple(map(_entry_point, meta["entries"])),
                 names=meta["names"],
-                headers=tuple(Header(*row) for row in meta["headers"]),
+                headers=tuple(map(Header._make, meta["headers"])),
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
-                provenance=Provenance(**json.loads(sections.get("provenance", b"{}"))),
+                provenance=Provenance(*json.loads(sections.get("provenance", b"[]"))),
             )
         except (KeyError, TypeError, ValueError) as bad:
             raise container.DamagedEntryError(f"not an artifact: {bad!r}") from None
 
 
-def _entry_point(row: Mapping[str, Any]) -> EntryPoint:
-    resources = row["resources"]
-    return EntryPoint(
-        name=row["name"],
-        parameters=tuple(Parameter(**p) for p in row["parameters"]),
-        cpp=row["cpp"],
-        resources=None if resources is None else Resources(**resources),
-        directives=tuple(row["directives"]),
-    )
+def _entry_point(row: Sequence[Any]) -> EntryPoint:
+    name, parameters, cpp, resources, directives = row
+    used = None if resources is None else Resources._make(resources)
+    return EntryPoint(name, tuple(map(Parameter._make, parameters)), cpp, used, tuple(directives))
 
 
 def _folded(name: str) -> str:

@@ -458,8 +458,8 @@ def _encode_states(states: list[tuple[HeaderState, str]]) -> list[dict[str, Any]
     return [
         {
             "entry": digest,
-            "headers": [[h.root, h.name, h.digest] for h in state.headers],
-            "absent": [list(row) for row in state.absent],
+            "headers": state.headers,
+            "absent": state.absent,
         }
         for state, digest in states
     ]
@@ -470,7 +470,7 @@ def _decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
         return [
             (
                 HeaderState(
-                    tuple(Header(*h) for h in row["headers"]),
+                    tuple(map(Header._make, row["headers"])),
                     tuple((root, name) for root, name in row["absent"]),
                 ),
                 row["entry"],

@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,12 +17,12 @@ from preheat.events import Events
 from preheat.store import DiskStore
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock, hold
-from tests.store.support import blob_of, digest_of
+from tests.store.entries import blob_of, digest_of
 
 
 def main(role: str, *arguments: str) -> None:
     """Play the role; trouble ends the process with a traceback."""
-    roles = {
+    roles: dict[str, Callable[..., None]] = {
         "hold": hold_until_told,
         "hold-and-fork": hold_and_fork,
         "fork-and-release": fork_and_release,
@@ -127,13 +127,16 @@ def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
         disk.put(digest_of(number), blob_of(number, 1000 * number))
 
 
-def put_and_die_at_every_line(root: str, locks: str) -> None:
-    """Kill a forked child at the first line of a put, another at the second, until one gets through."""
+def put_and_die_at_every_line(roots: str, locks: str) -> None:
+    """Kill a forked child at the first line of a put, another at the second, until one gets through.
+
+    `roots` may have a place for the number of the child.
+    """
     deaths = 0
     while True:
         child = os.fork()
         if child == 0:
-            disk = open_disk(root, locks)
+            disk = open_disk(roots.format(deaths), locks)
             sys.settrace(_Executioner(deaths))
             disk.put(digest_of(deaths), blob_of(deaths, 5000))
             os._exit(0)

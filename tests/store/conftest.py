@@ -23,9 +23,7 @@ def open_disk(tmp_path: Path, events: Events, clock: Clock) -> Callable[..., Dis
 
     def open_one(limit: int = 8 << 30, max_files: int = 100_000) -> DiskStore:
         root, locks = tmp_path / "cache", tmp_path / "locks"
-        return DiskStore(
-            root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock
-        )
+        return DiskStore(root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock)
 
     return open_one
 

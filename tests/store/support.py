@@ -1,8 +1,7 @@
-"""What the store's tests share: entries, a clock to turn, other processes, small file systems."""
+"""What the store's tests share: a clock to turn, other processes, small file systems."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -13,22 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat import container
-
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
-
-
-def digest_of(number: int) -> str:
-    """The digest of entry `number`."""
-    return hashlib.sha256(str(number).encode()).hexdigest()
-
-
-def blob_of(number: int, size: int = 100, by: str = "") -> bytes:
-    """The bytes of entry `number`: always the same for the same arguments."""
-    code = hashlib.shake_128(f"{number} {by}".encode()).digest(size)
-    return container.pack(digest_of(number), {"number": number, "by": by}, {"code": code})
 
 
 class Clock:
@@ -63,7 +49,11 @@ def line(child: subprocess.Popen[str]) -> str:
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:
-    """What each child said, once all have ended well."""
+    """What each child said, once all have ended well; those that wait for their stdin go on at once."""
+    for child in children:
+        if child.stdin is not None:
+            child.stdin.close()
+            child.stdin = None
     said = [child.communicate(timeout=60) for child in children]
     assert [(child.returncode, errors) for child, (_, errors) in zip(children, said, strict=True)] == [
         (0, "") for _ in children

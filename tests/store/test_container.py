@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from preheat import container
 from preheat.container import DamagedEntryError, pack, unpack
-from tests.store.support import blob_of, digest_of
+from tests.store.entries import blob_of, digest_of
 
 DIGEST = digest_of(1)
 SMALL = pack(DIGEST, {"kind": "test", "größe": 3}, {"code": bytes(range(40)), "log": b""})
@@ -22,7 +22,9 @@ HEAD = struct.Struct("<8sH32sI")
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
-values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(texts, v, max_size=3))
+values = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(texts, v, max_size=3)
+)
 metas = st.dictionaries(texts, values, max_size=4)
 
 
@@ -69,7 +71,8 @@ def test_random_bytes_after_a_right_head_are_damaged(tail: bytes) -> None:
 
 
 @given(
-    text=st.binary(max_size=40) | st.builds(header, values | st.lists(st.tuples(scalars, scalars)), metas),
+    text=st.binary(max_size=40)
+    | st.builds(header, values | st.lists(st.tuples(scalars, scalars)), metas),
     payload=st.binary(max_size=40),
     length=st.none() | st.integers(0, 2**32 - 1),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -153,11 +152,11 @@ def show(key: str, ptx: bool, as_json: bool) -> None:
                 "toolchain": artifact.toolchain,
                 "parts": [list(part) for part in artifact.parts],
                 "names": dict(artifact.names),
-                "kernels": [dataclasses.asdict(entry) for entry in artifact.entries],
-                "headers": [dataclasses.asdict(header) for header in artifact.headers],
+                "kernels": [_as_dict(entry) for entry in artifact.entries],
+                "headers": [header._asdict() for header in artifact.headers],
                 "cubin_bytes": len(artifact.cubin),
                 "ptx_bytes": len(artifact.ptx),
-                "provenance": dataclasses.asdict(artifact.provenance),
+                "provenance": artifact.provenance._asdict(),
                 "log": artifact.log,
             }
         )
@@ -190,6 +189,14 @@ def _described(artifact: Artifact) -> Iterator[str]:
     if artifact.log.strip():
         yield "\ncompiler log"
         yield from (f"  {line}" for line in artifact.log.rstrip().split("\n"))
+
+
+def _as_dict(entry: EntryPoint) -> dict[str, Any]:
+    return {
+        **entry._asdict(),
+        "parameters": [parameter._asdict() for parameter in entry.parameters],
+        "resources": entry.resources._asdict() if entry.resources else None,
+    }
 
 
 def _kernel(entry: EntryPoint) -> Iterator[str]:

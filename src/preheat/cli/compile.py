@@ -58,25 +58,22 @@ def command(
         _make_directory(output)
     watch = _Watch()
     builder = Builder.open(events=Events(log_faults(), watch))
-    rows, failures = [], []
+    rows: list[dict[str, Any]] = []
+    failures: list[tuple[str, Arch, PreheatError]] = []
     with progress("compiling", len(jobs)) as bar, ThreadPoolExecutor(os.cpu_count()) as threads:
-        running = {
-            threads.submit(builder.build, program, arch): (file, arch) for file, program, arch in jobs
-        }
+        running = [threads.submit(builder.build, program, arch) for _, program, arch in jobs]
         try:
-            for job in as_completed(running):
-                file, arch = running[job]
-                bar.step(f"{file} {arch}")
+            for _ in as_completed(running):
+                now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
+                bar.step(", ".join(sorted(now)))
+            for (file, _, arch), job in zip(jobs, running, strict=True):
                 try:
-                    artifact = job.result()
+                    rows.append(_row(file, arch, job.result(), watch, output))
                 except PreheatError as error:
                     failures.append((file, arch, error))
-                    continue
-                rows.append(_row(file, arch, artifact, watch, output))
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    rows.sort(key=lambda row: (files.index(row["file"]), row["arch"]))
     _report(rows, failures, as_json=as_json)
     return 1 if failures else 0
 

@@ -100,7 +100,7 @@ def progress(title: str, total: int, *, show: bool | None = None) -> Iterator[Pr
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[doing]}"),
-        console=Console(stderr=True),
+        console=Console(stderr=True, force_terminal=True),
         transient=True,
     ) as bar:
         task = bar.add_task(title, total=total, doing="")

@@ -23,8 +23,12 @@ __all__ = ["HeaderState", "Memo", "Untrackable", "change", "observe"]
 #: The root of names that were included by absolute path.
 ABSOLUTE = "/"
 
-_INCLUDE = re.compile(r'#\s*include(?:_next)?\s*(?:<([^>\n]+)>|"([^"\n]+)")')
+_INCLUDE = re.compile(r'(?:#|%:)\s*include(?:_next)?\s*(?:<([^>\n]+)>|"([^"\n]+)")')
+_COMPUTED = re.compile(r'(?:#|%:)\s*include(?:_next)?\b(?!\s*[<"])')
 _PROBE = re.compile(r"__has_include(?:_next)?\s*\(\s*([^)]*)\)")
+_ALIAS = re.compile(
+    r"(?P<asked>(?:\bdefined\s*\(?|#\s*(?:el)?ifn?def)\s*)?\b__has_include(?:_next)?\b(?!\s*\()"
+)
 _LITERAL = re.compile(r'<([^>]+)>|"([^"]+)"')
 _RACY = 2_000_000_000  # ns: a file stamped this close to the moment it was hashed may still change
 
@@ -121,7 +125,9 @@ def observe(
     in_memory = dict(program.headers)
     watch = _Watch(roots, set(in_memory))
     headers: dict[tuple[str, str], Header] = {}
-    theirs = set(toolkit)
+    computed: list[tuple[str, str]] = []  # where `#include MACRO` stands
+    places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
+    theirs = {label for label, place in roots.items() if os.path.realpath(place) in places}
     for text in (program.source, *in_memory.values()):
         watch.read(text, None, None)
         watch.probe(text, mine=True, theirs=theirs)
@@ -136,7 +142,7 @@ def observe(
                 raise Untrackable(f"header {name} changed while the program was compiled")
             headers[root, name] = Header(root, name, memo.digest(path))
             with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
+                text = file.read().replace("\\\n", "")
         except OSError as fault:
             raise Untrackable(f"header {name} cannot be read back: {fault}") from None
         mine = root not in theirs
@@ -145,6 +151,10 @@ def observe(
         watch.read(text, root, os.path.dirname(name))
         watch.name(name, root)
         watch.probe(text, mine=mine, theirs=theirs)
+        if mine and _COMPUTED.search(text):
+            computed.append((root, os.path.dirname(name)))
+    for root, directory in computed:
+        watch.beside(root, directory, [name for _, name in headers])
     for root, name in watch.also:
         headers.setdefault((root, name), Header(root, name, memo.digest(f"{roots[root]}/{name}")))
     return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)))
@@ -157,6 +167,7 @@ class _Watch:
         self._roots, self._in_memory = roots, in_memory
         self._seen: set[tuple[str | None, str]] = set()
         self._exists: dict[str, bool] = {}
+        self._files: dict[str, bool] = {}
         self.absent: set[tuple[str, str]] = set()
         self.also: set[tuple[str, str]] = set()  # files whose existence was probed, not contents
 
@@ -175,11 +186,19 @@ class _Watch:
                 return
             self._must_stay_absent(earlier, name)
 
+    def beside(self, root: str, directory: str, names: Iterable[str]) -> None:
+        """An include nobody can read: whatever was opened could be hidden by a file next to it."""
+        for name in names:
+            self._must_stay_absent(root, os.path.join(directory, name))
+
     def probe(self, text: str, *, mine: bool, theirs: set[str]) -> None:
         """`__has_include`: fine where its answer is known to be the toolkit's or ours, else not."""
         if "__has_include" not in text:
             return
-        for spelled in _PROBE.findall(without_comments(text, strings=True)):
+        text = without_comments(text, strings=True)
+        if mine and any(not alias["asked"] for alias in _ALIAS.finditer(text)):
+            raise Untrackable("__has_include under another name cannot be followed")
+        for spelled in _PROBE.findall(text):
             literal = _LITERAL.fullmatch(spelled.strip())
             if literal is None:  # a macro's parameter: the toolkit wraps its own probes so
                 if mine:
@@ -202,7 +221,7 @@ class _Watch:
             return None
         passed: list[tuple[str, str]] = []
         for root, candidate in ([beside] if beside else []) + [(r, name) for r in self._roots]:
-            if self._there(f"{self._roots.get(root, '')}/{candidate}"):
+            if self._is_file(f"{self._roots.get(root, '')}/{candidate}"):
                 for place in passed:
                     self._must_stay_absent(*place)
                 return root
@@ -228,6 +247,11 @@ class _Watch:
         if path not in self._exists:
             self._exists[path] = os.path.lexists(path)
         return self._exists[path]
+
+    def _is_file(self, path: str) -> bool:
+        if path not in self._files:
+            self._files[path] = os.path.isfile(path)
+        return self._files[path]
 
 
 def _located(spelled: str, roots: Mapping[str, str]) -> tuple[str, str]:

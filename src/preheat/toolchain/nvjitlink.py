@@ -45,4 +45,4 @@ def _name(error: Any) -> str:
 def _log(link: Any, size_of: Callable[[Any], int], get: Callable[[Any, bytearray], None]) -> str:
     text = bytearray(size_of(link))
     get(link, text)
-    return bytes(text).rstrip(b"\0").decode("utf-8", "replace")
+    return bytes(text).replace(b"\0", b"").decode("utf-8", "replace")

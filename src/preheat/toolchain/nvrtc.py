@@ -94,4 +94,5 @@ def _bytes(program: Any, size_of: Any, get: Any) -> bytes:
 
 
 def _text(program: Any, size_of: Any, get: Any) -> str:
-    return _bytes(program, size_of, get).rstrip(b"\0").decode("utf-8", "replace")
+    # What the front end and the assembler say is joined with a NUL byte.
+    return _bytes(program, size_of, get).replace(b"\0", b"").decode("utf-8", "replace")

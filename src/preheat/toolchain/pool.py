@@ -48,18 +48,26 @@ class WorkerPool:
         """
         request = frames.encode(message, blocks)
         with self._slots:
-            worker = self._take()
-            try:
-                reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
-            except BaseException as failure:
-                self._drop(worker, f"{type(failure).__name__}: {failure}")
-                raise
-            if reply.message.get("status") in _CLEAN:
-                with self._lock:
-                    self._idle.append(worker)
-            else:
-                self._drop(worker, str(reply.message["status"]))
+            while (reply := self._ask(self._take(), request)) is None:
+                pass
             return reply
+
+    def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
+        """The reply of one worker; None when it turns out to have left, idle for long enough."""
+        try:
+            reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
+        except _LeftError:
+            self._drop(worker, "idle")
+            return None
+        except BaseException as failure:
+            self._drop(worker, f"{type(failure).__name__}: {failure}")
+            raise
+        if reply.message.get("status") in _CLEAN:
+            with self._lock:
+                self._idle.append(worker)
+        else:
+            self._drop(worker, str(reply.message["status"]))
+        return reply
 
     def close(self) -> None:
         """End the idle workers."""
@@ -100,10 +108,15 @@ class WorkerPool:
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
 
 
+class _LeftError(Exception):
+    """A worker that had been idle left just when it was wanted again."""
+
+
 class _Worker:
     """One process and the pipes to it."""
 
     def __init__(self) -> None:
+        self._served = False
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
         env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
@@ -166,7 +179,9 @@ class _Worker:
                     size -= len(part)
                 return b"".join(parts)
 
-            return frames.read(exactly)
+            reply = frames.read(exactly)
+            self._served = True
+            return reply
 
     def end(self) -> None:
         """Stop the process whatever it is doing, and reap it."""
@@ -190,6 +205,8 @@ class _Worker:
 
     def _died(self) -> NoReturn:
         code = self._process.wait()
+        if code == 0 and self._served:
+            raise _LeftError
         how = f"exit status {code}"
         if code < 0:
             with suppress(ValueError):

@@ -7,6 +7,7 @@ emit megabytes of them and a signature needs none.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,10 +169,10 @@ def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
 
 
 def _functions(clean: str) -> Iterator[Function]:
-    at = 0
+    at, breaks = 0, [found.start() for found in re.finditer("\n", clean)]
     while match := _HEAD.search(clean, at):
         end = _head_end(clean, match.end())
-        line = clean.count("\n", 0, match.start("kind")) + 1
+        line = bisect_left(breaks, match.start("kind")) + 1
         body, body_start, at = None, end, end + 1
         if clean[end : end + 1] == "{":
             close = _matching_brace(clean, end)
@@ -187,7 +188,7 @@ def _functions(clean: str) -> Iterator[Function]:
             ),
             line=line,
             body=body,
-            body_line=clean.count("\n", 0, body_start) + 1,
+            body_line=bisect_left(breaks, body_start) + 1,
         )
 
 

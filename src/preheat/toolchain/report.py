@@ -12,12 +12,13 @@ from preheat.program import Program
 __all__ = ["diagnostics", "localized", "resources", "split_timing", "unknown_name"]
 
 _FRONT = re.compile(
-    r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: (?P<message>.*)"
+    r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: "
+    r"(?P<message>.*)"
 )
 _PTX_LINE = re.compile(
-    r" ?ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
+    r"ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
 )
-_PLAIN = re.compile(r" ?(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
+_PLAIN = re.compile(r"(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
 _CARET = re.compile(r"\s*\^")
 _ROOT = re.compile(r"(?<![\w/])@(\w+)/")
 _PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")

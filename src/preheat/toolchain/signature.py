@@ -16,10 +16,12 @@ __all__ = ["PROBE", "entry_points", "probe_names", "probes"]
 #: which `extern "C"` names do not.
 PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
 _PROBE_NAME = "__preheat_sig"
-_WORDS = r"(?:[\w\s]|__launch_bounds__\s*\([^)]*\))*?"
+_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_WORDS = rf"(?:[\w\s]|__\w+__\s*{_NESTED})*?"  # `__launch_bounds__(128, 2)` may stand anywhere
+_NAME = r"\b(?!__\w+__\s*\()(\w+)\s*\("
 _EXTERN_C = re.compile(r'extern\s*"C"\s*(\{)?')
 _KERNEL = re.compile(
-    rf"__global__{_WORDS}\bvoid\b{_WORDS}\b(\w+)\s*\(|void\s{_WORDS}__global__{_WORDS}\b(\w+)\s*\("
+    rf"__global__{_WORDS}\bvoid\b{_WORDS}{_NAME}|\bvoid\s{_WORDS}__global__{_WORDS}{_NAME}"
 )
 
 

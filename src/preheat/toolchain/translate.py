@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from preheat.errors import (
     UnknownEntryError,
 )
 from preheat.program import Program
-from preheat.toolchain import lint, ptx, report, signature
+from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -34,6 +37,7 @@ _REJECTED = {
     "ERROR_INVALID_INPUT",
     "ERROR_INCORRECT_INPUT_TYPE",
 }
+_UNKNOWN_ARCH = {"ERROR_UNSUPPORTED_ARCH", "ERROR_UNRECOGNIZED_ARCH"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,10 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
         bad = report.unknown_name(error.log, program.names)
         if bad is None:
             raise
-        known = _nvrtc(pool, replace(program, names=()), arch, roots, {}).entries
-        raise UnknownEntryError(bad, program.label, [e.title for e in known]) from error
+        known = [e.title for e in _nvrtc(pool, replace(program, names=()), arch, roots, {}).entries]
+        if bad in known:  # it is there, only not as one kernel: the compiler says it better
+            raise
+        raise UnknownEntryError(bad, program.label, known) from error
 
 
 def _nvrtc(
@@ -90,17 +96,16 @@ def _nvrtc(
         "options": program.options,
         "names": [*program.names, *probes.values()],
         "roots": roots,
-        "trace": True,
     }
     source = program.source + (signature.PROBE if probes else "")
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     started_ns = time.time_ns()
     try:
-        reply, made = pool.call(message, blocks)
+        reply, made = _traced(pool, message, blocks)
     except CompilerCrashError:
         # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
-        reply, made = pool.call({**message, "trace": False}, blocks)
+        reply, made = pool.call({**message, "scratch": None}, blocks)
     log = _accepted(reply, program, arch, roots)
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
@@ -119,6 +124,24 @@ def _nvrtc(
         opened=None if opened is None else tuple(opened),
         started_ns=started_ns,
     )
+
+
+def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
+    """The reply to a request that gets a directory to work in, gone afterwards whatever happens."""
+    scratch = _scratch()
+    try:
+        return pool.call({**message, "scratch": scratch}, blocks)
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch() -> str | None:
+    """A private directory, in memory where there is such a place; None when there is none at all."""
+    for parent in ("/dev/shm", None):
+        with suppress(OSError):
+            return tempfile.mkdtemp(prefix="preheat-", dir=parent)
+    return None
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
@@ -162,6 +185,8 @@ def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Map
     status, log = reply["status"], reply["log"]
     if status in ("NVRTC_SUCCESS", "SUCCESS"):
         return str(log)
+    if status in _UNKNOWN_ARCH:
+        raise InputError(f"{program.label}: nvJitLink cannot assemble for {arch}")
     log = report.localized(log, roots)
     if status in _REJECTED:
         rows = report.diagnostics(log, program)

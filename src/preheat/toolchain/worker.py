@@ -12,9 +12,8 @@ import re
 import select
 import shutil
 import sys
-import tempfile
+import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ def main() -> None:
     # Replies get a descriptor of their own: what a compiler prints must not end up between them.
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    request: dict[str, Any] = {}
+    threading.Thread(target=_leave_with_parent, args=(requests, request), daemon=True).start()
 
     def exactly(size: int) -> bytes:
         parts = []
@@ -48,9 +49,20 @@ def main() -> None:
             message, blocks = frames.read(exactly)
         except EOFError:
             return
+        request["scratch"] = message.get("scratch")
         view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))
         while view:
             view = view[os.write(replies, view) :]
+
+
+def _leave_with_parent(requests: int, request: dict[str, Any]) -> None:
+    """End at once, even amid a compile, when the process that asked for it is gone."""
+    hang_up = select.poll()
+    hang_up.register(requests, 0)
+    hang_up.poll()
+    if request.get("scratch"):
+        shutil.rmtree(request["scratch"], ignore_errors=True)
+    os._exit(0)
 
 
 Answer = tuple[dict[str, Any], dict[str, bytes]]
@@ -95,16 +107,15 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
     # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
     # of this machine reaches the binary, and what it opened comes back as (root, name).
-    home = _scratch()
-    options = [f"--gpu-architecture={message['arch']}", "-Xptxas=-v"]
+    scratch = message["scratch"]
+    options = [f"--gpu-architecture={message['arch']}", "-Xptxas=-v", "--frandom-seed=preheat"]
     try:
-        if home is not None:
-            os.chdir(home)
+        if scratch is not None:
+            os.chdir(scratch)
             for label, directory in message["roots"].items():
                 os.symlink(directory, f"@{label}")
                 options.append(f"-I@{label}")
-            if message["trace"]:
-                options.append(f"--fdevice-time-trace={home}/trace")
+            options.append(f"--fdevice-time-trace={scratch}/trace")
         else:
             options += [f"-I{directory}" for directory in message["roots"].values()]
         started = time.perf_counter()
@@ -122,12 +133,10 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
             "seconds": time.perf_counter() - started,
             "opened": None,
         }
-        if home is not None and message["trace"] and done.status == "NVRTC_SUCCESS":
-            answer["opened"] = nvrtc.opened_headers(Path(home, "trace.json"))
+        if scratch is not None and done.status == "NVRTC_SUCCESS":
+            answer["opened"] = nvrtc.opened_headers(Path(scratch, "trace.json"))
     finally:
-        if home is not None:
-            os.chdir("/")
-            shutil.rmtree(home, ignore_errors=True)
+        os.chdir("/")
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
     answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
     return answer, {"cubin": done.cubin, "ptx": done.ptx}
@@ -150,14 +159,6 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
 
 _ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
-
-
-def _scratch() -> str | None:
-    """A private directory, in memory where there is such a place; None when there is none at all."""
-    for parent in ("/dev/shm", None):
-        with suppress(OSError):
-            return tempfile.mkdtemp(prefix="preheat-", dir=parent)
-    return None
 
 
 def _demangle(name: str) -> str | None:

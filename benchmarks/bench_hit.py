@@ -1,0 +1,178 @@
+"""Whole lookups, against cuda.core: in a process, from a fresh process, and many processes at once.
+
+The kernel is the same text in both. Cold compiles bypass the compiler's own cache. The process rows
+include starting Python, importing the library, making the key and reading the entry; neither touches a
+GPU. Not like for like: cuda.core's cache has no verification, no header tracking and no single flight.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from common import median_us, program_cache, ratio, report, us
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.events import Events
+from preheat.program import Program
+
+SOURCE = """
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+CUB = """
+#include <cub/block/block_reduce.cuh>
+extern "C" __global__ void total(int* x) {
+    using Reduce = cub::BlockReduce<int, 128>;
+    __shared__ typename Reduce::TempStorage storage;
+    int sum = Reduce(storage).Sum(x[threadIdx.x]);
+    if (threadIdx.x == 0) x[0] = sum;
+}
+"""
+PROCESSES, KERNELS = 8, 20
+
+OURS = """
+import sys
+import preheat
+for i in range(int(sys.argv[1])):
+    preheat.compile(SOURCE.replace("saxpy", f"k{i}"), "sm_90", options=["--no-cache"])
+if len(sys.argv) > 2:
+    print(int(preheat.default_builder().stats()["process"].get("compiles", 0)))
+"""
+THEIRS = """
+import sys
+from cuda.core import Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+cache = FileStreamProgramCache(CACHE)
+options = ProgramOptions(arch="sm_90", no_cache=True)
+compiles = 0
+for i in range(int(sys.argv[1])):
+    source = SOURCE.replace("saxpy", f"k{i}")
+    key = make_program_cache_key(code=source, code_type="c++", options=options, target_type="cubin")
+    if cache.get(key) is None:
+        cache[key] = Program(source, "c++", options).compile("cubin")
+        compiles += 1
+if len(sys.argv) > 2:
+    print(compiles)
+"""
+
+
+def script(body: str, root: Path) -> str:
+    return f"SOURCE = {SOURCE!r}\nCACHE = {str(root / 'theirs')!r}\n{body}"
+
+
+def environment(root: Path) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**env, "PREHEAT_CACHE_DIR": str(root / "ours"), "PREHEAT_LOCK_DIR": str(root / "locks")}
+
+
+def run(body: str, root: Path, *args: str) -> str:
+    command = [sys.executable, "-c", script(body, root), *args]
+    return subprocess.run(
+        command, env=environment(root), check=True, capture_output=True, text=True
+    ).stdout
+
+
+def median_run(body: str, root: Path, count: int = 15) -> float:
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        run(body, root, "1")
+        times.append((time.perf_counter() - started) * 1e6)
+    return statistics.median(times)
+
+
+def bench_in_process(root: Path) -> None:
+    from cuda.core import ProgramOptions
+    from cuda.core.utils import make_program_cache_key
+
+    config = Config(cache_dirs=(root / "ours",), lock_dir=root / "locks")
+    builder = Builder.open(config, events=Events())
+    rows = []
+    options = ProgramOptions(arch="sm_90")
+    theirs = program_cache()(root / "theirs")
+    for name, source in (("saxpy", SOURCE), ("cub block reduce", CUB)):
+        program = Program.of(source, label="k.cu")
+        made = builder.build(program, "sm_90")
+        memory = median_us(partial(builder.build, program, "sm_90"), number=100)
+
+        def from_disk(p: Program = program) -> None:
+            builder.store.tiers[0].clear()  # type: ignore[attr-defined]
+            builder.build(p, "sm_90")
+
+        disk = median_us(from_disk, number=100)
+
+        def lookup(code: str = source, blob: bytes = made.cubin) -> None:
+            key = make_program_cache_key(
+                code=code,
+                code_type="c++",
+                options=options,
+                target_type="cubin",
+                **({"extra_digest": b"headers"} if "#include" in code else {}),
+            )
+            if theirs.get(key) is None:
+                theirs[key] = blob
+
+        plain = median_us(lookup, number=100)
+        files = len(made.headers)
+        rows.append((name, files, us(memory), us(disk), us(plain), ratio(plain, disk)))
+    builder.close()
+    head = (
+        "program",
+        "headers checked",
+        "preheat memory",
+        "preheat disk",
+        "cuda.core file",
+        "disk ratio",
+    )
+    report("bench_hit", "Key and hit in a running process", head, rows)
+
+
+def bench_process_start(root: Path) -> None:
+    run(OURS, root, "1")
+    run(THEIRS, root, "1")
+    bare = median_run("import sys", root)
+    ours, theirs = median_run(OURS, root), median_run(THEIRS, root)
+    rows = [("process start to first hit", us(bare), us(ours), us(theirs), ratio(theirs, ours))]
+    report("bench_hit", "A fresh process", ("", "bare Python", "preheat", "cuda.core", "ratio"), rows)
+
+
+def bench_storm(root: Path) -> None:
+    """Every process wants the same kernels, and nothing is cached."""
+    rows = []
+    for name, body in (("preheat", OURS), ("cuda.core", THEIRS)):
+        place = root / f"storm-{name}"
+        place.mkdir()
+        run(body, place, "0")  # find the compilers once: a process of its own does that on any machine
+        started = time.perf_counter()
+        command = [sys.executable, "-c", script(body, place), str(KERNELS), "count"]
+        running = [
+            subprocess.Popen(command, env=environment(place), stdout=subprocess.PIPE, text=True)
+            for _ in range(PROCESSES)
+        ]
+        compiles = sum(int(process.communicate()[0]) for process in running)
+        rows.append((name, compiles, time.perf_counter() - started))
+    theirs = rows[1][2]
+    table = [(n, c, f"{s:.2f} s", f"{theirs / s:.2f} x") for n, c, s in rows]
+    head = ("", "compiles", "wall", "against cuda.core")
+    report("bench_hit", f"{PROCESSES} processes, {KERNELS} kernels, empty cache", head, table)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
+        root = Path(place)
+        bench_in_process(root)
+        bench_process_start(root)
+        bench_storm(root)
+
+
+if __name__ == "__main__":
+    main()

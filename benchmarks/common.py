@@ -1,0 +1,94 @@
+"""What the benchmarks share: timing, the machine they ran on, tables and result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+_PACKAGES = (
+    *("preheat", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "xxhash"),
+)
+
+
+def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) -> float:
+    """Microseconds a call: the median of `repeat` runs of `number` calls, after a warm-up."""
+    for _ in range(min(number, 50)):
+        act()
+    runs = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        for _ in range(number):
+            act()
+        runs.append((time.perf_counter() - started) / number * 1e6)
+    return statistics.median(runs)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, Python and the versions of what is compared."""
+    cpu = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "-"
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": packages,
+    }
+
+
+def report(name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table and keep it, with the machine, under `results/`."""
+    cells = [[str(c) for c in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    print(f"\n{title}")
+    for row in cells:
+        print(
+            "  ".join(
+                c.rjust(w) if i else c.ljust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+        )
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    kept = json.loads(file.read_text()) if file.exists() else {"tables": {}}
+    kept["machine"] = machine()
+    kept["tables"][title] = {"head": list(head), "rows": [list(row) for row in rows]}
+    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+
+
+def us(value: float) -> str:
+    """Microseconds with three digits that mean something."""
+    return f"{value:.3g} µs" if value < 1000 else f"{value / 1000:.3g} ms"
+
+
+def ratio(theirs: float, ours: float) -> str:
+    """How many times faster ours is."""
+    return f"{theirs / ours:.2f} x"
+
+
+def program_cache() -> Any:
+    """cuda.core's file cache, or an explanation and exit when it is not installed."""
+    try:
+        from cuda.core.utils import FileStreamProgramCache
+    except ImportError:
+        sys.exit("cuda.core is not installed: pip install 'preheat[bench]'")
+    return FileStreamProgramCache

@@ -1,0 +1,18 @@
+"""Entries for tests, each known by its number. Imports little, so that child processes start fast."""
+
+from __future__ import annotations
+
+import hashlib
+
+from preheat import container
+
+
+def digest_of(number: int) -> str:
+    """The digest of entry `number`."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def blob_of(number: int, size: int = 100, by: str = "") -> bytes:
+    """The bytes of entry `number`: always the same for the same arguments."""
+    code = hashlib.shake_128(f"{number} {by}".encode()).digest(size)
+    return container.pack(digest_of(number), {"number": number, "by": by}, {"code": code})

@@ -1,0 +1,198 @@
+"""One owner at a time, whatever happens to owners."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from preheat.store.lock import FileLock, hold
+from tests.store.support import finish, kill, line, start
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def test_a_free_lock_is_taken_at_once(path: Path) -> None:
+    assert FileLock(path).acquire(0)
+
+
+def test_only_one_of_two_processes_has_it(path: Path) -> None:
+    owner = start("hold", path)
+    assert line(owner) == "held"
+    assert not FileLock(path).acquire(0)
+    finish(owner)
+    assert FileLock(path).acquire(1)
+
+
+def test_two_lock_objects_of_one_process_exclude_each_other(path: Path) -> None:
+    first, second = FileLock(path), FileLock(path)
+    assert first.acquire(0)
+    assert not second.acquire(0)
+    first.release()
+    assert second.acquire(0)
+
+
+def test_taking_a_held_lock_again_fails_and_keeps_it(path: Path) -> None:
+    lock = FileLock(path)
+    assert lock.acquire(0)
+    assert not lock.acquire(0)
+    assert not FileLock(path).acquire(0)
+    lock.release()
+    assert FileLock(path).acquire(0)
+
+
+def test_other_locks_are_not_blocked(path: Path) -> None:
+    with hold(path, 0), hold(path.with_name("other"), 0) as mine:
+        assert mine
+
+
+def test_a_wait_is_bounded(path: Path) -> None:
+    with hold(path, 0):
+        started = time.monotonic()
+        assert not FileLock(path).acquire(0.2)
+        assert 0.2 <= time.monotonic() - started < 1
+
+
+def test_a_waiter_gets_it_when_the_owner_is_done(path: Path) -> None:
+    owner = start("hold", path)
+    line(owner)
+    outcome: list[bool] = []
+    waiter = threading.Thread(target=lambda: outcome.append(FileLock(path).acquire(10)))
+    waiter.start()
+    finish(owner)
+    waiter.join()
+    assert outcome == [True]
+
+
+def test_a_killed_owner_is_succeeded_within_a_second(path: Path) -> None:
+    owner = start("hold", path)
+    line(owner)
+    assert not FileLock(path).acquire(0)
+    kill(owner)
+    assert path.exists(), "its file stays behind and must not matter"
+    assert FileLock(path).acquire(1)
+
+
+def test_releasing_removes_the_file(path: Path) -> None:
+    with hold(path, 0):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:
+    with hold(path, 0):
+        stranger = FileLock(path)
+        stranger.release()
+        stranger.acquire(0)
+        stranger.release()
+        assert not FileLock(path).acquire(0)
+
+
+def test_the_lock_is_given_back_when_the_block_fails(path: Path) -> None:
+    with pytest.raises(KeyError), hold(path, 0):
+        raise KeyError
+    assert FileLock(path).acquire(0)
+
+
+def test_no_descriptor_is_left_open(path: Path) -> None:
+    with hold(path, 0):
+        pass
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with hold(path, 0), hold(path, 0):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("where", ["missing/lock", "file/lock"])
+def test_a_place_that_allows_no_locks_is_an_error(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="irectory"):
+        FileLock(tmp_path / where).acquire(5)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path, path: Path) -> None:
+    path.symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        FileLock(path).acquire(5)
+    assert not (tmp_path / "target").exists()
+
+
+# Fork
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(path: Path) -> None:
+    owner = start("hold-and-fork", path)
+    child = int(line(owner))
+    try:
+        assert not FileLock(path).acquire(0)
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+        os.kill(child, 0)
+        assert FileLock(path).acquire(1)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        owner.communicate()
+
+
+def test_a_forked_child_cannot_release_the_lock_of_its_parent(path: Path) -> None:
+    owner = start("fork-and-release", path)
+    assert line(owner) == "held"
+    assert path.exists()
+    assert not FileLock(path).acquire(0)
+    finish(owner)
+
+
+def test_a_copied_lock_object_does_not_release_another_lock_of_the_child(path: Path) -> None:
+    assert finish(start("fork-and-lock-again", path, path.with_name("other"))) == ["held\n"]
+
+
+# The file that comes and goes
+
+
+def test_a_lock_on_a_file_that_was_unlinked_meanwhile_does_not_count(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def opened_too_early(*arguments: object) -> int:
+        descriptor = opened(*arguments)  # type: ignore[arg-type]
+        os.unlink(path)
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened_too_early)
+        assert not FileLock(path).acquire(0)
+    assert FileLock(path).acquire(0)
+
+
+def test_a_lock_on_a_file_that_was_replaced_meanwhile_does_not_count(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+    winner = FileLock(path)
+
+    def opened_too_early(*arguments: object) -> int:
+        descriptor = opened(*arguments)  # type: ignore[arg-type]
+        os.unlink(path)
+        monkeypatch.setattr(os, "open", opened)
+        assert winner.acquire(0)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened_too_early)
+    assert not FileLock(path).acquire(0)
+
+
+def test_no_update_is_lost_when_many_processes_count(path: Path, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    finish(*(start("count-under-lock", path, counter, 200) for _ in range(5)))
+    assert counter.read_text() == "1000"
+    assert not path.exists()

@@ -1,0 +1,370 @@
+"""The command line: data on stdout, talk on stderr, one clear line for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from preheat.cli import main
+from preheat.cli.output import columns, count, duration, progress, size
+from tests.conftest import SAXPY
+
+PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Runs the command line on a cache of the test's own, in the test's directory."""
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PREHEAT_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(args))
+        out, err = capsys.readouterr()
+        return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
+
+    return run
+
+
+@pytest.fixture
+def saxpy(tmp_path: Path) -> str:
+    (tmp_path / "saxpy.cu").write_text(SAXPY)
+    return "saxpy.cu"
+
+
+# compile
+
+
+def test_compile_says_what_it_made_and_then_what_it_found(cli: Cli, saxpy: str) -> None:
+    first, second = (cli("compile", saxpy, "--arch", "sm_90") for _ in range(2))
+    assert (first.code, second.code) == (0, 0)
+    assert first.out.startswith("saxpy.cu  sm_90  ")
+    assert "compiled in" in first.out
+    assert "found in disk" in second.out
+    assert second.err.strip() == "0 programs compiled, 1 found in the cache"
+
+
+def test_compile_writes_cubin_and_ptx_where_asked(cli: Cli, saxpy: str, tmp_path: Path) -> None:
+    ran = cli("compile", saxpy, "--arch", "sm_90", "--arch", "sm_100", "-o", "build/deep", "--json")
+    assert ran.code == 0
+    assert sorted(p.name for p in (tmp_path / "build" / "deep").iterdir()) == [
+        *("saxpy.sm_100.cubin", "saxpy.sm_100.ptx", "saxpy.sm_90.cubin", "saxpy.sm_90.ptx")
+    ]
+    rows = ran.json()["compiled"]
+    assert [row["arch"] for row in rows] == ["sm_90", "sm_100"]
+    assert rows[0]["kernels"] == ["saxpy(float, float const*, float*, int)"]
+    assert (tmp_path / "build/deep/saxpy.sm_90.cubin").stat().st_size == rows[0]["bytes"]
+
+
+def test_a_files_own_directory_is_an_include_root(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "v.h").write_text("#define V 1")
+    (tmp_path / "sub" / "k.cu").write_text('#include "v.h"\n__global__ void k(int* x) { *x = V; }')
+    assert cli("compile", "sub/k.cu", "--arch", "sm_90").code == 0
+
+
+def test_options_defines_and_names_reach_the_compiler(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.cu").write_text("template <class T> __global__ void tk(T* p) { *p = V; }")
+    ran = cli(
+        *("compile", "t.cu", "--arch", "sm_90", "-D", "V=3", "-O=-use_fast_math"),
+        *("--name", "tk<float>", "--json"),
+    )
+    assert ran.json()["compiled"][0]["kernels"] == ["tk<float>(float*)"]
+
+
+def test_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "e.ptx").write_text(PTX)
+    assert cli("compile", "e.ptx", "--json").json()["compiled"][0]["arch"] == "sm_80"
+
+
+def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.cu").write_text("__global__ void k(int* x) {\n  *x = missing;\n}\n")
+    ran = cli("compile", "bad.cu", saxpy, "--arch", "sm_90")
+    assert ran.code == 1
+    assert ran.out.startswith("saxpy.cu")
+    assert 'bad.cu:2:8: error: identifier "missing" is undefined' in ran.err
+    assert "1 program compiled, 0 found in the cache, 1 failed" in ran.err
+
+
+def test_what_is_not_cached_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.cu").write_text('extern "C" __global__ void k(char* p) { *p = __TIME__[0]; }')
+    ran = cli("compile", "t.cu", "--arch", "sm_90")
+    assert "t.cu: not cached: the source uses __DATE__, __TIME__ or __TIMESTAMP__" in ran.err
+
+
+BAD: dict[str, tuple[list[str], str, str]] = {
+    "no command": (["frobnicate"], "no such command: frobnicate", "see 'preheat --help'"),
+    "a misspelt command": (["compil"], "did you mean 'compile'?", ""),
+    "no file": (["compile"], "Missing argument", "preheat compile --help"),
+    "a missing file": (["compile", "no.cu", "--arch", "sm_90"], "cannot read no.cu", ""),
+    "a directory": (["compile", ".", "--arch", "sm_90"], ". is a directory", "name the files"),
+    "no architecture": (["compile", "saxpy.cu"], "no architecture given", "--arch sm_90"),
+    "a bad architecture": (["compile", "saxpy.cu", "--arch", "hopper"], "'hopper' is not", "sm_90"),
+    "an unknown option": (["compile", "saxpy.cu", "--frob"], "No such option", "--help"),
+    "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu is empty", ""),
+    "a binary": (["compile", "bin.cu", "--arch", "sm_90"], "not UTF-8", "not a compiled file"),
+    "text that is no PTX": (["compile", "bad.ptx"], "bad.ptx:1: no .version", ""),
+    "an unwritable output": (
+        ["compile", "saxpy.cu", "--arch", "sm_90", "-o", "saxpy.cu/out"],
+        "cannot write to saxpy.cu/out",
+        "",
+    ),
+    "an architecture among the options": (
+        ["compile", "saxpy.cu", "--arch", "sm_90", "-O=-arch=sm_80"],
+        "-arch=sm_80 does not belong",
+        "arch",
+    ),
+    "a key that is none": (["cache", "show", "zz"], "'zz' is not a key", "cache ls"),
+    "a key nobody has": (["cache", "show", "abcdef"], "no entry has the key abcdef", "cache ls"),
+    "a bad size": (["cache", "prune", "--limit", "lots"], "--limit='lots' is not a size", ""),
+    "three things to compare": (["cache", "why", "a", "b", "c"], "one file, or two keys", ""),
+    "why without architecture": (["cache", "why", "saxpy.cu"], "no architecture", "--arch"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_clear_line_and_exit_status_2(
+    what: str, cli: Cli, saxpy: str, tmp_path: Path
+) -> None:
+    del saxpy
+    (tmp_path / "empty.cu").write_text("\n")
+    (tmp_path / "bin.cu").write_bytes(b"\x7fELF\xff\xff")
+    (tmp_path / "bad.ptx").write_text("hello")
+    args, message, hint = BAD[what]
+    ran = cli(*args)
+    assert ran.code == 2
+    assert ran.out == ""
+    first = ran.err.splitlines()[0]
+    assert first.startswith("error: ")
+    assert message in first
+    assert hint in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_bad_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREHEAT_CACHE_LIMIT", "lots")
+    ran = cli("cache", "stats")
+    assert (ran.code, ran.err.splitlines()[0]) == (
+        2,
+        "error: PREHEAT_CACHE_LIMIT='lots' is not a size: use bytes or a unit, such as 512MiB or 2G",
+    )
+
+
+# cache
+
+
+@pytest.fixture
+def key(cli: Cli, saxpy: str) -> str:
+    """The key of the one program in the cache."""
+    digest: str = cli("compile", saxpy, "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
+    return digest
+
+
+def test_cache_dir_prints_the_path_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    assert cli("cache", "dir") == Ran(0, f"{tmp_path / 'cache'}\n", "")
+
+
+def test_cache_ls_lists_programs_and_kernels(cli: Cli, key: str) -> None:
+    ran = cli("cache", "ls")
+    head, row = ran.out.splitlines()
+    assert head.split() == ["KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"]
+    assert row.split()[:3] == [key[:12], "saxpy.cu", "sm_90"]
+    assert row.endswith("saxpy")
+    assert ran.err.startswith("1 entry, ")
+    (only,) = cli("cache", "ls", "--json").json()
+    assert only["key"] == key
+
+
+def test_an_empty_cache_is_said_plainly(cli: Cli) -> None:
+    assert cli("cache", "ls") == Ran(0, "", "The cache is empty\n")
+    assert cli("cache", "prune").err == "Nothing to remove\n"
+
+
+def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
+    told = cli("cache", "show", key[:8]).out
+    for expected in (
+        *(key, "saxpy.cu", "sm_90", "NVRTC 13", "saxpy(float, float const*, float*, int)"),
+        *("offset 8, 8 bytes, u64", "registers", "spills", "toolchain", "ptxas info"),
+    ):
+        assert expected in told
+    assert "Compile time" not in told  # varies by run: not part of what is compared
+    seen = cli("cache", "show", key, "--json").json()
+    assert seen["kernels"][0]["resources"]["registers"] > 0
+    assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
+
+
+def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
+    told = cli("cache", "why", saxpy, "--arch", "sm_100", "-O=-use_fast_math").out
+    assert "not cached: absent" in told
+    assert f"nearest entry: {key[:12]} (saxpy.cu, sm_90)" in told
+    assert "arch: 'sm_90' became 'sm_100'" in told
+    assert "option[0]: '-use_fast_math' is missing in the first" in told
+    assert "is cached" in cli("cache", "why", saxpy, "--arch", "sm_90").out
+
+
+def test_cache_why_names_the_header_that_changed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "v.h").write_text("#define V 1")
+    (tmp_path / "k.cu").write_text('#include "v.h"\n__global__ void k(int* x) { *x = V; }')
+    cli("compile", "k.cu", "--arch", "sm_90")
+    (tmp_path / "v.h").write_text("#define V 22")
+    row = cli("cache", "why", "k.cu", "--arch", "sm_90", "--json").json()
+    assert row["reason"] == "headers: header v.h changed"
+
+
+def test_cache_why_compares_two_keys(cli: Cli, key: str, saxpy: str) -> None:
+    other = cli("compile", saxpy, "--arch", "sm_100", "--json").json()["compiled"][0]["key"]
+    assert cli("cache", "why", key, other).out == "arch: 'sm_90' became 'sm_100'\n"
+
+
+def test_cache_verify_finds_and_repairs_damage(cli: Cli, key: str, tmp_path: Path) -> None:
+    assert cli("cache", "verify").code == 0
+    (file,) = (tmp_path / "cache").rglob("*.heat")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    ran = cli("cache", "verify")
+    assert (ran.code, ran.out) == (1, f"{key}  checksum mismatch\n")
+    assert file.exists()
+    assert cli("cache", "verify", "--repair").code == 0
+    assert not file.exists()
+
+
+def test_cache_stats_count_in_json_as_in_python(cli: Cli, key: str, saxpy: str) -> None:
+    del key
+    cli("compile", saxpy, "--arch", "sm_90")
+    seen = cli("cache", "stats", "--json").json()
+    assert seen["entries"] == 1
+    assert seen["counters"]["compiles"] == 1
+    assert seen["counters"]["hits.disk"] == 1
+    assert "hits               1 (disk 1)" in cli("cache", "stats").out
+
+
+def test_cache_prune_and_clear_count_what_they_remove(cli: Cli, key: str) -> None:
+    assert cli("cache", "pin", key[:8]).code == 0
+    assert cli("cache", "prune", "--files", "0").err == "Nothing to remove\n"
+    assert cli("cache", "unpin", key[:8]).code == 0
+    assert cli("cache", "prune", "--files", "0").err.startswith("Removed 1 file (")
+    assert cli("cache", "clear").err == "The cache is empty\n"
+
+
+def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:
+    cli("compile", saxpy, "--arch", "sm_100")
+    assert cli("cache", "clear", key[:10]).err.startswith("Removed 1 entry (")
+    assert [row["arch"] for row in cli("cache", "ls", "--json").json()] == ["sm_100"]
+
+
+# doctor
+
+
+def test_doctor_finds_everything_in_order(cli: Cli) -> None:
+    ran = cli("doctor", "--json")
+    verdicts = {row["what"]: row["verdict"] for row in ran.json()}
+    assert ran.code == 0
+    for what in ("NVRTC", "nvJitLink", "cuda headers", "cccl headers", "test compile"):
+        assert verdicts[what] == "ok"
+    assert verdicts["PREHEAT_CACHE_DIR"] == "ok"
+
+
+def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    os.chmod(tmp_path / "cache", 0o777)
+    ran = cli("doctor")
+    assert "others can write to it" in ran.out
+    monkeypatch.setenv("PREHEAT_CACHE", "perhaps")
+    ran = cli("doctor")
+    assert ran.code == 1
+    assert "hint: PREHEAT_CACHE: unset PREHEAT_CACHE or correct it" in ran.err
+    assert "1 problem" in ran.err
+
+
+# demo
+
+
+def test_demo_is_hot_the_second_time_with_no_compiler_in_the_process(cli: Cli) -> None:
+    row = cli("demo", "--json").json()
+    assert len(row["kernels"]) == 12
+    assert row["hot_compiles"] == 0
+    assert row["hot_loaded_compiler"] is False
+    assert row["hot_seconds"] < row["cold_seconds"]
+
+
+def test_demo_leaves_the_users_cache_alone(cli: Cli, tmp_path: Path) -> None:
+    assert "block_sort.cu" in cli("demo").out
+    assert not (tmp_path / "cache").exists()
+
+
+# as a process
+
+
+def test_help_has_examples_and_exit_statuses(cli: Cli) -> None:
+    told = cli("--help").out
+    assert "preheat compile kernels/*.cu --arch sm_90" in told
+    assert "Exit status" in told
+    assert "preheat compile saxpy.cu" in cli("compile", "--help").out
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out.startswith("preheat, version ")
+
+
+def test_help_is_quick_and_loads_no_compiler_and_no_rich() -> None:
+    code = (
+        "import sys; from preheat.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(sorted({'rich', 'cuda', 'xxhash', 'subprocess'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_leaves_is_no_error(cli: Cli, key: str) -> None:
+    del cli
+    command = f"{sys.executable} -m preheat.cli cache show {key} | head -1"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert ran.stderr == ""
+    assert ran.stdout.startswith("key")
+
+
+def test_talk_is_words_a_person_would_use() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
+        *("0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB", "3.0 TiB")
+    ]
+    assert [duration(s) for s in (5e-6, 0.035, 1.84, 300)] == ["5 µs", "35 ms", "1.8 s", "5 min"]
+    assert [count(1, "entry"), count(2, "entry"), count(1000, "file")] == [
+        *("1 entry", "2 entries", "1,000 files")
+    ]
+    assert list(columns([("a", "bb"), ("ccc", "d")], right=(1,))) == ["a    bb", "ccc   d"]
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("working", 3) as bar:
+        bar.step("one")
+    assert capsys.readouterr().err == ""
+    with progress("working", 3, show=True) as bar:
+        bar.step("one")
+        time.sleep(0.2)
+    assert "working" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""The documentation is true: every snippet runs, every list is complete, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from preheat.config import VARIABLES
+from preheat.events import EVENTS
+from tests.conftest import SAXPY
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+class Snippet(NamedTuple):
+    page: Path
+    line: int
+    kind: str
+    text: str
+    output: str | None  # of the `text` block that follows a Python one
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def snippets() -> Iterator[Snippet]:
+    for page in PAGES:
+        text = page.read_text()
+        blocks = list(BLOCK.finditer(text))
+        for block, following in zip_longest(blocks, blocks[1:]):
+            line = text.count("\n", 0, block.start()) + 1
+            output = None
+            if following is not None and following[1] == "text" and block[1] == "python":
+                between = text[block.end() : following.start()]
+                output = following[2] if len(between.split()) < 12 else None
+            yield Snippet(page, line, block[1], block[2], output)
+
+
+ALL = list(snippets())
+
+
+def normalized(text: str) -> list[str]:
+    """Output with what varies made equal: keys, numbers, units, spacing."""
+    lines = []
+    for line in text.strip().splitlines():
+        line = re.sub(r"\b[0-9a-f]{12,64}\b", "KEY", line)
+        line = re.sub(r"\d[\d.,]*\s*(?:µs|ms|min|s|B|KiB|MiB|GiB)\b", "N", line)
+        line = re.sub(r"(?<![\w])\d[\d,.]*(?![\w])", "N", line)
+        lines.append(" ".join(line.split()))
+    return lines
+
+
+def matches(shown: str, real: str) -> bool:
+    pattern = re.escape(shown).replace(re.escape("…"), ".*")
+    return re.fullmatch(pattern, real) is not None
+
+
+def compare(shown: str, real: str) -> None:
+    expected, got = normalized(shown), normalized(real)
+    assert len(expected) == len(got), f"shown:\n{shown}\nreal:\n{real}"
+    for a, b in zip(expected, got, strict=True):
+        assert matches(a, b), f"shown: {a}\nreal:  {b}"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A directory with what the docs speak of, and an environment with a cache of its own."""
+    (tmp_path / "saxpy.cu").write_text(SAXPY)
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
+        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
+    }
+    return tmp_path, env
+
+
+@pytest.mark.parametrize("snippet", [s for s in ALL if s.kind == "python"], ids=str)
+def test_python_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
+    place, env = workplace
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", snippet.text],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    if snippet.output is not None:
+        compare(snippet.output, ran.stdout)
+
+
+@pytest.mark.parametrize("snippet", [s for s in ALL if s.kind == "console"], ids=str)
+def test_console_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
+    place, env = workplace
+    for part in re.split(r"^\$ ", snippet.text, flags=re.M)[1:]:
+        command, _, shown = part.partition("\n")
+        ran = subprocess.run(
+            ["bash", "-c", command], cwd=place, env=env, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
+        compare(shown, ran.stdout)
+
+
+def test_no_snippet_has_a_kind_that_nobody_runs() -> None:
+    assert {s.kind for s in ALL} <= {"python", "console", "text"}
+
+
+def test_the_page_on_variables_is_what_config_says() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    rows = re.findall(r"^\| `(PREHEAT_\w+)` \| (.*?) \| (.*?) \|$", page, re.M)
+    assert rows == [(v.name, v.default, v.help) for v in VARIABLES]
+
+
+def test_the_page_on_the_cache_lists_every_event() -> None:
+    page = (ROOT / "docs" / "cache.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| ", page.partition("| event | says |")[2], re.M)
+    assert listed == list(EVENTS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda p: p.name)
+def test_example_compiles_nothing_the_second_time(
+    example: Path, workplace: tuple[Path, dict[str, str]]
+) -> None:
+    place, env = workplace
+    command = [sys.executable, "-W", "error", str(example)]
+    for closing in ("2 compiled, 0 found on disk", "0 compiled, 2 found on disk"):
+        ran = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.splitlines()[-1] == closing

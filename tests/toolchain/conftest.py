@@ -1,0 +1,17 @@
+"""One toolchain for the whole layer: compiles share its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from preheat.events import Events
+from preheat.toolchain import Toolchain
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Iterator[Toolchain]:
+    made = Toolchain(Events(), timeout=120.0)
+    yield made
+    made.close()

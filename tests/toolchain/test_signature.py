@@ -1,0 +1,337 @@
+"""C++ parameter types of compiled kernels, however the kernels are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.artifact import EntryPoint
+from preheat.errors import CompileError, UnknownEntryError
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain, ptx, signature
+from tests.conftest import Recorder
+
+SM_90 = Arch.parse("sm_90")
+
+
+def entries(toolchain: Toolchain, source: str, names: Sequence[str] = ()) -> dict[str, EntryPoint]:
+    """The kernels by the name a person would use."""
+    compiled = toolchain.compile(Program.of(source, names=names), SM_90)
+    return {e.title: e for e in compiled.entries}
+
+
+def types(entry: EntryPoint) -> list[str | None]:
+    return [p.type for p in entry.parameters]
+
+
+# Types
+
+TYPES = """
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+struct Plain { int a; float b[3]; };
+namespace shapes { template <class T, int N> struct Box { T side[N]; }; }
+enum Mode : char { fast };
+
+HEAD scalars(bool a, char b, signed char c, unsigned char d, short e, unsigned short f, int g,
+             unsigned h, long i, unsigned long j, long long k, unsigned long long l, float m,
+             double n, Mode o, wchar_t p) {}
+HEAD pointers(float* a, const float* b, float* const c, const float* __restrict__ d, float** e,
+              const float* const* f, void* g, volatile int* h, int (*i)[4], float j[4]) {}
+HEAD references(int& a, const float (&b)[4], const Plain& c) {}
+HEAD values(Plain a, shapes::Box<double, 2> b, float4 c, int3 d, dim3 e, float2* f) {}
+HEAD halves(__half a, __half2 b, __nv_bfloat16 c, const __nv_bfloat162* d) {}
+HEAD functions(void (*a)(int, float*), int (*b)(int (*)(int)), float c) {}
+HEAD alone() {}
+"""
+SPELLED = {
+    "scalars": [
+        "bool",
+        "char",
+        "signed char",
+        "unsigned char",
+        "short",
+        "unsigned short",
+        "int",
+        "unsigned int",
+        "long",
+        "unsigned long",
+        "long long",
+        "unsigned long long",
+        "float",
+        "double",
+        "Mode",
+        "wchar_t",
+    ],
+    "pointers": [
+        "float*",
+        "float const*",
+        "float*",
+        "float const*",
+        "float**",
+        "float const* const*",
+        "void*",
+        "int volatile*",
+        "int (*) [4]",
+        "float*",
+    ],
+    "references": ["int&", "float const (&) [4]", "Plain const&"],
+    "values": ["Plain", "shapes::Box<double, 2>", "float4", "int3", "dim3", "float2*"],
+    "halves": ["__half", "__half2", "__nv_bfloat16", "__nv_bfloat162 const*"],
+    "functions": ["void (*)(int, float*)", "int (*)(int (*)(int))", "float"],
+    "alone": [],
+}
+
+
+@pytest.fixture(scope="module", params=['extern "C" __global__ void', "__global__ void"])
+def typed(request: pytest.FixtureRequest, toolchain: Toolchain) -> dict[str, EntryPoint]:
+    return entries(toolchain, TYPES.replace("HEAD", request.param))
+
+
+@pytest.mark.parametrize("kernel", SPELLED)
+def test_types_are_told_with_and_without_extern_c(typed: dict[str, EntryPoint], kernel: str) -> None:
+    assert types(typed[kernel]) == SPELLED[kernel]
+
+
+def test_types_and_sizes_belong_together(typed: dict[str, EntryPoint]) -> None:
+    sizes = {p.type: p.size for e in typed.values() for p in e.parameters}
+    assert {t: sizes[t] for t in ("bool", "__half", "float4", "Plain", "shapes::Box<double, 2>")} == {
+        "bool": 1,
+        "__half": 2,
+        "float4": 16,
+        "Plain": 16,
+        "shapes::Box<double, 2>": 16,
+    }
+    assert all(size == 8 for t, size in sizes.items() if str(t).endswith(("*", "&", "[4]", ")")))
+
+
+# Declarations
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "__global__ void",
+        "void __global__",
+        "__global__ void __launch_bounds__(128)",
+        "__global__ void __launch_bounds__(64 * (1 + 1), 2)",
+        "__launch_bounds__(128) __global__ void",
+        "__global__ __launch_bounds__(128) void",
+        "__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128)",
+        "__global__ void __maxnreg__(64)",
+        "__attribute__((used)) __global__ void",
+        "__global__\n    void // the kernel\n",
+        "__global__ void /* int k( */",
+    ],
+)
+def test_an_extern_c_kernel_is_probed_whatever_stands_in_front(head: str) -> None:
+    program = Program.of(f'extern "C" {head} k(float* x, int n) {{ *x = n; }}\n')
+    assert signature.probe_names(program) == ("k",)
+
+
+def test_launch_bounds_after_the_return_type_cost_no_second_compile(
+    events: Events, recorder: Recorder
+) -> None:
+    toolchain = Toolchain(events, timeout=60.0)
+    found = entries(
+        toolchain, 'extern "C" __global__ void __launch_bounds__(128) k(float* x) { *x = 1; }'
+    )
+    toolchain.close()
+    assert types(found["k"]) == ["float*"]
+    assert [e["what"] for e in recorder.named("worker")] == ["started"]
+
+
+def test_an_extern_c_block_is_probed_kernel_by_kernel(toolchain: Toolchain) -> None:
+    source = """
+    extern "C" {
+    __device__ int helper(int x) { if (x) { return 1; } return 2; }
+    __global__ void a(int* x) { *x = helper(*x); }
+    // __global__ void neither(int)
+    __global__ void b(float x, int* y) { *y = x; }
+    }
+    __global__ void c(double* x) { *x = 1; }
+    """
+    found = entries(toolchain, source)
+    assert {name: types(e) for name, e in found.items()} == {
+        "a": ["int*"],
+        "b": ["float", "int*"],
+        "c": ["double*"],
+    }
+
+
+def test_a_kernel_behind_a_macro_is_found_where_the_macro_spells_it_out(toolchain: Toolchain) -> None:
+    source = '#define API extern "C" __global__ void\nAPI k(float* x) { *x = 1; }'
+    assert types(entries(toolchain, source)["k"]) == ["float*"]
+
+
+def test_a_kernel_that_is_declared_first_is_one_kernel(toolchain: Toolchain) -> None:
+    source = (
+        'extern "C" __global__ void k(float* x);\nextern "C" __global__ void k(float* x) { *x = 1; }'
+    )
+    assert types(entries(toolchain, source)["k"]) == ["float*"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'extern "C" {\n#if 0\n__global__ void gone(int* x) {}\n#endif\n'
+        "__global__ void k(float* x) { *x = 1; }\n}",
+        'namespace hidden { extern "C" __global__ void k(float* x) { *x = 1; } }',
+        'extern "C" __global__ void k(float* x) { *x = 1; }\n// a line that goes on \\',
+    ],
+)
+def test_a_wrong_guess_costs_the_types_and_not_the_compile(toolchain: Toolchain, source: str) -> None:
+    (found,) = toolchain.compile(Program.of(source), SM_90).entries
+    assert (found.name, types(found)) == ("k", [None])
+    assert [p.kind for p in found.parameters] == ["u64"]
+
+
+def test_an_error_next_to_a_wrong_guess_is_told_without_the_probe(toolchain: Toolchain) -> None:
+    source = (
+        'extern "C" {\n#if 0\n__global__ void gone() {}\n#endif\n}\n__global__ void k() { oops(); }'
+    )
+    with pytest.raises(CompileError) as caught:
+        toolchain.compile(Program.of(source), SM_90)
+    assert [row.message for row in caught.value.rows] == ['identifier "oops" is undefined']
+    assert "__preheat_sig" not in caught.value.log
+
+
+def test_a_program_with_only_plain_kernels_is_not_probed() -> None:
+    source = '__global__ void k(int x) {}\nextern "C" __device__ int f() { return 1; }\n'
+    assert signature.probe_names(Program.of(source)) == ()
+
+
+# Names
+
+
+def test_templates_namespaces_and_anonymous_ones_have_their_cpp_names(toolchain: Toolchain) -> None:
+    source = """
+    template <class T, int N> __global__ void tk(T* x) {}
+    namespace outer { namespace inner { __global__ void deep(int* x) { *x = 1; } } }
+    namespace outer { template <class T> struct Tag {}; }
+    namespace { struct Own { int a; }; __global__ void hidden(Own o, int* x) { *x = o.a; } }
+    template <class... T> __global__ void pack(T... x) {}
+    """
+    names = ["tk<float, 3>", "tk<outer::Tag<int>*, 2 + 2>", "pack<int, char>", "pack<>"]
+    found = entries(toolchain, source, names)
+    assert {name: types(e) for name, e in found.items()} == {
+        "tk<float, 3>": ["float*"],
+        "tk<outer::Tag<int>*, 4>": ["outer::Tag<int>**"],
+        "outer::inner::deep": ["int*"],
+        "(anonymous namespace)::hidden": ["(anonymous namespace)::Own", "int*"],
+        "pack<int, char>": ["int", "char"],
+        "pack<>": [],
+    }
+
+
+def test_name_expressions_give_lowered_names(toolchain: Toolchain) -> None:
+    source = """
+    extern "C" __global__ void plain(int* x) { *x = 1; }
+    __global__ void cpp(int* x) { *x = 1; }
+    template <class T> __global__ void tk(T* x) { *x = 1; }
+    """
+    names = ("plain", "cpp", "tk<float>", "&tk<double>")
+    compiled = toolchain.compile(Program.of(source, names=names), SM_90)
+    assert compiled.names == {
+        "plain": "plain",
+        "cpp": "_Z3cppPi",
+        "tk<float>": "_Z2tkIfEvPT_",
+        "&tk<double>": "_Z2tkIdEvPT_",
+    }
+    assert {e.name for e in compiled.entries} == set(compiled.names.values())
+    assert all(p.type is not None for e in compiled.entries for p in e.parameters)
+
+
+OVERLOADED = "__global__ void k(int* x) { *x = 1; }\n__global__ void k(float* x) { *x = 1; }"
+
+
+def test_overloaded_kernels_are_two_entries(toolchain: Toolchain) -> None:
+    compiled = toolchain.compile(Program.of(OVERLOADED), SM_90)
+    assert [(e.cpp, types(e)) for e in compiled.entries] == [("k", ["int*"]), ("k", ["float*"])]
+
+
+def test_one_of_two_overloads_is_named_by_its_type(toolchain: Toolchain) -> None:
+    program = Program.of(OVERLOADED, names=["(void (*)(float*))k"])
+    assert toolchain.compile(program, SM_90).names == {"(void (*)(float*))k": "_Z1kPf"}
+
+
+def test_an_ambiguous_name_is_the_compilers_own_error(toolchain: Toolchain) -> None:
+    with pytest.raises(CompileError, match="which instance of overloaded function"):
+        toolchain.compile(Program.of(OVERLOADED, names=["k"]), SM_90)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("saxpi", "did you mean 'saxpy'?"),
+        ("scal", "did you mean 'math::scale'?"),
+        ("gone<float>", None),
+        ("tk<nothing>", None),
+        ("tk<", None),
+    ],
+)
+def test_an_unknown_name_lists_what_there_is(toolchain: Toolchain, name: str, hint: str | None) -> None:
+    source = """
+    __global__ void saxpy(int* x) { *x = 1; }
+    namespace math { __global__ void scale(int* x) { *x = 1; } }
+    template <class T> __global__ void tk(T* x) { *x = 1; }
+    """
+    program = Program.of(source, label="k.cu", names=["tk<float>", name])
+    with pytest.raises(UnknownEntryError) as caught:
+        toolchain.compile(program, SM_90)
+    error = caught.value
+    assert (error.name, error.program, error.known) == (name, "k.cu", ("saxpy", "math::scale"))
+    assert error.hint == hint
+    assert isinstance(error.__cause__, CompileError)
+
+
+def test_a_name_in_a_program_without_kernels_says_so(toolchain: Toolchain) -> None:
+    with pytest.raises(UnknownEntryError, match="no kernels at all"):
+        toolchain.compile(Program.of("__device__ int x;", names=["k"]), SM_90)
+
+
+# Reading mangled names
+
+
+def entry(spelled: str, count: int, *, probed: bool) -> EntryPoint:
+    """The entry of a kernel with `count` parameters, given what demangling said."""
+    params = ", ".join(f".param .u64 p{i}" for i in range(count))
+    module = ptx.parse(f".version 8.0\n.target sm_90\n.entry k({params}) {{ ret; }}")
+    demangled, signatures = ({}, {"k": spelled}) if probed else ({"k": spelled}, {})
+    (found,) = signature.entry_points(module, demangled, signatures, {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spelled", "expected"),
+    [
+        ("__preheat_sig<void (float, int*)>", ["float", "int*"]),
+        ("__preheat_sig<void (*)(float, int*)>", ["float", "int*"]),
+        ("__preheat_sig<void (std::pair<int, int>, void (*)(int, int))>",
+         ["std::pair<int, int>", "void (*)(int, int)"]),
+        ("__preheat_sig<void (int)>", [None, None]),  # not as many as the code takes
+        ("__preheat_sig<int>", [None, None]),
+        ("", [None, None]),
+    ],
+)  # fmt: skip
+def test_a_probe_is_believed_when_it_fits_the_code(spelled: str, expected: list[str | None]) -> None:
+    assert types(entry(spelled, 2, probed=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("k(int)", "k"),
+        ("void tk<float, 3>(int)", "tk<float, 3>"),
+        ("void ns::tk<void (*)(int)>(int)", "ns::tk<void (*)(int)>"),
+        ("(anonymous namespace)::k(int)", "(anonymous namespace)::k"),
+        ("k((anonymous namespace)::S)", "k"),
+        ("voided(int)", "voided"),
+        ("variable", "variable"),
+    ],
+)
+def test_the_cpp_name_is_what_stands_before_the_parameters(spelled: str, name: str) -> None:
+    assert entry(spelled, 1, probed=False).cpp == name
