@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -347,6 +348,21 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, key: str) -> None:
     ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ran.stderr == ""
     assert ran.stdout.startswith("key")
+
+
+def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
+    del cli
+    terms = "".join(f"a=={i}?{i}:" for i in range(30000))
+    (tmp_path / "long.cu").write_text(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
+    command = [sys.executable, "-m", "preheat.cli", "compile", "long.cu", "--arch", "sm_90"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(2.0)  # well inside the compile
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - started < 3.0
+    assert process.returncode == 130
+    assert err.strip() == "error: interrupted"
 
 
 def test_talk_is_words_a_person_would_use() -> None:

@@ -73,6 +73,7 @@ def command(
                     failures.append((file, arch, error))
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
+            builder.toolchain.interrupt()
             raise
     _report(rows, failures, as_json=as_json)
     return 1 if failures else 0

@@ -91,9 +91,14 @@ def _compile_all(cache: Path, arch: str) -> dict[str, dict[str, Any]]:
         ThreadPoolExecutor(os.cpu_count()) as threads,
     ):
         jobs = [threads.submit(_timed, builder, file, arch) for file in files]
-        for file, job in zip(files, jobs, strict=True):
-            rows[file.name] = job.result()
-            bar.step(file.name)
+        try:
+            for file, job in zip(files, jobs, strict=True):
+                rows[file.name] = job.result()
+                bar.step(file.name)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            builder.toolchain.interrupt()
+            raise
     builder.close()
     return rows
 

@@ -81,6 +81,11 @@ class Toolchain:
             )
         return translate.compile_cuda(self.pool, program, arch, self.roots(program))
 
+    def interrupt(self) -> None:
+        """Stop every compile under way in this process."""
+        if "pool" in self.__dict__:
+            self.pool.interrupt()
+
     def close(self) -> None:
         """End the worker processes; another request starts new ones."""
         if "pool" in self.__dict__:

@@ -35,6 +35,7 @@ class WorkerPool:
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events, self._timeout = events, timeout
         self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
         self._reset()
         atexit.register(self.close)
 
@@ -54,6 +55,7 @@ class WorkerPool:
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """The reply of one worker; None when it turns out to have left, idle for long enough."""
+        self._busy.add(worker)
         try:
             reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
         except _LeftError:
@@ -62,12 +64,19 @@ class WorkerPool:
         except BaseException as failure:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
+        finally:
+            self._busy.discard(worker)
         if reply.message.get("status") in _CLEAN:
             with self._lock:
                 self._idle.append(worker)
         else:
             self._drop(worker, str(reply.message["status"]))
         return reply
+
+    def interrupt(self) -> None:
+        """Stop what other threads are compiling: their calls raise `ToolchainError`."""
+        for worker in tuple(self._busy):
+            worker.interrupt()
 
     def close(self) -> None:
         """End the idle workers."""
@@ -86,6 +95,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))
         self._idle = []
+        self._busy = set()
 
     def _take(self) -> _Worker:
         with self._lock:
@@ -116,7 +126,7 @@ class _Worker:
     """One process and the pipes to it."""
 
     def __init__(self) -> None:
-        self._served = False
+        self._served = self._interrupted = False
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
         env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
@@ -183,6 +193,11 @@ class _Worker:
             self._served = True
             return reply
 
+    def interrupt(self) -> None:
+        """Stop the process on purpose; whoever waits for its reply is told so."""
+        self._interrupted = True
+        self._process.kill()
+
     def end(self) -> None:
         """Stop the process whatever it is doing, and reap it."""
         if self.alive():
@@ -205,6 +220,8 @@ class _Worker:
 
     def _died(self) -> NoReturn:
         code = self._process.wait()
+        if self._interrupted:
+            raise ToolchainError("the compile was interrupted")
         if code == 0 and self._served:
             raise _LeftError
         how = f"exit status {code}"
