@@ -80,3 +80,22 @@ def open_builder(config: Config, events: Events) -> Iterator[Callable[..., Build
 @pytest.fixture
 def builder(open_builder: Callable[..., Builder]) -> Builder:
     return open_builder()
+
+
+def _no_gpu() -> str | None:
+    """Why GPU tests cannot run here, or None when they can."""
+    from cuda.bindings import driver
+
+    try:
+        (code,) = driver.cuInit(0)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None if code == driver.CUresult.CUDA_SUCCESS else code.name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need a GPU, with the reason, where there is none."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and (why := _no_gpu()):
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
