@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 LAYERS = (
     {"_version", "errors", "container"},
     {"events", "config", "arch"},
+    {"flights"},
     {"program"},
     {"key"},
     {"artifact"},

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from preheat import container
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.config import Config
-from preheat.errors import CompileError, PreheatError, UnknownEntryError
+from preheat.errors import CompileError, PreheatError, UnknownEntryError, fresh
 from preheat.events import Events, JsonLines, Stats, log_faults
+from preheat.flights import Flights
 from preheat.key import Key, request_key
 from preheat.program import Program
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
@@ -30,8 +30,6 @@ from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from preheat.toolchain.translate import Compiled
 
 __all__ = ["Builder", "Failure", "Miss"]
@@ -88,7 +86,7 @@ class Builder:
         self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
         self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
         self._failures: OrderedDict[str, Failure] = OrderedDict()
-        self._flights = _Flights(events)
+        self._flights: Flights[Artifact] = Flights(events)
         self._journal_due = 0.0
         _alive.add(self)
 
@@ -315,7 +313,7 @@ class Builder:
             failure.count += 1
             label = request.program.label
             self.events.emit("recall", key=request.digest, program=label, count=failure.count)
-            raise _fresh(failure.error, count=failure.count)
+            raise fresh(failure.error, count=failure.count)
 
     # Processes
 
@@ -346,7 +344,7 @@ class Builder:
         """In a forked child: nothing of the parent's threads, workers or counts is ours."""
         self.events.forget()
         self.toolchain.after_fork()
-        self._flights = _Flights(self.events)
+        self._flights = Flights(self.events)
         for tier in self.store.tiers:
             if isinstance(tier, MemoryStore):
                 tier.after_fork()
@@ -397,48 +395,6 @@ class Builder:
         self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
 
 
-class _Flights:
-    """Threads that miss the same key together: one makes it, the others wait for that."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._lock = threading.Lock()
-        self._flying: dict[str, Future[Artifact]] = {}
-
-    def share(self, digest: str, make: Callable[[], Artifact]) -> Artifact:
-        """The result of one `make` per digest among all threads that ask meanwhile."""
-        from concurrent.futures import Future
-
-        while True:
-            with self._lock:
-                future = self._flying.get(digest)
-                if future is None:
-                    mine = self._flying[digest] = Future()
-                    break
-            started = time.perf_counter()
-            error = future.exception()
-            waited = time.perf_counter() - started
-            self._events.emit("wait", key=digest, seconds=waited, outcome="shared")
-            if error is None:
-                return future.result()
-            if isinstance(error, Exception):
-                raise _fresh(error)
-            # The thread that compiled was interrupted; that is its business. Try again here.
-        try:
-            made = make()
-        except BaseException as error:
-            self._land(digest)
-            mine.set_exception(error)
-            raise
-        self._land(digest)
-        mine.set_result(made)
-        return made
-
-    def _land(self, digest: str) -> None:
-        with self._lock:
-            del self._flying[digest]
-
-
 def _layers(config: Config, events: Events) -> list[LayerStore]:
     """The read-only directories that are there and can be trusted."""
     usable = []
@@ -479,14 +435,6 @@ def _decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
         ]
     except (KeyError, TypeError, ValueError) as bad:
         raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
-
-
-def _fresh(error: Exception, **changes: Any) -> Exception:
-    """The same error as a new object: raising one object in several places mixes their tracebacks."""
-    copy = type(error).__new__(type(error))
-    copy.__dict__.update({**error.__dict__, **changes})
-    copy.args = error.args
-    return copy
 
 
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 __all__ = [
     "CompileError",
@@ -36,6 +37,7 @@ __all__ = [
     "ToolchainNotFoundError",
     "UnknownEntryError",
     "did_you_mean",
+    "fresh",
 ]
 
 
@@ -163,3 +165,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A hint naming the closest known name, or None when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else None
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def fresh(error: E, **changes: Any) -> E:
+    """The same error as a new object: raising one object in several places mixes their tracebacks."""
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update({**error.__dict__, **changes})
+    copy.args = error.args
+    return copy
