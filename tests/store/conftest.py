@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from preheat.events import Events
 from preheat.store import DiskStore
-from tests.store.support import Clock
+from tests.store.support import Clock, kill_the_rest
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """No process outlives the test that started it, not even one that fails."""
+    yield
+    kill_the_rest()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
+_started: list[subprocess.Popen[str]] = []
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 
@@ -31,8 +32,8 @@ class Clock:
 
 
 def start(role: str, *arguments: object) -> subprocess.Popen[str]:
-    """Another process that plays `role` of tests/store/children.py."""
-    return subprocess.Popen(
+    """Another process that plays `role` of tests/store/children.py, killed when the test ends."""
+    child = subprocess.Popen(
         [sys.executable, "-m", "tests.store.children", role, *map(str, arguments)],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
@@ -40,6 +41,8 @@ def start(role: str, *arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+    _started.append(child)
+    return child
 
 
 def line(child: subprocess.Popen[str]) -> str:
@@ -67,6 +70,12 @@ def kill(*children: subprocess.Popen[str]) -> None:
         child.kill()
     for child in children:
         child.communicate()
+
+
+def kill_the_rest() -> None:
+    """Kill every process that a test started and did not see to its end."""
+    kill(*(child for child in _started if child.returncode is None))
+    _started.clear()
 
 
 def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:

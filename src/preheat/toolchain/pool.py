@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import selectors
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -37,7 +37,7 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._reset()
-        atexit.register(self.close)
+        weakref.finalize(self, _end, self._idle)  # also when the interpreter exits
 
     def call(
         self, message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None
@@ -81,21 +81,19 @@ class WorkerPool:
     def close(self) -> None:
         """End the idle workers."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.end()
+            _end(self._idle)
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent, so let go of them."""
         for worker in self._idle:
             worker.abandon()
+        self._idle.clear()
+        self._busy.clear()
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))
-        self._idle = []
-        self._busy = set()
 
     def _take(self) -> _Worker:
         with self._lock:
@@ -111,6 +109,11 @@ class WorkerPool:
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
         self._events.emit("worker", what="recycled", reason=why)
+
+
+def _end(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
 
 
 #: Replies after which a worker can be used again. After a failed compile NVRTC's header traces go
