@@ -326,7 +326,8 @@ class DiskStore(LayerStore):
                     os.unlink(file.path)
                     gone, freed = gone + 1, freed + found.st_size
         for other in _scan(str(self.root)):
-            if other.name != _FORMAT and other.name[:1] == "v" and other.name[1:].isdecimal():
+            is_format = other.name[:1] == "v" and other.name[1:].isdecimal()
+            if is_format and other.name != _FORMAT and other.is_dir(follow_symlinks=False):
                 for place, _, names in os.walk(other.path):
                     gone += len(names)
                     freed += sum(_size(f"{place}/{name}") or 0 for name in names)
