@@ -297,7 +297,18 @@ def test_a_lock_directory_that_cannot_be_made_costs_no_compile(
     recorder.forgive = True
     builder = open_builder(replace(config, lock_dir=tmp_path / "file" / "locks"))
     assert builder.build(PROGRAM, "sm_90").cubin
-    assert {f["where"] for f in recorder.named("fault")} == {"lock", "disk"}
+    assert "cannot be created" in recorder.named("refused")[0]["reason"]
+    assert {f["where"] for f in recorder.named("fault")} == {"disk"}  # its totals need the lock too
+
+
+def test_a_lock_directory_of_another_user_is_not_used(
+    open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    config.lock_dir.mkdir(mode=0o700)
+    os.chown(config.lock_dir, 4321, 4321)
+    recorder.forgive = True
+    open_builder().build(PROGRAM, "sm_90")
+    assert "belongs to user 4321" in recorder.named("refused")[0]["reason"]
 
 
 def test_without_a_cache_everything_still_works(

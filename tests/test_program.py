@@ -50,6 +50,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "the short spelling of it": ({"options": ["-arch=sm_90"]}, "does not belong"),
     "link-time optimisation": ({"options": ["-dlto"]}, "no cubin"),
     "a NUL byte": ({"source": "a\0b"}, "NUL"),
+    "a NUL byte in an option": ({"options": ["-D\0"]}, "an option contains a NUL"),
+    "a header name that is no text": ({"headers": {"\ud800.h": ""}}, "a header is not valid"),
     "a lone surrogate": ({"source": "\ud800"}, "Unicode"),
     "-I without a directory": ({"options": ["-I"]}, "directory"),
     "another language": ({"language": "hip"}, "'cuda' or 'ptx'"),

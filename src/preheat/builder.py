@@ -117,7 +117,7 @@ class Builder:
             events,
             disk=disk,
             journal=None if root is None else Journal(root / "stats", lock_dir=config.lock_dir),
-            lock_dir=config.lock_dir,
+            lock_dir=first_usable([config.lock_dir], events, trust=config.trust_cache_dir),
             lock_wait=config.lock_wait,
         )
 

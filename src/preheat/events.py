@@ -27,7 +27,7 @@ EVENTS: Mapping[str, str] = {
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
-    "refused": "a cache directory was passed over [path, reason]",
+    "refused": "a directory for the cache or its locks was passed over [path, reason]",
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
     "worker": "a compiler process was started or ended [what, reason]",
 }
@@ -140,7 +140,7 @@ def log_faults() -> Sink:
                 told = f"{where}: {what}: {fields['error']}"
             case "refused":
                 what, where = "refused", str(fields["path"])
-                told = f"cache directory {where} is not used: {fields['reason']}"
+                told = f"directory {where} is not used: {fields['reason']}"
             case "damaged":
                 what, where = "damaged", str(fields["tier"])
                 told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"

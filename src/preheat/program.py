@@ -106,16 +106,23 @@ class Program:
         return cls.of(source, **{"label": path.name, "language": language, **more}, include=include)
 
     def _check(self) -> None:
-        if "/" in self.label or "\0" in self.label or not self.label:
+        if "/" in self.label or not self.label:
             raise InputError(
                 f"label {self.label!r} must be a plain name without '/'",
                 hint="the label reaches the binary and the key: a path would differ per machine",
             )
-        for name, text in [("source", self.source), *self.headers]:
-            if "\0" in text:
-                raise InputError(f"{self.label}: {name} contains a NUL byte")
-            if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-                raise InputError(f"{self.label}: {name} is not valid Unicode text")
+        for what, texts in (
+            ("source", [self.source]),
+            ("an option", self.options),
+            ("a name", self.names),
+            ("a header", [text for header in self.headers for text in header]),
+            ("label", [self.label]),
+        ):
+            for text in texts:
+                if "\0" in text:
+                    raise InputError(f"{self.label!r}: {what} contains a NUL byte")
+                if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+                    raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
         if self.language == "ptx":
             for what, given in (("headers", self.headers), ("names", self.names)):
                 if given:

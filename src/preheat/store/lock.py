@@ -40,7 +40,8 @@ class FileLock:
         """Give the lock back. Does nothing when it is not held."""
         if self._descriptor is not None:
             with suppress(OSError):  # a file left behind is only litter
-                os.unlink(self._path)
+                if self._is_at_path(self._descriptor):
+                    os.unlink(self._path)
             self._close()
 
     def _try(self) -> bool:
@@ -50,7 +51,7 @@ class FileLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
             # hold is a lock nobody else can find.
-            if os.fstat(descriptor).st_ino != os.stat(self._path).st_ino:
+            if not self._is_at_path(descriptor):
                 raise FileNotFoundError
         except (BlockingIOError, FileNotFoundError):
             os.close(descriptor)
@@ -61,6 +62,10 @@ class FileLock:
         self._descriptor = descriptor
         _held.add(self)
         return True
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        """Whether our file is still the one others find; a cleaner of old files may have been here."""
+        return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

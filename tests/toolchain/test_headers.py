@@ -1,0 +1,682 @@
+"""Header files by content, with the real compiler: what is a hit, what a miss, and what says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from preheat.artifact import Artifact, Header
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.errors import CompileError, InputError
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
+from tests.conftest import Recorder
+
+KERNEL = 'extern "C" __global__ void k(int* x) { *x = VALUE; }\n'
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one process got, and what happened on the way."""
+
+    artifact: Artifact
+    hit: bool
+    miss: str
+    uncached: str
+
+
+class Project:
+    """Files of a project, and processes that build kernels from them, one after the other."""
+
+    def __init__(self, root: Path, open_builder: Callable[[], Builder], recorder: Recorder) -> None:
+        self.root, self._open, self._recorder = root, open_builder, recorder
+
+    def write(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def build(self, source: str, include: tuple[str, ...] = ("inc",), **more: Any) -> Outcome:
+        """Build in a process of its own."""
+        program = Program.of(source, include=[self.root / name for name in include], **more)
+        before = len(self._recorder.seen)
+        artifact = self._open().build(program, "sm_90")
+        happened = self._recorder.seen[before:]
+        reasons = {name: str(fields.get("reason", "")) for name, fields in happened}
+        assert ("hit" in reasons) != ("compile" in reasons)
+        return Outcome(artifact, "hit" in reasons, reasons.get("miss", ""), reasons.get("uncached", ""))
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, config: Config, events: Events, recorder: Recorder, toolchain: Toolchain
+) -> Project:
+    def open_builder() -> Builder:
+        builder = Builder.open(config, events=events)
+        builder.toolchain = toolchain  # nothing of it is remembered but the workers
+        return builder
+
+    return Project(tmp_path / "project", open_builder, recorder)
+
+
+def names(outcome: Outcome) -> list[tuple[str, str]]:
+    return sorted((h.root, h.name) for h in outcome.artifact.headers)
+
+
+# What is tracked
+
+#: A source, the files it needs, and the one of them that is changed.
+TRACKED = {
+    "directly": ('#include "v.h"\n', {"inc/v.h": "#define VALUE 1\n"}),
+    "in angle brackets": ("#include <v.h>\n", {"inc/v.h": "#define VALUE 1\n"}),
+    "nested": (
+        '#include "outer.h"\n',
+        {
+            "inc/v.h": "#define VALUE 1\n",
+            "inc/outer.h": "#include <deep/middle.h>\n",
+            "inc/deep/middle.h": "#include <v.h>\n",
+        },
+    ),
+    "next to the header that includes it": (
+        '#include "sub/outer.h"\n',
+        {"inc/sub/v.h": "#define VALUE 1\n", "inc/sub/outer.h": '#include "v.h"\n'},
+    ),
+    "one directory up": (
+        '#include "sub/outer.h"\n',
+        {"inc/v.h": "#define VALUE 1\n", "inc/sub/outer.h": '#include "../v.h"\n'},
+    ),
+    "outside every include directory": (
+        '#include "outer.h"\n',
+        {"v.h": "#define VALUE 1\n", "inc/outer.h": '#include "../v.h"\n'},
+    ),
+    "by a macro": (
+        '#define NAME "v.h"\n#include NAME\n',
+        {"inc/v.h": "#define VALUE 1\n"},
+    ),
+    "by a digraph": ('%:include "v.h"\n', {"inc/v.h": "#define VALUE 1\n"}),
+    "over two lines": ('#inc\\\nlude \\\n"v.h"\n', {"inc/v.h": "#define VALUE 1\n"}),
+    "by the next of the same name": (
+        "#include <outer.h>\n",
+        {
+            "inc/outer.h": "#include_next <outer.h>\n",
+            "more/outer.h": "#include <v.h>\n",
+            "more/v.h": "#define VALUE 1\n",
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", TRACKED)
+def test_a_changed_header_is_a_miss_that_names_it(project: Project, how: str) -> None:
+    source, files = TRACKED[how]
+    changed = next(name for name in files if name.endswith("v.h"))
+    project.write(files)
+    include = ("inc", "more") if any(name.startswith("more/") for name in files) else ("inc",)
+    first = project.build(source + KERNEL, include)
+    again = project.build(source + KERNEL, include)
+    assert (first.hit, again.hit, first.uncached) == (False, True, "")
+    assert again.artifact.cubin == first.artifact.cubin
+    assert len(first.artifact.headers) == len(files)
+    project.write({changed: "#define VALUE 2\n"})
+    after = project.build(source + KERNEL, include)
+    assert not after.hit
+    assert "v.h changed" in after.miss
+    assert after.artifact.cubin != first.artifact.cubin
+
+
+def test_a_header_included_by_an_option_is_tracked(project: Project) -> None:
+    project.write({"pre/v.h": "#define VALUE 1\n"})
+    options = [f"-include={project.root}/pre/v.h"]
+    assert not project.build(KERNEL, (), options=options).hit
+    assert project.build(KERNEL, (), options=options).hit
+    project.write({"pre/v.h": "#define VALUE 2\n"})
+    assert "v.h changed" in project.build(KERNEL, (), options=options).miss
+
+
+def test_a_header_included_by_its_absolute_path_is_tracked(project: Project) -> None:
+    project.write({"far/v.h": '#include "n.h"\n', "far/n.h": "#define VALUE 1\n"})
+    source = f'#include "{project.root}/far/v.h"\n{KERNEL}'
+    assert not project.build(source, ()).hit
+    assert project.build(source, ()).hit
+    project.write({"far/n.h": "#define VALUE 2\n"})
+    assert "n.h changed" in project.build(source, ()).miss
+
+
+def test_a_header_a_header_in_memory_includes_is_tracked(project: Project) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    headers = {"mine.h": '#include "v.h"\n'}
+    source = f'#include "mine.h"\n{KERNEL}'
+    first = project.build(source, headers=headers)
+    assert names(first) == [("0", "v.h")]
+    project.write({"inc/v.h": "#define VALUE 2\n"})
+    assert "v.h changed" in project.build(source, headers=headers).miss
+
+
+def test_headers_are_recorded_by_root_name_and_content(project: Project) -> None:
+    project.write({"a/x.h": "#define VALUE Y\n", "b/sub/y.h": "#define Y 3\n"})
+    source = f"#include <x.h>\n#include <sub/y.h>\n{KERNEL}"
+    assert names(project.build(source, ("a", "b"))) == [("0", "x.h"), ("1", "sub/y.h")]
+
+
+def test_a_program_that_includes_nothing_depends_on_no_file(project: Project) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    source = KERNEL.replace("VALUE", "1")
+    assert project.build(source).artifact.headers == ()
+    project.write({"inc/v.h": "#define VALUE 2\n"})
+    assert project.build(source).hit
+
+
+# Hits
+
+
+def one_header(project: Project) -> str:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    source = f'#include "v.h"\n{KERNEL}'
+    assert not project.build(source).hit
+    return source
+
+
+def test_a_touched_header_is_a_hit(project: Project) -> None:
+    source = one_header(project)
+    os.utime(project.root / "inc/v.h", (1, 1))
+    assert project.build(source).hit
+
+
+def test_a_header_rewritten_with_the_same_text_is_a_hit(project: Project) -> None:
+    source = one_header(project)
+    (project.root / "inc/v.h").unlink()
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    assert project.build(source).hit
+
+
+def test_two_states_of_a_header_are_kept_side_by_side(project: Project) -> None:
+    source = one_header(project)
+    project.write({"inc/v.h": "#define VALUE 2\n"})
+    two = project.build(source)
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    one_again = project.build(source)
+    project.write({"inc/v.h": "#define VALUE 2\n"})
+    two_again = project.build(source)
+    assert [two.hit, one_again.hit, two_again.hit] == [False, True, True]
+    assert two_again.artifact == two.artifact
+    assert one_again.artifact.cubin != two.artifact.cubin
+
+
+def test_an_include_directory_that_moved_is_a_hit(project: Project) -> None:
+    source = one_header(project)
+    shutil.move(project.root / "inc", project.root / "elsewhere")
+    assert project.build(source, ("elsewhere",)).hit
+
+
+def test_a_new_file_in_a_later_root_is_a_hit(project: Project) -> None:
+    project.write({"a/v.h": "#define VALUE 1\n", "b/other.h": ""})
+    source = f"#include <v.h>\n{KERNEL}"
+    assert not project.build(source, ("a", "b")).hit
+    project.write({"b/v.h": "#define VALUE 2\n"})
+    assert project.build(source, ("a", "b")).hit
+
+
+def test_of_two_headers_of_one_name_only_the_one_opened_counts(project: Project) -> None:
+    project.write({"a/v.h": "#define VALUE 1\n", "b/v.h": "#define VALUE 2\n"})
+    source = f"#include <v.h>\n{KERNEL}"
+    first = project.build(source, ("a", "b"))
+    project.write({"b/v.h": "#define VALUE 3\n"})
+    assert project.build(source, ("a", "b")).hit
+    project.write({"a/v.h": "#define VALUE 3\n"})
+    assert "v.h changed" in project.build(source, ("a", "b")).miss
+    assert names(first) == [("0", "v.h")]
+
+
+def test_a_header_in_memory_wins_over_one_on_disk(project: Project) -> None:
+    project.write({"inc/v.h": "#error the one on disk\n", "inc/outer.h": '#include "v.h"\n'})
+    source, headers = f'#include "outer.h"\n{KERNEL}', {"v.h": "#define VALUE 1\n"}
+    first = project.build(source, headers=headers)
+    assert names(first) == [("0", "outer.h")]
+    project.write({"inc/v.h": "#error still on disk\n"})
+    assert project.build(source, headers=headers).hit
+
+
+# Misses
+
+
+@pytest.mark.parametrize("name", ["a/v.h", "a/sub/v.h"])
+def test_a_new_file_in_an_earlier_root_is_a_miss(project: Project, name: str) -> None:
+    spelled = name.removeprefix("a/")
+    project.write({"a/other.h": "", f"b/{spelled}": "#define VALUE 1\n"})
+    source = f'#include "{spelled}"\n{KERNEL}'
+    first = project.build(source, ("a", "b"))
+    assert project.build(source, ("a", "b")).hit
+    project.write({name: "#define VALUE 2\n"})
+    after = project.build(source, ("a", "b"))
+    assert "may hide a tracked header" in after.miss
+    assert after.artifact.cubin != first.artifact.cubin
+
+
+@pytest.mark.parametrize("outer", ['#include "v.h"\n', '#define NAME "v.h"\n#include NAME\n'])
+def test_a_new_file_next_to_the_including_header_is_a_miss(project: Project, outer: str) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n", "inc/sub/outer.h": outer})
+    source = f'#include "sub/outer.h"\n{KERNEL}'
+    first = project.build(source)
+    assert project.build(source).hit
+    project.write({"inc/sub/v.h": "#define VALUE 2\n"})
+    after = project.build(source)
+    assert "sub/v.h" in after.miss
+    assert after.artifact.cubin != first.artifact.cubin
+
+
+def test_a_file_of_the_toolkits_name_in_an_own_directory_is_a_miss(project: Project) -> None:
+    project.write({"inc/v.h": "#include <cuda_fp16.h>\n#define VALUE 1\n"})
+    source = f'#include "v.h"\n{KERNEL}'
+    assert not project.build(source).hit
+    assert project.build(source).hit
+    project.write({"inc/cuda_fp16.h": "#define MINE\n"})
+    assert "cuda_fp16.h" in project.build(source).miss
+
+
+def test_swapped_include_directories_are_a_miss(project: Project) -> None:
+    project.write({"a/v.h": "#define VALUE 1\n", "b/v.h": "#define VALUE 2\n"})
+    source = f"#include <v.h>\n{KERNEL}"
+    assert not project.build(source, ("a", "b")).hit
+    assert not project.build(source, ("b", "a")).hit
+    assert project.build(source, ("a", "b")).hit
+
+
+def test_a_deleted_header_is_a_miss_and_then_the_compilers_error(
+    project: Project, recorder: Recorder
+) -> None:
+    source = one_header(project)
+    (project.root / "inc/v.h").unlink()
+    with pytest.raises(CompileError, match=r'cannot open source file "v\.h"'):
+        project.build(source)
+    assert "v.h is gone" in recorder.named("miss")[-1]["reason"]
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    assert project.build(source).hit
+
+
+def test_a_changed_header_is_seen_though_its_times_and_size_were_put_back(project: Project) -> None:
+    source = one_header(project)
+    path = project.root / "inc/v.h"
+    before = path.stat()
+    path.write_text("#define VALUE 2\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert "v.h changed" in project.build(source).miss
+
+
+def test_a_link_to_another_file_is_a_miss(project: Project) -> None:
+    project.write({"inc/one.h": "#define VALUE 1\n", "inc/two.h": "#define VALUE 2\n"})
+    link = project.root / "inc/v.h"
+    link.symlink_to("one.h")
+    source = f'#include "v.h"\n{KERNEL}'
+    assert not project.build(source).hit
+    link.unlink()
+    link.symlink_to("two.h")
+    assert "v.h changed" in project.build(source).miss
+
+
+def test_an_include_directory_that_does_not_exist_is_an_error_that_names_it(project: Project) -> None:
+    with pytest.raises(InputError, match=r"include directory .*/nowhere does not exist"):
+        project.build(KERNEL, ("nowhere",))
+
+
+# What cannot be tracked
+
+
+@pytest.mark.parametrize("macro", ["__TIME__", "__DATE__", "__TIMESTAMP__"])
+def test_a_header_that_reads_the_clock_is_compiled_and_not_kept(project: Project, macro: str) -> None:
+    project.write({"inc/v.h": f"#define STAMP {macro}\n#define VALUE 1\n"})
+    source = f'#include "v.h"\n{KERNEL}'
+    assert "header v.h uses __DATE__, __TIME__" in project.build(source).uncached
+    assert not project.build(source).hit
+
+
+def test_the_clock_in_a_comment_of_a_header_is_harmless(project: Project) -> None:
+    project.write({"inc/v.h": "// not __TIME__\n#define VALUE 1\n"})
+    source = f'#include "v.h"\n{KERNEL}'
+    assert project.build(source).uncached == ""
+    assert project.build(source).hit
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason"),
+    [
+        ('__has_include("maybe.h")', "__has_include of maybe.h"),
+        ("__has_include(<v.h>)", "__has_include of v.h"),
+        ("__has_include(<cub>)", "__has_include of cub"),  # a directory
+        ("__has_include(NAME)", "__has_include(NAME) cannot be followed"),
+        ("PROBE(<maybe.h>)", "__has_include under another name"),
+    ],
+)
+def test_a_program_that_looks_for_a_users_file_is_not_kept(
+    project: Project, probe: str, reason: str
+) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    source = (
+        "#define NAME <maybe.h>\n"
+        + ("#define PROBE __has_include\n" if "PROBE" in probe else "")
+        + f'#if {probe}\n#endif\n#include "v.h"\n{KERNEL}'
+    )
+    assert reason in project.build(source).uncached
+    assert not project.build(source).hit
+
+
+def test_a_header_that_looks_for_a_users_file_is_not_kept(project: Project) -> None:
+    project.write({"inc/v.h": '#if __has_include("maybe.h")\n#endif\n#define VALUE 1\n'})
+    assert "maybe.h" in project.build(f'#include "v.h"\n{KERNEL}').uncached
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        "#if __has_include(<cuda_fp16.h>)",
+        '#if defined(__has_include) && __has_include("cuda_fp16.h")',
+        "#ifdef __has_include",
+        '#if __has_include("mine.h")',
+        "// #if __has_include(<maybe.h>)\n#if 1",
+    ],
+)
+def test_a_program_that_looks_for_the_toolkits_files_or_its_own_is_kept(
+    project: Project, probe: str
+) -> None:
+    source = f"{probe}\n#define VALUE 1\n#endif\n{KERNEL}"
+    first = project.build(source, (), headers={"mine.h": ""})
+    assert (first.hit, first.uncached) == (False, "")
+    assert project.build(source, (), headers={"mine.h": ""}).hit
+
+
+def test_a_file_that_would_answer_for_the_toolkits_is_a_miss(project: Project) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    source = f'#if __has_include(<cuda_fp16.h>)\n#include "v.h"\n#endif\n{KERNEL}'
+    assert project.build(source).uncached == ""
+    project.write({"inc/cuda_fp16.h": ""})
+    assert "cuda_fp16.h" in project.build(source).miss
+
+
+def test_a_header_changed_during_the_compile_is_not_trusted(project: Project) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    program = Program.of('#include "v.h"\n', include=[project.root / "inc"])
+    roots = {"0": str(project.root / "inc")}
+    with pytest.raises(Untrackable, match=r"v\.h changed while the program was compiled"):
+        observe(program, ["@0/v.h"], roots, (), Memo(), started_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("opened", "reason"),
+    [
+        ("v.h", "in no include directory"),
+        ("@7/v.h", "in no include directory"),
+        ("@0/v.h", "read back"),
+    ],
+)
+def test_a_file_that_cannot_be_placed_or_read_is_not_trusted(
+    tmp_path: Path, opened: str, reason: str
+) -> None:
+    with pytest.raises(Untrackable, match=reason):
+        observe(Program.of(""), [opened], {"0": str(tmp_path)}, (), Memo(), time.time_ns())
+
+
+# The toolkit's headers
+
+
+def test_the_toolkits_headers_are_there_without_being_asked_for(project: Project) -> None:
+    source = "#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __float2half(1.0f); }"
+    first = project.build(source, ())
+    assert ("cuda", "cuda_fp16.h") in names(first)
+    assert project.build(source, ()).hit
+
+
+def test_the_toolkits_directory_given_as_an_own_one_is_still_the_toolkits(
+    project: Project, toolchain: Toolchain
+) -> None:
+    source = f"#include <cuda/std/cstdint>\n{KERNEL.replace('VALUE', '1')}"
+    include = [toolchain.located.roots["cccl"], toolchain.located.roots["cuda"]]
+    first = project.build(source, tuple(include))
+    assert (first.uncached, names(first)[0][0]) == ("", "0")
+    assert project.build(source, tuple(include)).hit
+
+
+def test_a_program_with_hundreds_of_headers_is_a_hit_in_another_process(
+    open_builder: Callable[..., Builder], recorder: Recorder
+) -> None:
+    source = """
+    #include <cub/block/block_reduce.cuh>
+    extern "C" __global__ void total(const int* in, int* out) {
+        using Reduce = cub::BlockReduce<int, 128>;
+        __shared__ typename Reduce::TempStorage scratch;
+        int sum = Reduce(scratch).Sum(in[threadIdx.x]);
+        if (threadIdx.x == 0) *out = sum;
+    }
+    """
+    first = open_builder().build(Program.of(source), "sm_90")
+    assert len(first.headers) > 100
+    assert {header.root for header in first.headers} == {"cuda", "cccl"}
+    assert open_builder().build(Program.of(source), "sm_90") == first
+    assert len(recorder.named("compile")) == len(recorder.named("hit")) == 1
+    assert recorder.named("uncached") == []
+
+
+@pytest.mark.parametrize("failing", ["#include <cub/cub.cuh>\n", '#include "half.h"\n', "#error no\n"])
+def test_after_a_compile_that_failed_in_a_header_the_next_is_tracked_whole(
+    project: Project, failing: str
+) -> None:
+    project.write({"inc/half.h": '#include "missing.h"\n', **TRACKED["nested"][1]})
+    with pytest.raises(CompileError):
+        project.build(failing + KERNEL)
+    outcome = project.build(TRACKED["nested"][0] + KERNEL)
+    assert outcome.uncached == ""
+    assert names(outcome) == [("0", "deep/middle.h"), ("0", "outer.h"), ("0", "v.h")]
+
+
+# Nothing of the machine
+
+
+def test_headers_in_the_current_directory_are_not_picked_up(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write({"here/v.h": "#define VALUE 1\n"})
+    monkeypatch.chdir(project.root / "here")
+    with pytest.raises(CompileError, match=r'cannot open source file "v\.h"'):
+        project.build(f'#include "v.h"\n{KERNEL}', ())
+
+
+def test_two_machines_make_the_same_key_and_the_same_bytes(project: Project, events: Events) -> None:
+    header = """
+    __device__ const char* where() { return __FILE__; }
+    namespace { struct Own { int a; }; __global__ void hidden(Own o, int* x) { *x = o.a; } }
+    """
+    made = []
+    for machine in ("one", "a/longer/path"):
+        project.write({f"{machine}/v.h": header})
+        there = Config(
+            cache_dirs=(project.root / f"{machine}-cache",), lock_dir=project.root / f"{machine}-locks"
+        )
+        builder = Builder.open(there, events=events)
+        source = f"#include <v.h>\n{KERNEL.replace('VALUE', 'where()[*x]')}"
+        program = Program.of(source, include=[project.root / machine])
+        made.append(builder.build(program, "sm_90"))
+        builder.close()  # and its worker: the other machine has processes of its own
+    one, two = made
+    assert one.digest == two.digest
+    assert one.headers == two.headers
+    assert one.cubin == two.cubin
+    assert one.ptx == two.ptx
+    assert str(project.root).encode() not in one.cubin + one.ptx
+
+
+def test_the_file_name_of_a_header_tells_no_path(project: Project) -> None:
+    project.write({"inc/v.h": "__device__ char where[] = __FILE__;\n#define VALUE where[*x]\n"})
+    cubin = project.build(f'#include "v.h"\n{KERNEL}').artifact.cubin
+    assert b"v.h" in cubin
+    assert str(project.root).encode() not in cubin
+    assert b"/dev/shm" not in cubin
+
+
+# Hashes by path
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose stamp is old enough to be believed."""
+    path = tmp_path / "old.h"
+    path.write_text("old")
+    later = time.time_ns() + 10_000_000_000
+    monkeypatch.setattr("preheat.toolchain.headers.time.time_ns", lambda: later)
+    return path
+
+
+def test_a_hash_is_believed_while_the_stamp_stays(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = Memo()
+    digest = memo.digest(str(old))
+    assert memo.changed
+    monkeypatch.setattr("builtins.open", lambda *_, **__: pytest.fail("the file was read again"))
+    assert memo.digest(str(old)) == digest
+    assert Memo(memo.note()).digest(str(old)) == digest
+
+
+def test_a_stamp_that_changed_is_not_believed(old: Path) -> None:
+    memo = Memo()
+    first = memo.digest(str(old))
+    old.write_text("new")
+    assert memo.digest(str(old)) != first
+
+
+def test_a_fresh_stamp_is_not_remembered(tmp_path: Path) -> None:
+    (tmp_path / "fresh.h").write_text("fresh")
+    memo = Memo()
+    memo.digest(str(tmp_path / "fresh.h"))
+    assert not memo.changed
+    assert memo.note() == b"{}"
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b"7", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff"])
+def test_a_damaged_note_is_an_empty_one(old: Path, note: bytes) -> None:
+    assert Memo(note).digest(str(old)) == Memo().digest(str(old))
+
+
+def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Memo().digest(str(tmp_path / "gone.h"))
+
+
+# Any tree of headers at all
+#
+# A small preprocessor stands in for the compiler: quoted names are looked for next to the header
+# that has them, then all names in the roots, in order; each file is read once. The toolkit has a
+# plain file of every name, so that nearly everything compiles.
+
+NAMES = ("a.h", "b.h", "sub/a.h", "sub/b.h")
+INCLUDES = (*NAMES, "../a.h")
+OWN = ("0", "1")
+DIRECTIVES = st.builds(
+    lambda form, name: form.format(name),
+    st.sampled_from(['#include "{}"\n', "#include <{}>\n", '#define M "{}"\n#include M\n#undef M\n']),
+    st.sampled_from(INCLUDES),
+)
+TEXTS = st.builds(
+    lambda lines, number: "".join(lines) + f"int v{number};\n",
+    st.lists(DIRECTIVES, max_size=2),
+    st.integers(0, 2),
+)
+TREES = st.dictionaries(st.tuples(st.sampled_from(OWN), st.sampled_from(NAMES)), TEXTS, min_size=1)
+
+
+def preprocess(text: str, roots: Mapping[str, str], where: str | None = None) -> Iterator[str]:
+    """What a compile opens, as it names it: `@0/sub/a.h`. `LookupError` where a name is not found."""
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("#define M "):
+            name = line.removeprefix("#define M ")
+        elif line.startswith("#include"):
+            spelled = line.removeprefix("#include ")
+            spelled = name if spelled == "M" else spelled
+            places = [f"@{root}" for root in roots]
+            if spelled.startswith('"') and where is not None:
+                places.insert(0, os.path.dirname(where))
+            yield next(
+                found
+                for found in (f"{place}/{spelled[1:-1]}" for place in places)
+                if os.path.isfile(path_of(found, roots))
+            )
+
+
+def path_of(spelled: str, roots: Mapping[str, str]) -> str:
+    root, _, name = spelled.removeprefix("@").partition("/")
+    return f"{roots[root]}/{name}"
+
+
+def compile_tree(source: str, roots: Mapping[str, str]) -> dict[str, str] | None:
+    """Everything opened, with its text; None when something is not found."""
+    opened: dict[str, str] = {}
+    seen: set[Path] = set()
+    pending: list[tuple[str, str | None]] = [(source, None)]
+    while pending:
+        text, where = pending.pop()
+        try:
+            for spelled in preprocess(text, roots, where):
+                file = Path(path_of(spelled, roots)).resolve()
+                if file not in seen:
+                    seen.add(file)
+                    opened[spelled] = file.read_text()
+                    pending.append((opened[spelled], spelled))
+        except (StopIteration, RuntimeError):
+            return None
+    return opened
+
+
+def plant(tree: Mapping[tuple[str, str], str], base: str) -> None:
+    """Make the files under `base` be those of `tree`, and the toolkit's."""
+    for root in (*OWN, "cuda"):
+        shutil.rmtree(f"{base}/{root}", ignore_errors=True)
+        os.makedirs(f"{base}/{root}/sub")
+    for name in (*NAMES, "../a.h"):
+        Path(base, "cuda", name).write_text(f"int of_the_toolkit; // {name}\n")
+    for (root, name), text in tree.items():
+        Path(base, root, name).write_text(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(source=st.lists(DIRECTIVES, min_size=1, max_size=2).map("".join), tree=TREES, edits=TREES)
+@example(
+    source='#include "sub/b.h"\n',
+    tree={("0", "sub/b.h"): '#define M "a.h"\n#include M\n#undef M\n'},
+    edits={("0", "sub/a.h"): "int v0;\n"},
+)
+def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
+    source: str, tree: dict[tuple[str, str], str], edits: dict[tuple[str, str], str]
+) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        roots = {root: f"{base}/{root}" for root in (*OWN, "cuda")}
+        plant(tree, base)
+        before = compile_tree(source, roots)
+        if before is None:
+            event("does not compile")
+            return
+        later = time.time_ns() + 1_000_000_000
+        state = observe(Program.of(source), before, roots, ("cuda",), Memo(), later)
+        assert change(state, roots, Memo()) is None
+        # An edit to a file that is there takes it away every other time.
+        gone = {at for at, text in edits.items() if at in tree and "v1" in text}
+        plant({at: text for at, text in {**tree, **edits}.items() if at not in gone}, base)
+        after = compile_tree(source, roots)
+        event("same" if after == before else "different")
+        if after != before:
+            assert change(state, roots, Memo()) is not None
+
+
+def test_a_state_with_a_root_that_is_gone_has_changed(tmp_path: Path) -> None:
+    state = HeaderState((Header("3", "v.h", "0" * 64),), ())
+    assert "include directory is gone" in str(change(state, {"0": str(tmp_path)}, Memo()))

@@ -1,0 +1,238 @@
+"""Where the compilers are: searched for once, remembered between processes, missed with advice."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.errors import InputError, ToolchainNotFoundError
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain, frames
+from preheat.toolchain.locate import Library, Located
+from tests import processes
+from tests.conftest import Recorder
+
+
+@pytest.fixture
+def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
+    """What a first process finds, remembered in the test's directory."""
+    located = look(tmp_path, events)
+    assert [e["what"] for e in recorder.named("worker")] == ["started"]
+    recorder.seen.clear()
+    return located
+
+
+def look(memo_dir: Path | None, events: Events) -> Located:
+    """What another process finds."""
+    toolchain = Toolchain(events, timeout=60.0, memo_dir=memo_dir)
+    located = toolchain.located
+    toolchain.close()
+    return located
+
+
+def memo(tmp_path: Path) -> Path:
+    (path,) = tmp_path.glob("toolchain-*.json")
+    return path
+
+
+def test_both_compilers_and_the_headers_are_found(first: Located) -> None:
+    assert first.library("nvrtc").title == "NVRTC"
+    assert first.library("nvJitLink").title == "nvJitLink"
+    for library in first.libraries.values():
+        assert Path(library.path).is_file()
+        assert library.version.split(".")[0].isdecimal()
+    assert list(first.roots) == ["cuda", "cccl"]
+    assert Path(first.roots["cuda"], "cuda_fp16.h").is_file()
+    assert Path(first.roots["cccl"], "cub").is_dir()
+    assert {80, 90, 100} <= set(first.archs)
+    assert first.missing == {}
+
+
+def test_identity_and_version_name_the_compiler_of_the_language(toolchain: Toolchain) -> None:
+    located = toolchain.located
+    assert toolchain.identity("cuda") == f"nvrtc {located.library('nvrtc').build}"
+    assert toolchain.identity("ptx") == f"nvJitLink {located.library('nvJitLink').build}"
+    assert toolchain.version("cuda") == f"NVRTC {located.library('nvrtc').version}"
+
+
+def test_own_include_directories_come_before_the_toolkits(toolchain: Toolchain) -> None:
+    program = Program.of("", include=["/one", "/two"])
+    assert list(toolchain.roots(program)) == ["0", "1", "cuda", "cccl"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_second_process_starts_no_worker(tmp_path: Path, events: Events, recorder: Recorder) -> None:
+    found = look(tmp_path, events)
+    assert recorder.named("worker") == []
+    assert {80, 90} <= set(found.archs)
+
+
+def test_a_second_process_finds_the_same(tmp_path: Path, events: Events, first: Located) -> None:
+    assert look(tmp_path, events) == first
+
+
+def test_without_a_directory_nothing_is_remembered(events: Events, recorder: Recorder) -> None:
+    assert look(None, events) == look(None, events)
+    assert len(recorder.named("worker")) == 2
+
+
+@pytest.mark.usefixtures("first")
+def test_one_toolchain_looks_once(tmp_path: Path, events: Events) -> None:
+    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    found = toolchain.located
+    memo(tmp_path).unlink()
+    assert toolchain.located is found
+
+
+@pytest.mark.usefixtures("first")
+def test_the_memo_is_private(tmp_path: Path) -> None:
+    assert memo(tmp_path).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.glob("toolchain-*")] == [memo(tmp_path).name]
+
+
+# What invalidates the memo
+
+
+@pytest.mark.parametrize("field", [0, 1, 2], ids=["size", "time", "inode"])
+@pytest.mark.usefixtures("first")
+def test_a_library_with_another_stamp_is_looked_for_again(
+    tmp_path: Path, events: Events, recorder: Recorder, field: int
+) -> None:
+    row = json.loads(memo(tmp_path).read_text())
+    row["stamps"][0][field] += 1
+    memo(tmp_path).write_text(json.dumps(row))
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 1
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 1  # remembered anew
+
+
+@pytest.mark.usefixtures("first")
+def test_a_library_that_is_gone_is_looked_for_again(
+    tmp_path: Path, events: Events, recorder: Recorder
+) -> None:
+    row = json.loads(memo(tmp_path).read_text())
+    row["libraries"]["nvrtc"]["path"] = str(tmp_path / "gone.so")
+    memo(tmp_path).write_text(json.dumps(row))
+    assert look(tmp_path, events).library("nvrtc").path != str(tmp_path / "gone.so")
+    assert len(recorder.named("worker")) == 1
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH"])
+@pytest.mark.usefixtures("first")
+def test_another_search_variable_is_another_search(
+    tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "nothing"))
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 1
+    monkeypatch.delenv(variable)
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 1  # the first search is still remembered
+
+
+@pytest.mark.usefixtures("first")
+def test_an_installed_package_is_another_search(
+    tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    look(tmp_path, events)
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 1
+    os.utime(place, (1, 1))
+    look(tmp_path, events)
+    assert len(recorder.named("worker")) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"libraries": {}}', '{"libraries": {"nvrtc": {}}}'])
+@pytest.mark.usefixtures("first")
+def test_a_damaged_memo_is_no_memo(
+    tmp_path: Path, events: Events, recorder: Recorder, damage: str
+) -> None:
+    memo(tmp_path).write_text(damage)
+    assert look(tmp_path, events).missing == {}
+    assert len(recorder.named("worker")) == 1
+
+
+def test_a_memo_that_cannot_be_written_costs_nothing_but_the_search(
+    tmp_path: Path, events: Events
+) -> None:
+    assert look(tmp_path / "gone", events).missing == {}
+    assert list(tmp_path.glob("**/*.json")) == []
+
+
+# What is missing
+
+NOTHING = Located({}, {"nvrtc": "Failure finding libnvrtc.so"}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nvrtc", "NVRTC was not found: Failure finding libnvrtc.so"),
+        ("nvJitLink", "nvJitLink was not found: not installed"),
+    ],
+)
+def test_a_missing_library_is_an_error_that_says_how_to_get_it(name: str, message: str) -> None:
+    with pytest.raises(ToolchainNotFoundError) as caught:
+        NOTHING.library(name)
+    assert str(caught.value) == message
+    assert caught.value.hint is not None
+    assert "preheat[cu13]" in caught.value.hint
+
+
+def test_a_library_that_is_there_does_not_suffer_from_one_that_is_not() -> None:
+    library = Library("nvJitLink", "/lib/libnvJitLink.so", "00", "13.5")
+    assert Located({"nvJitLink": library}, {"nvrtc": "no"}, {}).library("nvJitLink") is library
+
+
+WITHOUT = """
+import cuda.pathfinder as pathfinder
+from preheat.toolchain import worker
+
+def missing(name):
+    raise pathfinder.DynamicLibNotFoundError(f"Failure finding lib{name}.so\\nmore")
+
+pathfinder.load_nvidia_dynamic_lib = missing
+pathfinder.find_nvidia_header_directory = lambda name: None
+answer, _ = worker._locate({}, {})
+assert answer == {
+    "libraries": {}, "roots": {}, "versions": {}, "archs": [],
+    "missing": {n: f"Failure finding lib{n}.so" for n in ("nvrtc", "nvJitLink")},
+}, answer
+"""
+
+
+def test_a_machine_without_compilers_is_told_apart_from_a_broken_one() -> None:
+    processes.finish(processes.start(WITHOUT))
+
+
+def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "versions": {}, "archs": []}
+    monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
+    with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
+        toolchain.identity("cuda")
+    with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
+        toolchain.compile(Program.of(""), Arch.parse("sm_90"))
+    assert list(tmp_path.glob("toolchain-*")) == []
+    assert look(tmp_path, events).missing == {}  # installed meanwhile
+
+
+def test_an_architecture_the_compiler_does_not_know_is_refused_with_those_it_knows(
+    toolchain: Toolchain,
+) -> None:
+    with pytest.raises(InputError, match=r"NVRTC .* cannot compile for sm_52") as caught:
+        toolchain.compile(Program.of(""), Arch.parse("sm_52"))
+    assert caught.value.hint is not None
+    assert "sm_90" in caught.value.hint
