@@ -93,6 +93,21 @@ def test_lowered_names_survive_a_hit_in_another_process(open_builder: Open) -> N
     assert found.entry("tk<double>").parameters[0].type == "double*"
 
 
+def test_a_compiler_upgraded_under_a_running_process_is_noticed(
+    open_builder: Open, recorder: Recorder
+) -> None:
+    """What the new build makes must not be filed under the old one's key."""
+    builder = open_builder()
+    true = builder.toolchain.located
+    nvrtc = replace(true.library("nvrtc"), build="00" * 20)
+    builder.toolchain._located = replace(true, libraries={**true.libraries, "nvrtc": nvrtc})
+    made = builder.build(PROGRAM, "sm_90")
+    assert dict(made.parts)["toolchain"] == f"nvrtc {true.library('nvrtc').build}"
+    assert open_builder().build(PROGRAM, "sm_90") == made
+    assert len(list(disk(builder).items())) == 1
+    assert len(recorder.named("miss")) == 2
+
+
 def test_the_same_name_with_new_source_is_another_kernel(builder: Builder) -> None:
     other = replace(PROGRAM, source=SAXPY.replace("a * x[i] + y[i]", "a * x[i] - y[i]"))
     one, two = builder.build(PROGRAM, "sm_90"), builder.build(other, "sm_90")

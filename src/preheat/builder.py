@@ -17,7 +17,13 @@ from preheat import container
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.config import Config
-from preheat.errors import CompileError, PreheatError, UnknownEntryError, fresh
+from preheat.errors import (
+    CompileError,
+    PreheatError,
+    ToolchainChangedError,
+    UnknownEntryError,
+    fresh,
+)
 from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.flights import Flights
 from preheat.key import Key, request_key
@@ -27,7 +33,15 @@ from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
 from preheat.store.trust import distrust, first_usable, make_private
 from preheat.toolchain import Toolchain
-from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
+from preheat.toolchain.headers import (
+    HeaderState,
+    Memo,
+    Untrackable,
+    change,
+    decode_states,
+    encode_states,
+    observe,
+)
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
@@ -128,8 +142,14 @@ class Builder:
 
         Raises `CompileError` with the compiler's log when the program is wrong.
         """
-        request = self._request(program, Arch.parse(arch))
-        if program.uncacheable:
+        try:
+            return self._build(self._request(program, Arch.parse(arch)))
+        except ToolchainChangedError:  # the compiler was upgraded under a running process
+            self.toolchain.look_again()
+            return self._build(self._request(program, Arch.parse(arch)))
+
+    def _build(self, request: _Request) -> Artifact:
+        if request.program.uncacheable:
             return self._compile(request)
         found = self._find(request)
         if isinstance(found, Artifact):
@@ -187,7 +207,7 @@ class Builder:
         try:
             meta, sections = container.unpack_checked(found.blob)
             if meta.get("kind") == "headers":
-                current = self._current_state(request, _decode_states(meta))
+                current = self._current_state(request, decode_states(meta))
                 if isinstance(current, Miss):
                     return current
                 digest = current
@@ -283,10 +303,10 @@ class Builder:
         states: list[tuple[HeaderState, str]] = []
         for found in self.store.each(request.digest):  # the last one is the shared one
             with suppress(container.DamagedEntryError):
-                states = _decode_states(container.unpack_checked(found.blob).meta)
+                states = decode_states(container.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
         states = [*states, (state, artifact.digest)][-_STATES:]
-        meta = {"kind": "headers", "label": artifact.label, "states": _encode_states(states)}
+        meta = {"kind": "headers", "label": artifact.label, "states": encode_states(states)}
         self.store.put(request.digest, container.pack(request.digest, meta, {}))
 
     # Failures
@@ -408,33 +428,6 @@ def _layers(config: Config, events: Events) -> list[LayerStore]:
         else:
             events.emit("refused", path=str(path), reason=why)
     return usable
-
-
-def _encode_states(states: list[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "entry": digest,
-            "headers": state.headers,
-            "absent": state.absent,
-        }
-        for state, digest in states
-    ]
-
-
-def _decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
-    try:
-        return [
-            (
-                HeaderState(
-                    tuple(map(Header._make, row["headers"])),
-                    tuple((root, name) for root, name in row["absent"]),
-                ),
-                row["entry"],
-            )
-            for row in meta["states"]
-        ]
-    except (KeyError, TypeError, ValueError) as bad:
-        raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
 
 
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()

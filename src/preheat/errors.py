@@ -11,6 +11,7 @@
         ToolchainNotFoundError   its library is not installed
         CompilerCrashError       it died: that compile is lost, the process is not
         CompilerTimeoutError     it did not finish in the time allowed
+        ToolchainChangedError    it was replaced while in use; the builder looks again by itself
 
 Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
 hand should never lose it to a full disk.
@@ -33,6 +34,7 @@ __all__ = [
     "PreheatError",
     "PtxError",
     "TargetError",
+    "ToolchainChangedError",
     "ToolchainError",
     "ToolchainNotFoundError",
     "UnknownEntryError",
@@ -151,6 +153,10 @@ class ToolchainError(PreheatError):
 
 class ToolchainNotFoundError(ToolchainError):
     """A compiler library is not installed where preheat looks."""
+
+
+class ToolchainChangedError(ToolchainError):
+    """The compiler that ran is another build than the one the key was made for."""
 
 
 class CompilerCrashError(ToolchainError):

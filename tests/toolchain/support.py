@@ -1,9 +1,15 @@
-"""What the toolchain's tests share: real kernels, and a second opinion on their parameters."""
+"""What the toolchain's tests share: real kernels, a second opinion on them, a look at workers."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ARCHS = ("sm_80", "sm_90", "sm_100")  # both dialects of PTX: registers are untyped from sm_100 on
 
@@ -80,3 +86,59 @@ def _parameter_rows(info: bytes) -> Iterator[tuple[int, int, int]]:
             _, ordinal, offset, packed = struct.unpack_from("<IHHI", info, at + 4)
             yield ordinal, offset, packed >> 18
         at += 4 + (size if form == 4 else 0)
+
+
+def slow(terms: int) -> str:
+    """A program whose compile time grows with the square of `terms`: 1000 take seconds."""
+    chain = "".join(f"a == {i} ? {i} : " for i in range(terms))
+    return f'extern "C" __global__ void k(int a, int* o) {{ *o = {chain}0; }}\n'
+
+
+def workers_of(process: int) -> set[int]:
+    """The compiler processes that `process` started and that are still there."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            command = entry.joinpath("cmdline").read_bytes()
+            if int(parent) == process and b"preheat.toolchain.worker" in command:
+                found.add(int(entry.name))
+    return found
+
+
+def scratch_of(worker: int) -> Path | None:
+    """The directory a worker compiles in, while it does."""
+    with suppress(OSError):
+        place = Path(f"/proc/{worker}/cwd").readlink()
+        return None if place == Path("/") else place
+    return None
+
+
+def wait_for(what: Callable[[], T | None], seconds: float = 20.0) -> T:
+    """The first answer of `what` that is true; a failure when none comes in time."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
+    """A worker of `process` amid a compile, and where."""
+
+    def busy() -> tuple[int, Path] | None:
+        for worker in workers_of(process) - set(besides):
+            if place := scratch_of(worker):
+                return worker, place
+        return None
+
+    return wait_for(busy)
+
+
+def gone(worker: int) -> bool:
+    """Whether a process has ended; one that only waits to be reaped has."""
+    try:
+        state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat.arch import Arch
-from preheat.errors import InputError
+from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain.locate import Located, locate
@@ -72,14 +72,31 @@ class Toolchain:
         from preheat.toolchain import translate
 
         if program.language == "ptx":
-            return translate.assemble(self.pool, program, arch)
+            return self._checked("ptx", translate.assemble(self.pool, program, arch))
         known = self.located.archs
         if arch.major * 10 + arch.minor not in known:
             raise InputError(
                 f"{self.version('cuda')} cannot compile for {arch}",
                 hint=f"it knows {', '.join(f'sm_{number}' for number in known)}",
             )
-        return translate.compile_cuda(self.pool, program, arch, self.roots(program))
+        roots = self.roots(program)
+        return self._checked("cuda", translate.compile_cuda(self.pool, program, arch, roots))
+
+    def look_again(self) -> None:
+        """Forget where the compilers are: one of them was replaced."""
+        self.close()
+        with self._lock:
+            self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
+
+    def _checked(self, language: str, compiled: Compiled) -> Compiled:
+        """What was compiled, unless by another build than keys are made for."""
+        library = self.located.library(_COMPILER[language])
+        if compiled.build != library.build:
+            raise ToolchainChangedError(
+                f"{library.title} is now build {compiled.build}, keys say {library.build}",
+                hint="an upgrade was installed while this process was running",
+            )
+        return compiled
 
     def interrupt(self) -> None:
         """Stop every compile under way in this process."""

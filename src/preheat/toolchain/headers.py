@@ -12,13 +12,23 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from preheat import container
 from preheat.artifact import Header
 from preheat.program import Program, reads_clock, without_comments
 
-__all__ = ["HeaderState", "Memo", "Untrackable", "change", "observe"]
+__all__ = [
+    "HeaderState",
+    "Memo",
+    "Untrackable",
+    "change",
+    "decode_states",
+    "encode_states",
+    "observe",
+]
 
 #: The root of names that were included by absolute path.
 ABSOLUTE = "/"
@@ -48,6 +58,35 @@ class HeaderState:
         """The key parts that tell this state from others of the same program."""
         for header in self.headers:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
+
+
+def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
+    """Header states, each with the digest of its entry, as they are stored."""
+    return [
+        {
+            "entry": digest,
+            "headers": state.headers,
+            "absent": state.absent,
+        }
+        for state, digest in states
+    ]
+
+
+def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
+    """The same read back; `DamagedEntryError` when it is something else."""
+    try:
+        return [
+            (
+                HeaderState(
+                    tuple(map(Header._make, row["headers"])),
+                    tuple((root, name) for root, name in row["absent"]),
+                ),
+                row["entry"],
+            )
+            for row in meta["states"]
+        ]
+    except (KeyError, TypeError, ValueError) as bad:
+        raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
 
 
 class Memo:

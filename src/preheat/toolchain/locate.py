@@ -19,7 +19,7 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Library", "Located", "locate"]
+__all__ = ["Library", "Located", "build_of", "locate"]
 
 #: What pathfinder's search depends on, besides the installed packages.
 _SEARCH_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
@@ -55,15 +55,15 @@ class Located:
         )
 
 
-def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None) -> Located:
+def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
     """Find the compilers: from the memo while nothing it depends on changed, else by a worker."""
     memo = None if memo_dir is None else memo_dir / f"toolchain-{_surroundings()}.json"
-    if memo is not None and (known := _recall(memo)):
+    if memo is not None and not fresh and (known := _recall(memo)):
         return known
     found = pool().call({"do": "locate"}).message
     located = Located(
         libraries={
-            name: Library(_TITLES[name], path, _identity(name, Path(path)), found["versions"][name])
+            name: Library(_TITLES[name], path, build_of(name, Path(path)), found["versions"][name])
             for name, path in found["libraries"].items()
         },
         missing=found["missing"],
@@ -75,8 +75,8 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None) -> Located:
     return located
 
 
-def _identity(name: str, path: Path) -> str:
-    """NVRTC is two libraries: its own, and the one with the built-in headers it compiles in."""
+def build_of(name: str, path: Path) -> str:
+    """The build of a compiler. NVRTC is two libraries: its own and the built-ins it links in."""
     parts = [path]
     if name == "nvrtc":
         parts += sorted(path.parent.glob("libnvrtc-builtins.so*"))[:1]

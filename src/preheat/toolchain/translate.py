@@ -51,6 +51,7 @@ class Compiled:
     log: str
     timing: str
     seconds: float
+    build: str  # of the compiler that ran
     opened: tuple[str, ...] | None
     started_ns: int
 
@@ -121,6 +122,7 @@ def _nvrtc(
         log=report.split_timing(log)[0],
         timing=report.split_timing(log)[1],
         seconds=reply["seconds"],
+        build=reply["build"],
         opened=None if opened is None else tuple(opened),
         started_ns=started_ns,
     )
@@ -167,6 +169,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
         log=report.split_timing(log)[0],
         timing=report.split_timing(log)[1],
         seconds=reply["seconds"],
+        build=reply["build"],
         opened=(),
         started_ns=started_ns,
     )

@@ -7,6 +7,7 @@ hang, lose track of headers after an error) they do here, and `pool.py` starts a
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import select
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.toolchain import frames
+from preheat.toolchain.locate import build_of
 
 __all__ = ["main"]
 
@@ -139,6 +141,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         os.chdir("/")
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
     answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
+    answer["build"] = _build("nvrtc")
     return answer, {"cubin": done.cubin, "ptx": done.ptx}
 
 
@@ -155,10 +158,19 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         "log": done.log,
         "seconds": time.perf_counter() - started,
         "demangled": {name: text for name in symbols if (text := _demangle(name))},
+        "build": _build("nvJitLink"),
     }, {"cubin": done.cubin}
 
 
 _ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
+
+
+@functools.cache
+def _build(name: str) -> str:
+    """The build of the compiler this process really loaded, which keys must agree with."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return build_of(name, Path(os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))))
 
 
 def _demangle(name: str) -> str | None:

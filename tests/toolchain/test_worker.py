@@ -1,0 +1,467 @@
+"""Compiler processes: whatever happens to one is an error of that compile and of nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.errors import (
+    CompileError,
+    CompilerCrashError,
+    CompilerTimeoutError,
+    PtxError,
+    ToolchainError,
+)
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+from preheat.toolchain.translate import Compiled
+from tests import processes
+from tests.conftest import SAXPY, Recorder
+from tests.toolchain import support
+
+SM_90 = Arch.parse("sm_90")
+GOOD = Program.of(SAXPY, label="saxpy.cu")
+BROKEN = Program.of("__global__ void k() { oops(); }")
+ENDLESS = Program.of(support.slow(30_000))  # hours
+LONG = Program.of(support.slow(800))  # a second or two
+
+
+@pytest.fixture
+def own(events: Events) -> Iterator[Toolchain]:
+    """A toolchain of the test's own, whose workers start and end with it."""
+    made = Toolchain(events, timeout=60.0)
+    yield made
+    made.close()
+
+
+def told(recorder: Recorder) -> list[str]:
+    return [event["what"] for event in recorder.named("worker")]
+
+
+# Time
+
+
+@pytest.fixture
+def hasty(tmp_path: Path, events: Events, recorder: Recorder) -> Iterator[Toolchain]:
+    """A toolchain that gives a compile three seconds and knows already where the compilers are."""
+    patient = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    _ = patient.located
+    patient.close()
+    recorder.seen.clear()
+    made = Toolchain(events, timeout=3.0, memo_dir=tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_compile_that_hangs_is_ended_and_the_next_one_works(
+    hasty: Toolchain, recorder: Recorder, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(CompilerTimeoutError, match="did not finish within 3 s") as caught:
+        hasty.compile(Program.of(ENDLESS.source, include=[tmp_path]), SM_90)
+    assert time.monotonic() - started < 8
+    assert caught.value.hint is not None
+    assert "PREHEAT_COMPILE_TIMEOUT" in caught.value.hint
+    assert left_behind(tmp_path) == []
+    assert hasty.compile(GOOD, SM_90).cubin
+    assert told(recorder) == ["started", "recycled", "started"]
+    assert "CompilerTimeoutError" in recorder.named("worker")[1]["reason"]
+
+
+def pids(toolchain: Toolchain) -> list[int]:
+    """The processes of the idle workers."""
+    return [worker._process.pid for worker in toolchain.pool._idle]
+
+
+def left_behind(include: Path) -> list[Path]:
+    """Directories of compiles that looked for headers in `include`."""
+    places = [*Path("/dev/shm").glob("preheat-*/@0"), *Path("/tmp").glob("preheat-*/@0")]
+    return [place.parent for place in places if place.is_symlink() and place.readlink() == include]
+
+
+# Death
+
+
+def in_background(work: Callable[[], Compiled]) -> tuple[threading.Thread, list[object]]:
+    """Start `work` in a thread; what it returned or raised is put into the list."""
+    result: list[object] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, result
+
+
+def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
+    own: Toolchain, recorder: Recorder
+) -> None:
+    _ = own.located
+    others = support.workers_of(os.getpid()) - set(pids(own))
+    thread, result = in_background(lambda: own.compile(LONG, SM_90))
+    worker, scratch = support.compiling(os.getpid(), others)
+    os.kill(worker, signal.SIGKILL)
+    thread.join()
+    (compiled,) = result
+    assert isinstance(compiled, Compiled)
+    assert [e.name for e in compiled.entries] == ["k"]
+    assert compiled.opened is None  # done without a trace, so that it will not be kept
+    assert told(recorder) == ["started", "recycled", "started"]
+    assert "SIGKILL" in recorder.named("worker")[1]["reason"]
+    assert not scratch.exists()
+
+
+def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_alone(own: Toolchain) -> None:
+    _ = own.located
+    others = support.workers_of(os.getpid()) - set(pids(own))
+    thread, result = in_background(lambda: own.compile(LONG, SM_90))
+    while thread.is_alive():
+        for worker in support.workers_of(os.getpid()) - others:
+            os.kill(worker, signal.SIGKILL)
+        time.sleep(0.01)
+    (error,) = result
+    assert isinstance(error, CompilerCrashError)
+    assert "SIGKILL" in str(error)
+    assert own.compile(GOOD, SM_90).cubin
+
+
+def test_a_worker_killed_while_idle_is_replaced_unnoticed(own: Toolchain, recorder: Recorder) -> None:
+    first = own.compile(GOOD, SM_90)
+    (worker,) = own.pool._idle
+    os.kill(worker._process.pid, signal.SIGKILL)
+    support.wait_for(lambda: not worker.alive())
+    again = own.compile(GOOD, SM_90)
+    assert (again.cubin, again.opened) == (first.cubin, first.opened)
+    assert told(recorder) == ["started", "started"]
+
+
+def test_a_worker_that_leaves_just_when_it_is_wanted_is_replaced_unnoticed(
+    own: Toolchain, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = own.compile(GOOD, SM_90)
+    (worker,) = own.pool._idle
+    monkeypatch.setattr(worker, "alive", lambda: True)  # as it was a moment ago
+    read, write = os.pipe()
+    os.dup2(write, worker._in.fileno())  # which closes its stdin, so it ends as when idle for long
+    os.close(write)
+    os.close(read)
+    support.wait_for(lambda: support.gone(worker._process.pid))
+    again = own.compile(GOOD, SM_90)
+    assert (again.cubin, again.opened) == (first.cubin, first.opened)
+    assert told(recorder) == ["started", "recycled", "started"]
+
+
+def test_a_request_the_worker_cannot_answer_is_told_with_its_last_words(own: Toolchain) -> None:
+    with pytest.raises(CompilerCrashError, match=r"(?s)died \(exit status 1\).*KeyError: 'nonsense'"):
+        own.pool.call({"do": "nonsense"})
+
+
+def test_a_worker_that_cannot_be_started_is_an_error(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ToolchainError, match="cannot start a compiler process with /nowhere/python"):
+        own.pool.call({"do": "locate"})
+
+
+def test_a_worker_that_ends_before_its_first_reply_is_a_crash_and_not_asked_again(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    with pytest.raises(CompilerCrashError, match=r"died \(exit status 0\)"):
+        own.pool.call({"do": "locate"})
+
+
+# Recycling
+
+
+def test_a_worker_serves_one_good_compile_after_the_other(own: Toolchain, recorder: Recorder) -> None:
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        own.compile(GOOD, Arch.parse(arch))
+    assert told(recorder) == ["started"]
+
+
+def test_a_worker_ends_with_the_first_program_the_compiler_rejects(
+    own: Toolchain, recorder: Recorder
+) -> None:
+    own.compile(GOOD, SM_90)
+    (worker,) = pids(own)
+    with pytest.raises(CompileError):
+        own.compile(BROKEN, SM_90)
+    assert support.gone(worker)
+    own.compile(GOOD, SM_90)
+    assert told(recorder) == ["started", "recycled", "started"]
+    assert recorder.named("worker")[1]["reason"] == "NVRTC_ERROR_COMPILATION"
+
+
+def test_ptx_the_assembler_rejects_ends_its_worker_too(own: Toolchain, recorder: Recorder) -> None:
+    text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() { bogus; }\n"
+    with pytest.raises(CompileError):
+        own.compile(Program.of(text), SM_90)
+    assert told(recorder) == ["started", "recycled"]
+
+
+def test_what_is_refused_before_the_compiler_starts_no_worker(
+    own: Toolchain, recorder: Recorder
+) -> None:
+    with pytest.raises(PtxError):
+        own.compile(Program.of(".version 8.0\n", language="ptx"), SM_90)
+    assert told(recorder) == []
+
+
+def test_idle_workers_end_at_close_and_others_start_after_it(
+    own: Toolchain, recorder: Recorder
+) -> None:
+    own.compile(GOOD, SM_90)
+    (worker,) = pids(own)
+    own.close()
+    assert support.gone(worker)
+    own.close()
+    assert own.compile(GOOD, SM_90).cubin
+    assert told(recorder) == ["started", "started"]
+
+
+def test_threads_share_as_many_workers_as_there_are_processors(
+    own: Toolchain, recorder: Recorder
+) -> None:
+    _ = own.located
+    running = [in_background(lambda: own.compile(GOOD, SM_90)) for _ in range(12)]
+    for thread, _ in running:
+        thread.join()
+    made = [one for _, result in running for one in result if isinstance(one, Compiled)]
+    assert len(made) == 12
+    assert len({one.cubin for one in made}) == 1
+    assert len(recorder.named("worker")) <= (os.cpu_count() or 1)
+
+
+def test_requests_and_replies_of_many_megabytes_pass(own: Toolchain) -> None:
+    text = "x" * 79 + "\n"
+    source = f"/*\n{text * 100_000}*/\n__device__ char big[] = {{{'7,' * 300_000}}};\n{SAXPY}"
+    compiled = own.compile(Program.of(source, headers={"unused.h": f"/*{text * 50_000}*/"}), SM_90)
+    assert len(compiled.cubin) > 300_000
+    assert [e.name for e in compiled.entries] == ["saxpy"]
+
+
+# The environment
+
+
+def test_variables_that_would_change_a_compile_do_not_reach_the_worker(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = {
+        "NVRTC_CACHE_DISABLE": "1",
+        "EDG_BASE": "/nowhere",
+        "LLVM_ANYTHING": "1",
+        "NVVM_ANYTHING": "1",
+        "PYTHONOPTIMIZE": "2",
+        "PYTHONSTARTUP": "/nowhere",
+        "PYTHONWARNINGS": "error",
+    }
+    for name, value in {**hidden, "NVRTCX": "kept", "PYTHONPYCACHEPREFIX": "/tmp/kept"}.items():
+        monkeypatch.setenv(name, value)
+    own.pool.call({"do": "locate"})
+    (worker,) = pids(own)
+    rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
+    seen = dict(row.split("=", 1) for row in rows if row)
+    assert hidden.keys() & seen.keys() == set()
+    assert (seen["NVRTCX"], seen["PYTHONPYCACHEPREFIX"]) == ("kept", "/tmp/kept")
+    assert seen["HOME"] == os.environ["HOME"]
+    assert seen["PYTHONSAFEPATH"] == "1"
+
+
+def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
+    tmp_path: Path, own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json.py", "preheat.py", "cuda.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the current directory')")
+    monkeypatch.chdir(tmp_path)
+    assert own.compile(GOOD, SM_90).cubin
+
+
+def test_a_worker_ends_when_its_stdin_does() -> None:
+    command = [sys.executable, "-m", "preheat.toolchain.worker"]
+    env = {**os.environ, "PYTHONPATH": str(processes.SOURCE)}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+# Other processes
+
+COMPILE = """
+import sys, time
+from preheat.arch import Arch
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+
+toolchain = Toolchain(Events(), timeout=60.0)
+toolchain.located
+print("ready", flush=True)
+try:
+    toolchain.compile(Program.of(open(sys.argv[1]).read()), Arch.parse("sm_90"))
+except KeyboardInterrupt:
+    print(time.time(), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process amid a compile that would take hours."""
+    (tmp_path / "endless.cu").write_text(ENDLESS.source)
+    process = processes.start(COMPILE, str(tmp_path / "endless.cu"))
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_ends_the_compile_at_once_and_leaves_nothing(
+    interrupted: subprocess.Popen[str],
+) -> None:
+    assert interrupted.stdout is not None
+    assert interrupted.stdout.readline() == "ready\n"
+    worker, scratch = support.compiling(interrupted.pid)
+    sent = time.time()
+    interrupted.send_signal(signal.SIGINT)
+    assert float(interrupted.stdout.readline()) - sent < 1
+    assert support.gone(worker)
+    assert support.workers_of(interrupted.pid) == set()
+    assert not scratch.exists()
+
+
+def test_a_worker_amid_a_compile_ends_with_the_process_that_asked(
+    interrupted: subprocess.Popen[str],
+) -> None:
+    worker, scratch = support.compiling(interrupted.pid)
+    interrupted.kill()
+    support.wait_for(lambda: support.gone(worker), seconds=5)
+    assert not scratch.exists()
+
+
+FORK = """
+import json, os, sys
+from pathlib import Path
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.events import Events
+from preheat.program import Program
+
+root = Path(sys.argv[1])
+started = []
+events = Events(lambda name, fields: started.append(fields) if name == "worker" else None)
+builder = Builder.open(Config(cache_dirs=(root / "cache",), lock_dir=root / "locks"), events=events)
+
+def build(value):
+    source = f'extern "C" __global__ void k(int* x) {{ *x = {value}; }}'
+    cubin = builder.build(Program.of(source), "sm_90").cubin
+    return [len(cubin) > 0, len(started), builder.toolchain.pool._idle[0]._process.pid]
+
+before = build(1)
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(write, json.dumps([build(2), build(3)]).encode())
+    builder.close()
+    os._exit(0)
+os.close(write)
+_, status = os.waitpid(child, 0)
+with os.fdopen(read) as pipe:
+    print(json.dumps({"before": before, "child": json.load(pipe), "after": build(4), "status": status}))
+"""
+
+
+def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> None:
+    said = json.loads(processes.finish(processes.start(FORK, str(tmp_path))))
+    assert said["status"] == 0
+    assert said["before"][:2] == [True, 1]
+    first, second = said["child"]
+    assert first[:2] == second[:2] == [True, 2]  # one more worker, used twice
+    assert first[2] == second[2] != said["before"][2]
+    assert said["after"] == [True, 1, said["before"][2]]  # the parent still has its own
+
+
+# No room to work in
+
+CRAMPED = """
+import json, os, subprocess, sys, tempfile
+from pathlib import Path
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.events import Events
+from preheat.program import Program
+
+root, options, tempfile.tempdir = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)
+if "size" in options:
+    with open("/dev/shm/full", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+include = root / ("long" * 40) / "include"
+include.mkdir(parents=True)
+include.joinpath("v.h").write_text("#define VALUE 1\\n")
+seen = []
+events = Events(lambda name, fields: seen.append([name, dict(fields)]))
+config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
+builder = Builder.open(config, events=events)
+source = '#include "v.h"\\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
+artifact = builder.build(Program.of(source, include=[include]), "sm_90")
+builder.close()
+left = [name for name in os.listdir("/dev/shm") if name.startswith("preheat-")]
+print(json.dumps({"entries": [e.name for e in artifact.entries], "seen": seen, "left": left}))
+"""
+
+
+def cramped(root: Path, options: str, elsewhere: str) -> dict[str, Any]:
+    """Build where memory files go to a file system with `options`, and others to `elsewhere`."""
+    unshare = shutil.which("unshare")
+    if unshare is None or os.geteuid() != 0:
+        pytest.skip("needs a mount namespace of its own")
+    command = [unshare, "--mount", sys.executable, "-c", CRAMPED, str(root), options, elsewhere]
+    env = {**os.environ, "PYTHONPATH": str(processes.SOURCE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["entries"] == ["k"]
+    assert said["left"] == []
+    return said
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["size=64k", "nr_inodes=1", "nr_inodes=3", "ro"],
+    ids=["no bytes left", "no directory to be made", "no links to be made", "read-only"],
+)
+def test_without_room_for_a_trace_the_compile_succeeds_and_is_not_kept(
+    tmp_path: Path, options: str
+) -> None:
+    seen = cramped(tmp_path, options, elsewhere="/dev/shm")["seen"]
+    (reason,) = [fields["reason"] for name, fields in seen if name == "uncached"]
+    assert reason == "the compiler did not tell which headers it opened"
+
+
+def test_without_memory_files_the_temporary_directory_will_do(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    seen = cramped(tmp_path, "ro", elsewhere=str(elsewhere))["seen"]
+    assert "uncached" not in [name for name, _ in seen]
+    assert list(elsewhere.iterdir()) == []
