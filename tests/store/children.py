@@ -98,9 +98,10 @@ def fork_and_lock_again(path: str, other: str) -> None:
 def count_under_lock(path: str, counter: str, times: str) -> None:
     """Read, add one, write back, many times, each under the lock."""
     for _ in range(int(times)):
-        with hold(Path(path), 60) as mine:
-            assert mine
-            Path(counter).write_text(str(int(Path(counter).read_text()) + 1))
+        lock = FileLock(Path(path))  # one that removes its file, so that others race for the next
+        assert lock.acquire(60)
+        Path(counter).write_text(str(int(Path(counter).read_text()) + 1))
+        lock.release()
 
 
 # Entries

@@ -81,9 +81,28 @@ def test_a_killed_owner_is_succeeded_within_a_second(path: Path) -> None:
 
 
 def test_releasing_removes_the_file(path: Path) -> None:
-    with hold(path, 0):
-        assert path.exists()
+    lock = FileLock(path)
+    assert lock.acquire(0)
+    assert path.exists()
+    lock.release()
     assert not path.exists()
+
+
+def test_a_lock_that_is_held_often_keeps_its_file(path: Path) -> None:
+    for _ in range(2):
+        with hold(path, 0) as taken:
+            assert taken
+        assert path.exists()
+
+
+def test_a_file_that_was_cleaned_away_and_taken_by_another_is_left_alone(path: Path) -> None:
+    mine, other = FileLock(path), FileLock(path)
+    assert mine.acquire(0)
+    path.unlink()  # a cleaner of old files
+    assert other.acquire(0)
+    mine.release()
+    assert not FileLock(path).acquire(0)
+    other.release()
 
 
 def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:

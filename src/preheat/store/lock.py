@@ -15,10 +15,13 @@ _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
 
 class FileLock:
-    """`flock` on a file of its own, which is removed again on release."""
+    """`flock` on a file of its own, which is removed again on release unless it is to be kept.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    One lock a key would leave litter; a lock that is taken again and again is better kept.
+    """
+
+    def __init__(self, path: Path, *, keep: bool = False) -> None:
+        self._path, self._keep = path, keep
         self._descriptor: int | None = None
 
     def acquire(self, timeout: float) -> bool:
@@ -40,7 +43,7 @@ class FileLock:
         """Give the lock back. Does nothing when it is not held."""
         if self._descriptor is not None:
             with suppress(OSError):  # a file left behind is only litter
-                if self._is_at_path(self._descriptor):
+                if not self._keep and self._is_at_path(self._descriptor):
                     os.unlink(self._path)
             self._close()
 
@@ -89,8 +92,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def hold(path: Path, timeout: float) -> Iterator[bool]:
-    """Hold the lock at `path` for the block; the value says whether it was taken in time."""
-    lock = FileLock(path)
+    """Hold a kept lock for the block; the value says whether it was taken in time."""
+    lock = FileLock(path, keep=True)
     taken = lock.acquire(timeout)
     try:
         yield taken
