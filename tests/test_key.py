@@ -24,7 +24,8 @@ def key(program: Program = BASE, arch: str = "sm_90", toolchain: str = TOOLCHAIN
 DIFFERENT = {
     "source": key(replace(BASE, source=BASE.source + " ")),
     "label": key(replace(BASE, label="other.cu")),
-    "language": key(replace(BASE, language="ptx")),
+    "language": key(replace(BASE, language="ptx", names=())),
+    "no names": key(replace(BASE, names=())),
     "option value": key(replace(BASE, options=("-b",))),
     "option order": key(replace(BASE, options=("-b", "-a"))),
     "one option more": key(replace(BASE, options=("-a", "-b"))),

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
+from preheat.errors import InputError
 from preheat.program import Program
 
 __all__ = ["compile", "default_builder"]
 
 
-@functools.cache
+_opening = threading.Lock()
+
+
 def default_builder() -> Builder:
     """The process's own builder, opened from the environment when first asked for."""
+    with _opening:  # the cache alone would let two threads open one each
+        return _builder()
+
+
+@functools.cache
+def _builder() -> Builder:
     return Builder.open()
 
 
@@ -35,7 +45,13 @@ def compile(
     `names` are needed for template instances alone, such as `"tk<float>"`; `headers` are in memory,
     by name; `include` are directories. Raises `CompileError` with the compiler's log.
     """
-    if not isinstance(source, Program):
+    if isinstance(source, Program):
+        if label is not None or options or include or headers or names:
+            raise InputError(
+                "a Program already has its label, options, include, headers and names",
+                hint="change the program instead: dataclasses.replace(program, options=(…))",
+            )
+    else:
         source = Program.of(
             source, label=label, options=options, include=include, headers=headers, names=names
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.arch import Arch
-from preheat.errors import UnknownEntryError
+from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
 
 __all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
@@ -91,10 +91,10 @@ class Artifact:
     entries: tuple[EntryPoint, ...]
     cubin: bytes = field(repr=False)
     ptx: bytes = field(repr=False)
-    names: Mapping[str, str] = field(default_factory=dict)  # name expression -> entry name
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = field(default="", repr=False)
-    provenance: Provenance = field(default_factory=Provenance)
+    provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     @property
     def size(self) -> int:
@@ -104,26 +104,35 @@ class Artifact:
     def entry(self, name: str) -> EntryPoint:
         """The kernel called `name`: `extern "C"` or plain C++, qualified or not, or `tk<float>`.
 
-        `UnknownEntryError` lists what there is.
+        `UnknownEntryError` lists what there is; a name that several kernels share is not guessed.
         """
-        by_name = self._by_name
-        found = by_name.get(self.names.get(name, name)) or self._by_cpp.get(_folded(name))
-        if found is None:
+        found = self._by_name.get(self.names.get(name, name))
+        if found is not None:
+            return found
+        meant = self._by_cpp.get(_folded(name), [])
+        if len(meant) > 1:
+            raise InputError(
+                f"{self.label} has {len(meant)} kernels {name!r}: {', '.join(map(str, meant))}",
+                hint=f"use a mangled name: {', '.join(e.name for e in meant)}",
+            )
+        if not meant:
             raise UnknownEntryError(name, self.label, [e.title for e in self.entries])
-        return found
+        return meant[0]
 
     @cached_property
     def _by_name(self) -> dict[str, EntryPoint]:
         return {e.name: e for e in self.entries}
 
     @cached_property
-    def _by_cpp(self) -> dict[str, EntryPoint]:
-        """Entries by C++ name, and by the last part of it where only one entry ends so."""
-        full = {_folded(e.cpp): e for e in self.entries if e.cpp}
+    def _by_cpp(self) -> dict[str, list[EntryPoint]]:
+        """Entries by C++ name, and by the last part of it where that is not another's whole name."""
+        full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
-        for name, e in full.items():
-            short.setdefault(_unqualified(name), []).append(e)
-        return {**{name: es[0] for name, es in short.items() if len(es) == 1}, **full}
+        for entry in self.entries:
+            if entry.cpp:
+                full.setdefault(_folded(entry.cpp), []).append(entry)
+                short.setdefault(_unqualified(_folded(entry.cpp)), []).append(entry)
+        return {**short, **full}
 
     def encode(self) -> bytes:
         """The bytes of this artifact as one entry; see `preheat.container`."""

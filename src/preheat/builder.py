@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Builder", "Failure", "Miss"]
 
 _STATES = 16  # header states of one program kept side by side
+_MEMOS = 256  # requests whose header stamps are kept in memory
 _FAILURES = 1024  # rejected programs remembered
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 
@@ -102,6 +103,8 @@ class Builder:
         self._failures: OrderedDict[str, Failure] = OrderedDict()
         self._flights: Flights[Artifact] = Flights(events)
         self._journal_due = 0.0
+        self._in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
+        self._memos: OrderedDict[str, Memo] = OrderedDict()
         _alive.add(self)
 
     @classmethod
@@ -114,13 +117,17 @@ class Builder:
         root = None
         if config.cache:
             root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
+        locks = first_usable([config.lock_dir], events, trust=config.trust_cache_dir)
+        if locks is None and root is not None:
+            locks = first_usable([root / "locks"], events, trust=config.trust_cache_dir)
         tiers: list[Store] = [MemoryStore(config.memory_limit), *_layers(config, events)]
-        disk = None
-        if root is not None:
+        disk = journal = None
+        if root is not None and locks is not None:
+            journal = Journal(root / "stats", lock_dir=locks)
             disk = DiskStore(
                 root,
                 events,
-                lock_dir=config.lock_dir,
+                lock_dir=locks,
                 limit=config.cache_limit,
                 max_files=config.cache_files,
             )
@@ -130,8 +137,8 @@ class Builder:
             Chain(tiers, events),
             events,
             disk=disk,
-            journal=None if root is None else Journal(root / "stats", lock_dir=config.lock_dir),
-            lock_dir=first_usable([config.lock_dir], events, trust=config.trust_cache_dir),
+            journal=journal,
+            lock_dir=locks,
             lock_wait=config.lock_wait,
         )
 
@@ -203,9 +210,11 @@ class Builder:
 
     def _open(self, request: _Request, found: Found) -> Artifact | Miss:
         """The artifact in what a tier had: the thing itself, or found by its list of header states."""
-        digest = request.digest
+        digest, blob = request.digest, found.blob
         try:
-            meta, sections = container.unpack_checked(found.blob)
+            if (artifact := self._in_use.get(digest)) is not None:
+                return artifact
+            meta, sections = container.unpack_checked(blob)
             if meta.get("kind") == "headers":
                 current = self._current_state(request, decode_states(meta))
                 if isinstance(current, Miss):
@@ -214,16 +223,19 @@ class Builder:
                 code = self.store.get(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, its code is gone")
+                if (artifact := self._in_use.get(digest)) is not None:
+                    return artifact
                 meta, sections = container.unpack_checked(code.blob)
-            return Artifact.decode(digest, meta, sections)
+            artifact = self._in_use[digest] = Artifact.decode(digest, meta, sections)
         except container.DamagedEntryError as bad:
             self.events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
             self.store.remove(digest)
             return Miss("damaged: the entry failed its check")
+        return artifact
 
     def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""
-        memo = Memo(self.disk.note(request.digest) if self.disk else None)
+        memo = self._memo(request)
         reason = "no header state is stored"
         for state, digest in reversed(states):
             changed = change(state, request.roots, memo)
@@ -267,7 +279,7 @@ class Builder:
             return HeaderState((), ())
         if compiled.opened is None:
             raise Untrackable("the compiler did not tell which headers it opened")
-        memo = Memo(self.disk.note(request.digest) if self.disk else None)
+        memo = self._memo(request)
         toolkit = self.toolchain.located.roots
         state = observe(program, compiled.opened, request.roots, toolkit, memo, compiled.started_ns)
         self._keep_memo(request, memo)
@@ -343,22 +355,25 @@ class Builder:
         if self._lock_dir is None:
             yield
             return
-        lock, started = None, time.perf_counter()
+        lock = FileLock(self._lock_dir / request.digest)
         try:
-            make_private(self._lock_dir)
-            lock = FileLock(self._lock_dir / request.digest)
-            if not lock.acquire(0):
-                taken = lock.acquire(self._lock_wait)
-                waited = time.perf_counter() - started
-                outcome = "finished" if taken else "gave up"
-                self.events.emit("wait", key=request.digest, seconds=waited, outcome=outcome)
-        except OSError as fault:
-            self.events.fault("lock", "lock", fault)
-        try:
+            self._acquire(lock, request)
             yield
         finally:
-            if lock is not None:
-                lock.release()
+            lock.release()
+
+    def _acquire(self, lock: FileLock, request: _Request) -> None:
+        started = time.perf_counter()
+        try:
+            make_private(lock.path.parent)
+            if lock.acquire(0):
+                return
+            taken = lock.acquire(self._lock_wait)
+        except OSError as fault:
+            self.events.fault("lock", "lock", fault)
+            return
+        waited, outcome = time.perf_counter() - started, "finished" if taken else "gave up"
+        self.events.emit("wait", key=request.digest, seconds=waited, outcome=outcome)
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's threads, workers or counts is ours."""
@@ -396,8 +411,19 @@ class Builder:
         except OSError as fault:
             self.events.fault("journal", "write", fault)
 
+    def _memo(self, request: _Request) -> Memo:
+        """What is known about the files of this request: in this process, else from the last one."""
+        memo = self._memos.get(request.digest)
+        if memo is None:
+            memo = Memo(self.disk.note(request.digest) if self.disk else None)
+            self._memos[request.digest] = memo
+            while len(self._memos) > _MEMOS:
+                self._memos.popitem(last=False)
+        return memo
+
     def _keep_memo(self, request: _Request, memo: Memo) -> None:
         if memo.changed and self.disk is not None:
+            memo.changed = False
             try:
                 self.disk.put_note(request.digest, memo.note())
             except OSError as fault:

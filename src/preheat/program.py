@@ -14,7 +14,7 @@ from preheat.errors import InputError
 
 __all__ = ["Program"]
 
-_PTX_START = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*\.(?:version|target)\b", re.S)
+_PTX_START = re.compile(r"\ufeff?(?:\s|//[^\n]*\n|/\*.*?\*/)*\.\w", re.S)  # no C++ starts with a dot
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.S)
 _CLOCK = re.compile(r"\b__(?:DATE|TIME|TIMESTAMP)__\b")
 
@@ -24,6 +24,7 @@ _UNKEYED = (
     (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
     (r"-{1,2}(?:create|use)-pch(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
     (r"-{1,2}use-bundled-headers(?:=.*)?", "{} brings headers that cannot be tracked"),
+    (r".*(?:-options-file|-optf).*", "{} reads options from a file"),
 )
 _ARCH_OPTION = re.compile(r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?")
 _INCLUDE_OPTION = re.compile(r"(?:-I|--include-path)(=?)(.*)", re.S)
@@ -67,23 +68,21 @@ class Program:
         if not isinstance(source, str):
             raise InputError(f"source must be text, not {type(source).__name__}")
         for what, value in (("options", options), ("include", include), ("names", names)):
-            if isinstance(value, str):
-                raise InputError(f"{what} must be a list of strings, not one string: {value!r}")
+            if isinstance(value, str | os.PathLike):
+                raise InputError(f"{what} must be a list, not one value: {value!r}")
         language = language or ("ptx" if _PTX_START.match(source) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
         kept, moved = _split_include_options([_text("option", o) for o in options])
-        program = cls(
+        return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
             options=tuple(kept),
-            include=tuple(os.path.abspath(os.fspath(d)) for d in (*include, *moved)),
-            headers=tuple(sorted((headers or {}).items())),
+            include=tuple(os.path.abspath(_path(d)) for d in (*include, *moved)),
+            headers=_headers(headers or {}),
             names=tuple(_text("name", n) for n in names),
         )
-        program._check()
-        return program
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **more: Any) -> Program:
@@ -105,8 +104,10 @@ class Program:
         include = [path.parent, *more.pop("include", ())]
         return cls.of(source, **{"label": path.name, "language": language, **more}, include=include)
 
-    def _check(self) -> None:
-        if "/" in self.label or not self.label:
+    def __post_init__(self) -> None:
+        if not self.source.strip() and self.language == "cuda":
+            raise InputError(f"{self.label}: the source is empty")
+        if "/" in _text("label", self.label) or not self.label:
             raise InputError(
                 f"label {self.label!r} must be a plain name without '/'",
                 hint="the label reaches the binary and the key: a path would differ per machine",
@@ -161,7 +162,12 @@ class Program:
 
 
 def without_comments(text: str, *, strings: bool = False) -> str:
-    """`text` without comments and, unless `strings`, without string literals; line breaks stay."""
+    """`text` without comments and, unless `strings`, without string literals; line breaks stay.
+
+    Raw strings and quoted quotes would mislead it: text that has any comes back whole.
+    """
+    if 'R"' in text or "'\"'" in text:
+        return text
 
     def kept(match: re.Match[str]) -> str:
         if strings and match[0][0] == '"':
@@ -180,6 +186,19 @@ def _text(what: str, value: object) -> str:
     if not isinstance(value, str):
         raise InputError(f"{what} must be text, not {type(value).__name__}: {value!r}")
     return value
+
+
+def _path(directory: object) -> str:
+    try:
+        return os.fspath(directory)  # type: ignore[call-overload, no-any-return]
+    except TypeError:
+        raise InputError(f"include must hold paths, not {type(directory).__name__}") from None
+
+
+def _headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(headers, Mapping):
+        raise InputError("headers must be a mapping from name to text")
+    return tuple(sorted((_text("header name", n), _text(f"header {n}", t)) for n, t in headers.items()))
 
 
 def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:

@@ -406,6 +406,16 @@ def test_a_file_that_would_answer_for_the_toolkits_is_a_miss(project: Project) -
     assert "cuda_fp16.h" in project.build(source).miss
 
 
+def test_a_toolkit_that_lost_a_file_looked_for_is_another_toolkit(tmp_path: Path) -> None:
+    (tmp_path / "tool.h").write_text("")
+    program = Program.of("#if __has_include(<tool.h>)\n#endif\n")
+    roots = {"cuda": str(tmp_path)}
+    state = observe(program, [], roots, ("cuda",), Memo(), time.time_ns())
+    assert change(state, roots, Memo()) is None
+    (tmp_path / "tool.h").unlink()
+    assert change(state, roots, Memo()) == "header tool.h is gone"
+
+
 def test_a_header_changed_during_the_compile_is_not_trusted(project: Project) -> None:
     project.write({"inc/v.h": "#define VALUE 1\n"})
     program = Program.of('#include "v.h"\n', include=[project.root / "inc"])
@@ -551,6 +561,16 @@ def test_a_stamp_that_changed_is_not_believed(old: Path) -> None:
     memo = Memo()
     first = memo.digest(str(old))
     old.write_text("new")
+    assert memo.digest(str(old)) != first
+
+
+def test_a_stamp_whose_time_was_put_back_is_not_believed(old: Path) -> None:
+    memo, before = Memo(), old.stat()
+    first = memo.digest(str(old))
+    time.sleep(0.02)  # file systems stamp by the tick
+    old.write_text("new")
+    os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert old.stat().st_size == before.st_size
     assert memo.digest(str(old)) != first
 
 

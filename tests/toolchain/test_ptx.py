@@ -336,7 +336,7 @@ def test_calls_and_their_prototypes_are_one_statement_each() -> None:
         ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [t, {%f5,%f6}];", None, "tex.2d.v4.f32.f32",
          ("{%f1,%f2,%f3,%f4}", "[t, {%f5,%f6}]")),
         ("call.uni (r), f, (a, b);", None, "call.uni", ("(r)", "f", "(a, b)")),
-        ("mov.u64 %rd1, k@tail;", None, "mov.u64", ("%rd1", "k@tail")),
+        ("mov.u64 %rd1, k@tail , 5;", None, "mov.u64", ("%rd1", "k@tail", "5")),
     ],
 )  # fmt: skip
 def test_an_instruction_is_guard_opcode_and_operands(

@@ -244,6 +244,18 @@ def test_assembled_ptx_has_its_resources_too(toolchain: Toolchain) -> None:
     assert found.registers > 0
 
 
+def test_properties_of_another_function_are_not_the_kernels() -> None:
+    log = """\
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for helper
+ptxas         .     64 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Function properties for k
+ptxas         .     16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 2 barriers, 80 bytes cumulative stack size, 32 bytes smem
+"""
+    assert report.resources(log) == {"k": Resources(registers=8, shared=32, stack=16, barriers=2)}
+
+
 def test_an_older_way_to_tell_shared_memory_is_read() -> None:
     log = (
         "ptxas info    : Compiling entry function 'k' for 'sm_80'\n"

@@ -295,6 +295,12 @@ def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
     assert own.compile(GOOD, SM_90).cubin
 
 
+def test_ctrl_c_at_the_terminal_does_not_reach_an_idle_worker(own: Toolchain) -> None:
+    _ = own.located
+    (worker,) = pids(own)
+    assert os.getpgid(worker) != os.getpgrp()
+
+
 def test_a_worker_ends_when_its_stdin_does() -> None:
     command = [sys.executable, "-m", "preheat.toolchain.worker"]
     env = {**os.environ, "PYTHONPATH": str(processes.SOURCE)}

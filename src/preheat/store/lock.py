@@ -21,7 +21,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path, *, keep: bool = False) -> None:
-        self._path, self._keep = path, keep
+        self.path, self._keep = path, keep
         self._descriptor: int | None = None
 
     def acquire(self, timeout: float) -> bool:
@@ -44,12 +44,12 @@ class FileLock:
         if self._descriptor is not None:
             with suppress(OSError):  # a file left behind is only litter
                 if not self._keep and self._is_at_path(self._descriptor):
-                    os.unlink(self._path)
+                    os.unlink(self.path)
             self._close()
 
     def _try(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = os.open(self.path, flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
@@ -68,7 +68,7 @@ class FileLock:
 
     def _is_at_path(self, descriptor: int) -> bool:
         """Whether our file is still the one others find; a cleaner of old files may have been here."""
-        return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

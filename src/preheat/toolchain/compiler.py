@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +30,18 @@ class Toolchain:
     def __init__(self, events: Events, *, timeout: float, memo_dir: Path | None = None) -> None:
         self._events, self._timeout, self._memo_dir = events, timeout, memo_dir
         self._located: Located | None = None
-        self._lock = threading.Lock()
+        self._pool: WorkerPool | None = None
+        self._lock, self._pool_lock = threading.Lock(), threading.Lock()
 
-    @cached_property
+    @property
     def pool(self) -> WorkerPool:
         """The worker processes; none is started before the first request."""
         from preheat.toolchain.pool import WorkerPool
 
-        return WorkerPool(self._events, timeout=self._timeout)
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = WorkerPool(self._events, timeout=self._timeout)
+            return self._pool
 
     @property
     def located(self) -> Located:
@@ -100,16 +103,16 @@ class Toolchain:
 
     def interrupt(self) -> None:
         """Stop every compile under way in this process."""
-        if "pool" in self.__dict__:
-            self.pool.interrupt()
+        if self._pool is not None:
+            self._pool.interrupt()
 
     def close(self) -> None:
         """End the worker processes; another request starts new ones."""
-        if "pool" in self.__dict__:
-            self.pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def after_fork(self) -> None:
         """In a forked child: start with workers and locks of its own."""
-        if "pool" in self.__dict__:
-            self.pool.after_fork()
-        self._lock = threading.Lock()
+        if self._pool is not None:
+            self._pool.after_fork()
+        self._lock, self._pool_lock = threading.Lock(), threading.Lock()

@@ -32,6 +32,8 @@ __all__ = [
 
 #: The root of names that were included by absolute path.
 ABSOLUTE = "/"
+#: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
+HOME = (ABSOLUTE, "preheat")
 
 _INCLUDE = re.compile(r'(?:#|%:)\s*include(?:_next)?\s*(?:<([^>\n]+)>|"([^"\n]+)")')
 _COMPUTED = re.compile(r'(?:#|%:)\s*include(?:_next)?\b(?!\s*[<"])')
@@ -53,9 +55,11 @@ class HeaderState:
 
     headers: tuple[Header, ...]
     absent: tuple[tuple[str, str], ...]
+    roots: tuple[str, ...] = ()  # the include roots there were, in search order
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """The key parts that tell this state from others of the same program."""
+        yield "roots", " ".join(self.roots).encode()
         for header in self.headers:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
 
@@ -67,6 +71,7 @@ def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, A
             "entry": digest,
             "headers": state.headers,
             "absent": state.absent,
+            "roots": state.roots,
         }
         for state, digest in states
     ]
@@ -80,6 +85,7 @@ def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
                 HeaderState(
                     tuple(map(Header._make, row["headers"])),
                     tuple((root, name) for root, name in row["absent"]),
+                    tuple(row["roots"]),
                 ),
                 row["entry"],
             )
@@ -131,6 +137,8 @@ class Memo:
 
 def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
     """What is no longer as `state` found it, in words; None when everything is."""
+    if tuple(roots) != state.roots:
+        return "other include directories, which may hide a tracked header"
     for header in state.headers:
         path = _path(roots, header.root, header.name)
         if path is None:
@@ -167,8 +175,10 @@ def observe(
     computed: list[tuple[str, str]] = []  # where `#include MACRO` stands
     places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
     theirs = {label for label, place in roots.items() if os.path.realpath(place) in places}
-    for text in (program.source, *in_memory.values()):
+    watch.read(program.source, *HOME)
+    for text in in_memory.values():
         watch.read(text, None, None)
+    for text in (program.source, *in_memory.values()):
         watch.probe(text, mine=True, theirs=theirs)
     for spelled in opened:
         if spelled in in_memory:
@@ -196,7 +206,7 @@ def observe(
         watch.beside(root, directory, [name for _, name in headers])
     for root, name in watch.also:
         headers.setdefault((root, name), Header(root, name, memo.digest(f"{roots[root]}/{name}")))
-    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)))
+    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)), tuple(roots))
 
 
 class _Watch:

@@ -85,7 +85,7 @@ class WorkerPool:
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent, so let go of them."""
-        for worker in self._idle:
+        for worker in (*self._idle, *self._busy):
             worker.abandon()
         self._idle.clear()
         self._busy.clear()
