@@ -7,7 +7,7 @@ import pytest
 from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-from preheat.errors import UnknownEntryError
+from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
 
 DIGEST = "ab" * 32
@@ -77,10 +77,19 @@ def test_entry_finds_a_namespaced_kernel_by_full_and_by_last_name() -> None:
     assert code.entry("ns::inner") is code.entry("inner")
 
 
-def test_a_last_name_that_two_kernels_share_is_not_guessed() -> None:
-    code = artifact(named("_ZN1a1kEv", "a::k"), named("_ZN1b1kEv", "b::k"))
-    with pytest.raises(UnknownEntryError):
+@pytest.mark.parametrize("names", [("a::k", "b::k"), ("k", "k")])
+def test_a_name_that_two_kernels_share_is_not_guessed(names: tuple[str, str]) -> None:
+    code = artifact(named("_ZN1a1kEv", names[0]), named("_ZN1b1kEv", names[1]))
+    with pytest.raises(InputError, match=r"has 2 kernels 'k'") as caught:
         code.entry("k")
+    assert caught.value.hint == "use a mangled name: _ZN1a1kEv, _ZN1b1kEv"
+    assert code.entry("_ZN1b1kEv").name == "_ZN1b1kEv"
+
+
+def test_an_artifact_can_be_hashed_and_its_provenance_does_not_count() -> None:
+    again = artifact(*FULL.entries, names=FULL.names, headers=FULL.headers, log=FULL.log)
+    assert again == FULL
+    assert hash(again) == hash(FULL)
 
 
 def test_entry_finds_a_template_instance_however_it_is_spaced() -> None:

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -13,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from preheat import container
+from preheat import api, container
 from preheat.artifact import Artifact
 from preheat.builder import Builder, Miss
 from preheat.config import Config
-from preheat.errors import CompileError, InputError, PtxError, UnknownEntryError
+from preheat.errors import CompileError, InputError, PtxError, ToolchainError, UnknownEntryError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.store import DiskStore, MemoryStore
+from preheat.store.lock import FileLock
 from tests.conftest import SAXPY, Recorder
 
 PROGRAM = Program.of(SAXPY, label="saxpy.cu")
@@ -183,6 +186,32 @@ def test_find_takes_the_best_stored_architecture_and_never_compiles(
     assert len(recorder.named("compile")) == 2
 
 
+def test_another_include_directory_in_front_is_never_a_stale_hit(
+    builder: Builder, tmp_path: Path, recorder: Recorder
+) -> None:
+    program = Program.of('#include <cuda_fp16.h>\nextern "C" __global__ void k(__half* x) { *x = 1; }')
+    builder.build(program, "sm_90")
+    text = "struct __half { int v; __device__ void operator=(int i) { v = i; } };"
+    (tmp_path / "cuda_fp16.h").write_text(text)
+    other = builder.build(replace(program, include=(str(tmp_path),)), "sm_90")
+    assert [h.root for h in other.headers] == ["0"]
+    assert builder.build(program, "sm_90").headers[0].root == "cuda"
+    assert len(recorder.named("compile")) == 2
+
+
+def test_a_file_where_programs_seem_to_lie_is_watched_for(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "v.h").write_text("#define V 1")
+    program = Program.of('#include "v.h"\n__global__ void k(int* x) { *x = V; }', include=[tmp_path])
+    builder.build(program, "sm_90")
+    lexists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda p: str(p) == "/preheat" or lexists(p))
+    missed = builder.why(program, "sm_90")
+    assert isinstance(missed, Miss)
+    assert "preheat in / may hide" in missed.reason
+
+
 # Damage and faults
 
 
@@ -313,7 +342,8 @@ def test_a_lock_directory_that_cannot_be_made_costs_no_compile(
     builder = open_builder(replace(config, lock_dir=tmp_path / "file" / "locks"))
     assert builder.build(PROGRAM, "sm_90").cubin
     assert "cannot be created" in recorder.named("refused")[0]["reason"]
-    assert {f["where"] for f in recorder.named("fault")} == {"disk"}  # its totals need the lock too
+    assert recorder.named("fault") == []
+    assert (config.cache_dirs[0] / "locks").is_dir()
 
 
 def test_a_lock_directory_of_another_user_is_not_used(
@@ -498,6 +528,74 @@ def test_a_forked_child_builds_with_workers_and_counters_of_its_own(builder: Bui
     assert builder.build(replace(PROGRAM, label="parent.cu"), "sm_90").cubin
     assert builder.stats()["process"]["compiles"] == 2
     assert builder.stats()["cache"]["compiles"] == 3
+
+
+def test_a_sink_that_raises_during_a_wait_leaves_no_lock_behind(
+    open_builder: Open, config: Config
+) -> None:
+    def raising(name: str, fields: object) -> None:
+        del fields
+        if name == "wait":
+            raise RuntimeError("sink")
+
+    builder = open_builder(replace(config, lock_wait=0.05), Events(raising))
+    digest = builder.key(PROGRAM, "sm_90").digest
+    owner = FileLock(config.lock_dir / digest)
+    assert owner.acquire(0)
+    with pytest.raises(RuntimeError, match="sink"):
+        builder.build(PROGRAM, "sm_90")
+    owner.release()
+    assert FileLock(config.lock_dir / digest).acquire(0)
+
+
+def test_threads_that_open_the_default_builder_together_share_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "cache"))
+    api._builder.cache_clear()
+    seen: list[Builder] = []
+    assert in_threads(16, lambda _: seen.append(api.default_builder())) == []
+    assert len(set(map(id, seen))) == 1
+    assert len({id(builder.toolchain.pool) for builder in seen}) == 1
+    api._builder.cache_clear()
+
+
+def test_options_beside_a_program_are_refused() -> None:
+    with pytest.raises(InputError, match="already has its label, options"):
+        api.compile(PROGRAM, "sm_90", options=["-use_fast_math"])
+
+
+def test_a_child_forked_during_a_compile_lets_go_of_the_worker(builder: Builder) -> None:
+    """Else the worker would outlive a parent that was killed."""
+    terms = "".join(f"a=={i}?{i}:" for i in range(30000))
+    program = Program.of(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
+    builder.toolchain.located  # noqa: B018  (found before, so that the worker is busy with the program)
+
+    def compile_until_interrupted() -> None:
+        with suppress(ToolchainError):
+            builder.build(program, "sm_90")
+
+    thread = threading.Thread(target=compile_until_interrupted)
+    thread.start()
+    while not builder.toolchain.pool._busy:
+        time.sleep(0.01)
+    (worker,) = builder.toolchain.pool._busy
+    descriptors = (worker._in.fileno(), worker._out.fileno())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        child = os.fork()
+    if child == 0:
+        closed = 0
+        for descriptor in descriptors:
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                closed += 1
+        os._exit(closed)
+    _, status = os.waitpid(child, 0)
+    builder.toolchain.interrupt()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 2
 
 
 # Counters

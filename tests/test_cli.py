@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from preheat import container
 from preheat.cli import main
-from preheat.cli.output import columns, count, duration, progress, size
+from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.store.lock import FileLock
 from tests.conftest import SAXPY
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
@@ -91,7 +93,7 @@ def test_a_files_own_directory_is_an_include_root(cli: Cli, tmp_path: Path) -> N
 def test_options_defines_and_names_reach_the_compiler(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.cu").write_text("template <class T> __global__ void tk(T* p) { *p = V; }")
     ran = cli(
-        *("compile", "t.cu", "--arch", "sm_90", "-D", "V=3", "-O=-use_fast_math"),
+        *("compile", "t.cu", "--arch", "sm_90", "-D", "V=3", "-X=-use_fast_math"),
         *("--name", "tk<float>", "--json"),
     )
     assert ran.json()["compiled"][0]["kernels"] == ["tk<float>(float*)"]
@@ -126,7 +128,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "no architecture": (["compile", "saxpy.cu"], "no architecture given", "--arch sm_90"),
     "a bad architecture": (["compile", "saxpy.cu", "--arch", "hopper"], "'hopper' is not", "sm_90"),
     "an unknown option": (["compile", "saxpy.cu", "--frob"], "No such option", "--help"),
-    "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu is empty", ""),
+    "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu: the source is empty", ""),
     "a binary": (["compile", "bin.cu", "--arch", "sm_90"], "not UTF-8", "not a compiled file"),
     "text that is no PTX": (["compile", "bad.ptx"], "bad.ptx:1: no .version", ""),
     "an unwritable output": (
@@ -135,13 +137,24 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "",
     ),
     "an architecture among the options": (
-        ["compile", "saxpy.cu", "--arch", "sm_90", "-O=-arch=sm_80"],
+        ["compile", "saxpy.cu", "--arch", "sm_90", "-X=-arch=sm_80"],
         "-arch=sm_80 does not belong",
         "arch",
     ),
     "a key that is none": (["cache", "show", "zz"], "'zz' is not a key", "cache ls"),
     "a key nobody has": (["cache", "show", "abcdef"], "no entry has the key abcdef", "cache ls"),
     "a bad size": (["cache", "prune", "--limit", "lots"], "--limit='lots' is not a size", ""),
+    "an option that is none": (["compile", "saxpy.cu", "-X3"], "'3' is not a", "-X=-use"),
+    "a missing include directory": (
+        ["compile", "saxpy.cu", "--arch", "sm_90", "-I", "nowhere"],
+        "include directory nowhere does not exist",
+        "",
+    ),
+    "two files with one name": (
+        ["compile", "saxpy.cu", "sub/saxpy.cu", "--arch", "sm_90", "-o", "out"],
+        "two files would be written as out/saxpy.*",
+        "",
+    ),
     "three things to compare": (["cache", "why", "a", "b", "c"], "one file, or two keys", ""),
     "why without architecture": (["cache", "why", "saxpy.cu"], "no architecture", "--arch"),
 }
@@ -153,6 +166,8 @@ def test_bad_input_is_one_clear_line_and_exit_status_2(
 ) -> None:
     del saxpy
     (tmp_path / "empty.cu").write_text("\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "saxpy.cu").write_text(SAXPY)
     (tmp_path / "bin.cu").write_bytes(b"\x7fELF\xff\xff")
     (tmp_path / "bad.ptx").write_text("hello")
     args, message, hint = BAD[what]
@@ -219,7 +234,7 @@ def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
 
 
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
-    told = cli("cache", "why", saxpy, "--arch", "sm_100", "-O=-use_fast_math").out
+    told = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
     assert "not cached: absent" in told
     assert f"nearest entry: {key[:12]} (saxpy.cu, sm_90)" in told
     assert "arch: 'sm_90' became 'sm_100'" in told
@@ -276,6 +291,35 @@ def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str
     assert [row["arch"] for row in cli("cache", "ls", "--json").json()] == ["sm_100"]
 
 
+def test_cache_commands_pass_over_entries_of_another_layout(cli: Cli, key: str, tmp_path: Path) -> None:
+    (file,) = (tmp_path / "cache").rglob("*.heat")
+    file.write_bytes(container.pack(key, {"kind": "artifact", "label": "older"}, {}))
+    assert cli("cache", "ls") == Ran(0, "", "The cache is empty\n")
+    assert cli("cache", "why", "saxpy.cu", "--arch", "sm_100").code == 0
+    assert cli("cache", "verify").code == 1
+
+
+def test_a_fault_of_the_system_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "v1").mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o700)
+    (tmp_path / "cache" / "v1" / "pins").symlink_to("pins")
+    ran = cli("cache", "ls")
+    assert ran.code == 1
+    assert ran.err.startswith("error: [Errno 40]")
+
+
+def test_cache_stats_can_be_reset(cli: Cli, key: str) -> None:
+    del key
+    assert cli("cache", "stats", "--json").json()["counters"]["compiles"] == 1
+    assert cli("cache", "stats", "--reset", "--json").json()["counters"] == {}
+
+
+def test_cache_why_of_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "e.ptx").write_text(PTX)
+    cli("compile", "e.ptx")
+    assert "for sm_80 is cached" in cli("cache", "why", "e.ptx").out
+
+
 # doctor
 
 
@@ -300,6 +344,19 @@ def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
     assert ran.code == 1
     assert "hint: PREHEAT_CACHE: unset PREHEAT_CACHE or correct it" in ran.err
     assert "1 problem" in ran.err
+
+
+def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREHEAT_CACHEDIR", "/somewhere")
+    ran = cli("doctor")
+    assert "preheat does not know this variable" in ran.out
+    assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
+
+
+def test_called_with_nothing_it_shows_help(cli: Cli) -> None:
+    for args in ((), ("cache",)):
+        ran = cli(*args)
+        assert (ran.code, ran.err[:6]) == (2, "Usage:")
 
 
 # demo
@@ -363,6 +420,30 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     assert time.monotonic() - started < 3.0
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
+
+
+def test_ctrl_c_ends_the_wait_for_another_process(cli: Cli, saxpy: str, tmp_path: Path) -> None:
+    digest = cli("compile", saxpy, "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
+    cli("cache", "clear")
+    owner = FileLock(tmp_path / "locks" / digest)
+    assert owner.acquire(0)
+    command = [sys.executable, "-m", "preheat.cli", "compile", saxpy, "--arch", "sm_90"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.5)  # well inside the wait
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=5)
+    owner.release()
+    assert (process.returncode, err.strip()) == (130, "error: interrupted")
+
+
+def test_errors_have_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr("click.echo", lambda *_, color=None, **__: seen.append(color))
+    monkeypatch.setenv("NO_COLOR", "1")
+    complain("text", "hint")
+    monkeypatch.delenv("NO_COLOR")
+    complain("text")
+    assert seen == [False, False, None]
 
 
 def test_talk_is_words_a_person_would_use() -> None:

@@ -19,6 +19,18 @@ def test_language_is_told_from_the_text() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["\ufeff.version 8.0", ".visible .entry k() {}", "/* a */ .address_size 64"]
+)
+def test_whatever_starts_with_a_dot_is_ptx(text: str) -> None:
+    assert Program.of(text).language == "ptx"
+
+
+def test_a_program_made_by_hand_is_checked_too() -> None:
+    with pytest.raises(InputError, match="plain name"):
+        Program(source="x", label="a/b.cu")
+
+
+@pytest.mark.parametrize(
     "options",
     [["-I/inc"], ["-I", "/inc"], ["-I=/inc"], ["--include-path=/inc"], ["--include-path", "/inc"]],
 )
@@ -41,8 +53,8 @@ def test_relative_include_directories_are_fixed_at_once(
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bytes as source": ({"source": b"x"}, "text"),
-    "options as one string": ({"options": "-a"}, "list of strings"),
-    "names as one string": ({"names": "t<int>"}, "list of strings"),
+    "options as one string": ({"options": "-a"}, "must be a list"),
+    "names as one string": ({"names": "t<int>"}, "must be a list"),
     "an option that is no string": ({"options": [1]}, "option must be text"),
     "a path as label": ({"label": "/tmp/k.cu"}, "plain name"),
     "an empty label": ({"label": ""}, "plain name"),
@@ -54,6 +66,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a header name that is no text": ({"headers": {"\ud800.h": ""}}, "a header is not valid"),
     "a lone surrogate": ({"source": "\ud800"}, "Unicode"),
     "-I without a directory": ({"options": ["-I"]}, "directory"),
+    "include as one path": ({"include": Path("x")}, "must be a list"),
+    "an include that is no path": ({"include": [3]}, "include must hold paths"),
+    "headers as a list": ({"headers": [("a.h", "")]}, "must be a mapping"),
+    "header text in bytes": ({"headers": {"a.h": b""}}, "header a.h must be text"),
+    "a label that is no text": ({"label": 3}, "label must be text"),
+    "no source at all": ({"source": " \n"}, "the source is empty"),
     "another language": ({"language": "hip"}, "'cuda' or 'ptx'"),
     "headers for PTX": ({"source": PTX, "headers": {"a.h": ""}}, "PTX takes no headers"),
     "names for PTX": ({"source": PTX, "names": ["t<int>"]}, "PTX takes no names"),
@@ -75,6 +93,12 @@ UNCACHEABLE: dict[str, dict[str, Any]] = {
     "the user's own timing file": {"source": "x", "options": ["-time=t"]},
     "an automatic precompiled header": {"source": "x", "options": ["-pch"]},
     "a precompiled header": {"source": "x", "options": ["--use-pch=a.pch"]},
+    "options from a file": {"source": "x", "options": ["-Xptxas=--options-file=f"]},
+    "the short spelling of it": {"source": "x", "options": ["-Xptxas=-optf=f"]},
+    "a clock behind a raw string": {"source": 'auto s = R"(a " /* b)"; int t = sizeof(__TIME__);'},
+    "a clock behind a quoted quote": {
+        "source": "char a = '\"'; int t = sizeof(__TIME__); char b = '\"';"
+    },
     "bundled headers": {"source": "x", "options": ["--use-bundled-headers=d"]},
 }
 

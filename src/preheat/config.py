@@ -143,10 +143,14 @@ class Config:
             return _BY_NAME[name].read(env, otherwise)
 
         chosen = value("PREHEAT_CACHE_DIR", None)
-        private = Path(env.get("TMPDIR") or "/tmp") / f"preheat-{os.getuid()}"
+        mine = f"preheat-{os.getuid()}"
         return cls(
-            cache_dirs=(*([chosen] if chosen else []), *_user_cache_dirs(env), private / "cache"),
-            lock_dir=value("PREHEAT_LOCK_DIR", private / "locks"),
+            cache_dirs=(
+                *([chosen] if chosen else []),
+                *_user_cache_dirs(env),
+                _temporary(env) / mine / "cache",
+            ),
+            lock_dir=value("PREHEAT_LOCK_DIR", _node_local() / mine / "locks"),
             cache=value("PREHEAT_CACHE", cls.cache),
             cache_limit=value("PREHEAT_CACHE_LIMIT", cls.cache_limit),
             cache_files=value("PREHEAT_CACHE_FILES", cls.cache_files),
@@ -165,3 +169,13 @@ def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:
     if home := env.get("HOME", ""):
         places.append(f"{home}/{'Library/Caches' if sys.platform == 'darwin' else '.cache'}")
     return [Path(place) / "preheat" for place in places if os.path.isabs(place)]
+
+
+def _temporary(env: Mapping[str, str]) -> Path:
+    place = env.get("TMPDIR", "")
+    return Path(place if os.path.isabs(place) else "/tmp")
+
+
+def _node_local() -> Path:
+    """A place that all processes of this node share whatever their TMPDIR says."""
+    return Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -74,6 +75,9 @@ def main(args: list[str] | None = None) -> None:
     try:
         sys.exit(_preheat.main(args, prog_name="preheat", standalone_mode=False) or 0)
     except click.UsageError as error:
+        if error.format_message().startswith("Usage:"):  # called with nothing: that is a question
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         usage = error.ctx.command_path if error.ctx else "preheat"
         complain(error.format_message(), f"see '{usage} --help'")
         sys.exit(2)
@@ -82,13 +86,19 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         complain("interrupted")
-        sys.exit(130)
+        # Threads may be compiling or waiting for another process: leave without them. Their workers
+        # notice and end too, and the kernel gives back the locks.
+        sys.stdout.flush()
+        os._exit(130)
     except PreheatError as error:
         complain(str(error), error.hint)
         sys.exit(2 if isinstance(error, InputError | ConfigError) else 1)
     except BrokenPipeError:  # the reader of our output left: `preheat cache ls | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as fault:
+        complain(str(fault), "'preheat doctor' looks at directories and permissions")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint
 from preheat.builder import Builder, Miss
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
-from preheat.cli.programs import ProgramOptions, program_options
+from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, Stats, log_faults
@@ -47,11 +47,15 @@ def directory() -> None:
 
 
 @command.command()
+@click.option("--reset", is_flag=True, help="Start the counters from nothing.")
 @_JSON
-def stats(as_json: bool) -> None:
+def stats(reset: bool, as_json: bool) -> None:
     """Counters of every process that used this cache, and what it holds now."""
     config, store = Config.from_env(), _open()
-    counters = Journal(store.root / "stats", lock_dir=config.lock_dir).total()
+    journal = Journal(store.root / "stats", lock_dir=config.lock_dir)
+    if reset:
+        journal.clear()
+    counters = journal.total()
     items = list(store.items())
     held = sum(item.bytes for item in items)
     if as_json:
@@ -93,11 +97,7 @@ def _split(kinds: dict[str, float]) -> str:
 @_JSON
 def ls(as_json: bool) -> None:
     """List the entries, most recently used first."""
-    rows = []
-    for item, meta, sections in _entries("reading"):
-        if meta.get("kind") == "artifact":
-            artifact = Artifact.decode(item.digest, meta, sections)
-            rows.append((item, artifact))
+    rows = list(_artifacts("reading"))
     if as_json:
         emit_json([_summary(item, artifact) for item, artifact in rows])
         return
@@ -231,10 +231,9 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
         return
     if len(what) != 1:
         raise click.UsageError("give one file, or two keys")
-    if arch is None:
-        raise InputError("no architecture given", hint="add --arch, such as --arch sm_90")
     program = given.read(what[0])
-    _explain_program(program, Arch.parse(arch), as_json)
+    (target,) = targets(program, [arch] if arch else [])
+    _explain_program(program, target, as_json)
 
 
 def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
@@ -259,10 +258,7 @@ def _nearest(parts: tuple[Part, ...], label: str) -> tuple[Artifact | None, tupl
     """The stored entry that differs in the fewest parts; one of the same program if there is any."""
     best: tuple[Artifact | None, tuple[str, ...]] = (None, ())
     rank: tuple[bool, int] | None = None
-    for item, meta, sections in _entries("comparing"):
-        if meta.get("kind") != "artifact":
-            continue
-        artifact = Artifact.decode(item.digest, meta, sections)
+    for _, artifact in _artifacts("comparing"):
         differences = explain(artifact.parts, parts)
         mine = (artifact.label != label, len(differences))
         if rank is None or mine < rank:
@@ -312,9 +308,8 @@ def verify(repair: bool, as_json: bool) -> int:
         for item in items:
             bar.step(item.digest[:12])
             blob = reader.get(item.digest)
-            with suppress(FileNotFoundError):
-                if blob is not None:
-                    _check_content(item.digest, blob, damaged)
+            if blob is not None:
+                _check_content(item.digest, blob, damaged)
     if repair:
         for digest in damaged:
             store.remove(digest)
@@ -412,8 +407,8 @@ def _open() -> DiskStore:
     )
 
 
-def _entries(doing: str) -> Iterator[tuple[Item, dict[str, Any], dict[str, bytes]]]:
-    """Every whole entry, most recently used first. Reads only: stamps and damage stay as they are."""
+def _artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
+    """Every whole artifact, most recently used first. Only reads: stamps and damage stay."""
     store = _open()
     reader = LayerStore(store.root, Events())
     items = sorted(store.items(), key=lambda item: -item.last_read)
@@ -421,10 +416,12 @@ def _entries(doing: str) -> Iterator[tuple[Item, dict[str, Any], dict[str, bytes
         for item in items:
             bar.step(item.digest[:12])
             blob = reader.get(item.digest)
-            if blob is not None:
-                with suppress(container.DamagedEntryError):
-                    meta, sections = container.unpack_checked(blob)
-                    yield item, meta, sections
+            if blob is None:
+                continue
+            with suppress(container.DamagedEntryError):
+                meta, sections = container.unpack_checked(blob)
+                if meta.get("kind") == "artifact":
+                    yield item, Artifact.decode(item.digest, meta, sections)
 
 
 def _digest(store: DiskStore, key: str) -> str:

@@ -14,11 +14,9 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
-from preheat.cli.programs import ProgramOptions, program_options
+from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, log_faults
-from preheat.program import Program
-from preheat.toolchain import ptx
 
 __all__ = ["command"]
 
@@ -26,7 +24,7 @@ _EPILOG = """\b
 Examples:
   preheat compile saxpy.cu --arch sm_90
   preheat compile kernels/*.cu --arch sm_90 --arch sm_100 -I include -o build
-  preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -O=-use_fast_math
+  preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -X=-use_fast_math
 
 A file's own directory is its first include directory. Exit status 1 when a file does not compile;
 the others are still compiled.
@@ -53,44 +51,33 @@ def command(
 ) -> int:
     """Compile CUDA C++ (.cu) or PTX (.ptx) files, at most once ever, into the cache."""
     programs = [(file, given.read(file)) for file in files]
-    jobs = [(file, program, arch) for file, program in programs for arch in _archs(program, archs)]
+    jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
-        _make_directory(output)
+        _make_directory(output, files)
     watch = _Watch()
     builder = Builder.open(events=Events(log_faults(), watch))
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
-    with progress("compiling", len(jobs)) as bar, ThreadPoolExecutor(os.cpu_count()) as threads:
-        running = [threads.submit(builder.build, program, arch) for _, program, arch in jobs]
+    threads = ThreadPoolExecutor(os.cpu_count())
+    running = [threads.submit(builder.build, program, arch) for _, program, arch in jobs]
+    with progress("compiling", len(jobs)) as bar:
+        for _ in as_completed(running):
+            now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
+            bar.step(", ".join(sorted(now)))
+    for (file, _, arch), job in zip(jobs, running, strict=True):
         try:
-            for _ in as_completed(running):
-                now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
-                bar.step(", ".join(sorted(now)))
-            for (file, _, arch), job in zip(jobs, running, strict=True):
-                try:
-                    rows.append(_row(file, arch, job.result(), watch, output))
-                except PreheatError as error:
-                    failures.append((file, arch, error))
-        except KeyboardInterrupt:
-            threads.shutdown(wait=False, cancel_futures=True)
-            builder.toolchain.interrupt()
-            raise
+            rows.append(_row(file, arch, job.result(), watch, output))
+        except PreheatError as error:
+            failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)
     return 1 if failures else 0
 
 
-def _archs(program: Program, given: tuple[str, ...]) -> list[Arch]:
-    if given:
-        return list(dict.fromkeys(Arch.parse(text) for text in given))
-    if program.language == "ptx":  # PTX says what it was made for
-        try:
-            return [Arch.parse(ptx.parse(program.source).target[0])]
-        except ptx.SyntaxFault as bad:
-            raise InputError(f"{program.label}:{bad.line}: {bad}") from None
-    raise InputError(f"{program.label}: no architecture given", hint="add --arch, such as --arch sm_90")
-
-
-def _make_directory(output: Path) -> None:
+def _make_directory(output: Path, files: tuple[str, ...]) -> None:
+    stems = [Path(file).stem for file in dict.fromkeys(files)]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise InputError(f"two files would be written as {output}/{stem}.*")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -118,7 +105,7 @@ def _row(
     if output is not None:
         for kind, blob in (("cubin", artifact.cubin), ("ptx", artifact.ptx)):
             path = output / f"{Path(file).stem}.{arch}.{kind}"
-            path.write_bytes(blob)
+            _write(path, blob)
             written.append(str(path))
     return {
         "file": file,
@@ -131,6 +118,13 @@ def _row(
         "kernels": [str(entry) for entry in artifact.entries],
         "written": written,
     }
+
+
+def _write(path: Path, blob: bytes) -> None:
+    try:
+        path.write_bytes(blob)
+    except OSError as fault:
+        raise InputError(f"cannot write {path}: {fault.strerror or fault}") from None
 
 
 def _report(

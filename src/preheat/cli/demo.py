@@ -86,19 +86,12 @@ def _compile_all(cache: Path, arch: str) -> dict[str, dict[str, Any]]:
     files = sorted(KERNELS.glob("*.cu"))
     builder = Builder.open(Config.from_env(_settings(cache)))
     rows: dict[str, dict[str, Any]] = {}
-    with (
-        progress(f"compiling for {arch}", len(files)) as bar,
-        ThreadPoolExecutor(os.cpu_count()) as threads,
-    ):
+    threads = ThreadPoolExecutor(os.cpu_count())
+    with progress(f"compiling for {arch}", len(files)) as bar:
         jobs = [threads.submit(_timed, builder, file, arch) for file in files]
-        try:
-            for file, job in zip(files, jobs, strict=True):
-                rows[file.name] = job.result()
-                bar.step(file.name)
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            builder.toolchain.interrupt()
-            raise
+        for file, job in zip(files, jobs, strict=True):
+            rows[file.name] = job.result()
+            bar.step(file.name)
     builder.close()
     return rows
 

@@ -19,7 +19,7 @@ from preheat.arch import Arch
 from preheat.builder import Builder
 from preheat.cli.output import columns, count, data, duration, emit_json, say, size
 from preheat.config import VARIABLES, Config, environ
-from preheat.errors import ConfigError, PreheatError
+from preheat.errors import ConfigError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
 from preheat.store.trust import distrust, make_private
@@ -84,6 +84,10 @@ def _settings() -> Iterator[Finding]:
             yield Finding(variable.name, "fail", str(error), f"unset {variable.name} or correct it")
         else:
             yield Finding(variable.name, "ok", text or f"not set; {variable.default}")
+    known = {variable.name for variable in VARIABLES}
+    for name in sorted(name for name in env if name.startswith("PREHEAT_") and name not in known):
+        hint = did_you_mean(name, known) or "see docs/environment.md"
+        yield Finding(name, "warn", "preheat does not know this variable", hint)
 
 
 def _compilers() -> Iterator[Finding]:
@@ -161,7 +165,13 @@ def _directories() -> Iterator[Finding]:
         yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
     for path in config.layers:
         why = _unusable(path, trust=config.trust_cache_dir, write=False)
-        yield Finding("layer", "fail" if why else "ok", f"{path}{f': {why}' if why else ''}")
+        if why:
+            yield Finding("layer", "fail", f"{path}: {why}", "correct or unset PREHEAT_LAYERS")
+        else:
+            yield Finding("layer", "ok", str(path))
+    if config.events is not None and not config.events.parent.is_dir():
+        fix = f"create {config.events.parent} or correct PREHEAT_EVENTS"
+        yield Finding("event file", "fail", f"{config.events} cannot be written", fix)
     yield _lock_directory(config.lock_dir)
 
 

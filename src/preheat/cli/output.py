@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import click
 
+from preheat.config import environ
+
 __all__ = ["columns", "complain", "count", "data", "duration", "emit_json", "progress", "say", "size"]
 
 
@@ -30,9 +32,10 @@ def say(text: str) -> None:
 
 def complain(text: str, hint: str | None = None) -> None:
     """An error and, after a blank line, what to do about it."""
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True)
+    color = False if environ().get("NO_COLOR") else None  # None: only on a terminal
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True, color=color)
     if hint:
-        click.echo(f"\n{click.style('hint', fg='cyan', bold=True)}: {hint}", err=True)
+        click.echo(f"\n{click.style('hint', fg='cyan', bold=True)}: {hint}", err=True, color=color)
 
 
 def size(number: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -10,15 +10,17 @@ from typing import Any
 
 import click
 
+from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.program import Program
+from preheat.toolchain import ptx
 
-__all__ = ["ProgramOptions", "program_options"]
+__all__ = ["ProgramOptions", "program_options", "targets"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
-    """What `-I`, `-D`, `-O` and `--name` said."""
+    """What `-I`, `-D`, `-X` and `--name` said."""
 
     include: tuple[str, ...]
     defines: tuple[str, ...]
@@ -29,11 +31,29 @@ class ProgramOptions:
         """The program in `file`, or an `InputError` in one line."""
         if Path(file).is_dir():
             raise InputError(f"{file} is a directory", hint=f"name the files in it: {file}/*.cu")
-        options = [*(f"-D{d}" for d in self.defines), *(o.removeprefix("=") for o in self.options)]
-        program = Program.from_file(file, options=options, include=self.include, names=self.names)
-        if not program.source.strip():
-            raise InputError(f"{file} is empty")
-        return program
+        given = [option.removeprefix("=") for option in self.options]
+        for option in given:
+            if not option.startswith("-"):
+                raise InputError(
+                    f"{option!r} is not a compiler option", hint="such as -X=-use_fast_math"
+                )
+        for directory in self.include:
+            if not Path(directory).is_dir():
+                raise InputError(f"include directory {directory} does not exist")
+        options = [*(f"-D{define}" for define in self.defines), *given]
+        return Program.from_file(file, options=options, include=self.include, names=self.names)
+
+
+def targets(program: Program, given: Iterable[str]) -> list[Arch]:
+    """The architectures asked for; for PTX, when none was, the one it was made for."""
+    if archs := list(dict.fromkeys(Arch.parse(text) for text in given)):
+        return archs
+    if program.language == "ptx":
+        try:
+            return [Arch.parse(ptx.parse(program.source).target[0])]
+        except ptx.SyntaxFault as bad:
+            raise InputError(f"{program.label}:{bad.line}: {bad}") from None
+    raise InputError(f"{program.label}: no architecture given", hint="add --arch, such as --arch sm_90")
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +61,7 @@ def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("-I", "include", multiple=True, metavar="DIR", help="Directory with headers.")
     @click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]", help="Macro to define.")
-    @click.option("-O", "--option", "options", multiple=True, metavar="OPTION", help="Compiler option.")
+    @click.option("-X", "--option", "options", multiple=True, metavar="OPTION", help="Compiler option.")
     @click.option("--name", "names", multiple=True, metavar="EXPR", help="Instance, like 'tk<float>'.")
     @wraps(command)
     def wrapped(

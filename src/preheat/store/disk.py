@@ -151,17 +151,21 @@ class DiskStore(LayerStore):
     ) -> None:
         super().__init__(root, events, name="disk")
         self._lock_dir, self._limit, self._max_files = lock_dir, limit, max_files
-        self._clock = clock
+        self._clock, self._tidied = clock, False
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry: readers see the old file or the new one, never a part."""
+        if not self._tidied:  # once a process: what killed writers left must not pile up
+            self._tidied = True
+            self._sweep_staged()
         path = self._path(digest)
         before = _size(path)
         self._publish(path, blob)
         self._account(int(before is None), len(blob) - (before or 0))
 
     def remove(self, digest: str) -> None:
-        """Remove the entry and its note; nothing happens when there is none."""
+        """Remove the entry with its note and pin; nothing happens when there is none."""
+        self.unpin(digest)
         freed = self._unlink(digest)
         if freed is not None:
             self._account(-1, -freed)
@@ -196,7 +200,8 @@ class DiskStore(LayerStore):
         """
         limit = self._limit if limit is None else limit
         max_files = self._max_files if max_files is None else max_files
-        removed = self._sweep_strangers()
+        staged, versions = self._sweep_staged(), self._sweep_versions()
+        self._sweep_pins()
         items = sorted(self.items(), key=lambda item: item.last_read)
         files, total = len(items), sum(item.bytes for item in items)
         evicted = Swept()
@@ -212,7 +217,10 @@ class DiskStore(LayerStore):
         self._write_usage(_Usage(files, total, files * stuck, total * stuck))
         if evicted.files:
             self._events.emit("evict", files=evicted.files, bytes=evicted.bytes)
-        return Swept(evicted.files + removed.files, evicted.bytes + removed.bytes)
+        return Swept(
+            evicted.files + staged.files + versions.files,
+            evicted.bytes + staged.bytes + versions.bytes,
+        )
 
     def clear(self) -> Swept:
         """Remove every entry, pinned ones too."""
@@ -316,8 +324,8 @@ class DiskStore(LayerStore):
         else:
             self._write_usage(usage)
 
-    def _sweep_strangers(self) -> Swept:
-        """Remove orphaned staged files and directories of other format versions."""
+    def _sweep_staged(self) -> Swept:
+        """Remove staged files whose writer must be gone."""
         gone, freed = 0, 0
         for file in _scan(f"{self._base}/staged"):
             with suppress(FileNotFoundError):
@@ -325,6 +333,11 @@ class DiskStore(LayerStore):
                 if self._clock() - found.st_mtime > _ORPHANED:
                     os.unlink(file.path)
                     gone, freed = gone + 1, freed + found.st_size
+        return Swept(gone, freed)
+
+    def _sweep_versions(self) -> Swept:
+        """Remove directories of other format versions."""
+        gone, freed = 0, 0
         for other in _scan(str(self.root)):
             is_format = other.name[:1] == "v" and other.name[1:].isdecimal()
             if is_format and other.name != _FORMAT and other.is_dir(follow_symlinks=False):
@@ -333,6 +346,12 @@ class DiskStore(LayerStore):
                     freed += sum(_size(f"{place}/{name}") or 0 for name in names)
                 shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
+
+    def _sweep_pins(self) -> None:
+        """Remove pins whose entry is gone."""
+        for pin in _scan(f"{self._base}/pins"):
+            if _size(self._path(pin.name)) is None:
+                self.unpin(pin.name)
 
     def _lock(self, what: str) -> Path:
         make_private(self._lock_dir)

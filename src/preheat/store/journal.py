@@ -54,7 +54,7 @@ class Journal:
 
     def total(self) -> Stats:
         """All counters ever written here, added up; unreadable files count for nothing."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             names = os.listdir(self._directory)
             return merge(*(_read(self._directory / name) for name in names if _is_whole(name)))
         return {}

@@ -70,17 +70,19 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
         roots=found["roots"],
         archs=tuple(found["archs"]),
     )
-    if memo is not None and not located.missing:
+    if memo is not None:
         _remember(memo, located)
     return located
 
 
 def build_of(name: str, path: Path) -> str:
     """The build of a compiler. NVRTC is two libraries: its own and the built-ins it links in."""
-    parts = [path]
-    if name == "nvrtc":
-        parts += sorted(path.parent.glob("libnvrtc-builtins.so*"))[:1]
-    return "+".join(build_id(part) for part in parts)
+    return "+".join(build_id(file) for file in _files(name, path))
+
+
+def _files(name: str, path: Path) -> list[Path]:
+    builtins = sorted(path.parent.glob("libnvrtc-builtins.so*"))[:1]
+    return [path, *builtins] if name == "nvrtc" else [path]
 
 
 def _surroundings() -> str:
@@ -95,15 +97,15 @@ def _surroundings() -> str:
 
 
 def _stamps(located: Located) -> list[list[int]]:
-    found = [os.stat(library.path) for library in located.libraries.values()]
-    return [[f.st_size, f.st_mtime_ns, f.st_ino] for f in found]
+    files = [f for name, lib in located.libraries.items() for f in _files(name, Path(lib.path))]
+    return [[f.st_size, f.st_mtime_ns, f.st_ino] for f in map(os.stat, files)]
 
 
 def _recall(memo: Path) -> Located | None:
     try:
         row = json.loads(memo.read_bytes())
         libraries = {name: Library(**fields) for name, fields in row["libraries"].items()}
-        known = Located(libraries, {}, row["roots"], tuple(row["archs"]))
+        known = Located(libraries, row["missing"], row["roots"], tuple(row["archs"]))
         stamps = _stamps(known)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -113,6 +115,7 @@ def _recall(memo: Path) -> Located | None:
 def _remember(memo: Path, located: Located) -> None:
     row = {
         "libraries": {name: asdict(library) for name, library in located.libraries.items()},
+        "missing": dict(located.missing),
         "roots": dict(located.roots),
         "archs": located.archs,
         "stamps": _stamps(located),

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from preheat.config import environ
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.events import Events
-from preheat.toolchain import frames
+from preheat.toolchain import frames, scratch
 
 __all__ = ["WorkerPool"]
 
@@ -102,6 +102,7 @@ class WorkerPool:
                 if worker.alive():
                     return worker
                 worker.end()  # it had been idle for long enough to leave
+        scratch.sweep()
         worker = _Worker()
         self._events.emit("worker", what="started", reason="")
         return worker

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from preheat.errors import (
     UnknownEntryError,
 )
 from preheat.program import Program
-from preheat.toolchain import frames, lint, ptx, report, signature
+from preheat.toolchain import frames, lint, ptx, report, scratch, signature
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -130,20 +127,11 @@ def _nvrtc(
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
     """The reply to a request that gets a directory to work in, gone afterwards whatever happens."""
-    scratch = _scratch()
+    place = scratch.make()
     try:
-        return pool.call({**message, "scratch": scratch}, blocks)
+        return pool.call({**message, "scratch": place}, blocks)
     finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _scratch() -> str | None:
-    """A private directory, in memory where there is such a place; None when there is none at all."""
-    for parent in ("/dev/shm", None):
-        with suppress(OSError):
-            return tempfile.mkdtemp(prefix="preheat-", dir=parent)
-    return None
+        scratch.remove(place)
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:

@@ -11,14 +11,13 @@ import functools
 import os
 import re
 import select
-import shutil
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from preheat.toolchain import frames
+from preheat.toolchain import frames, scratch
 from preheat.toolchain.locate import build_of
 
 __all__ = ["main"]
@@ -50,6 +49,7 @@ def main() -> None:
         try:
             message, blocks = frames.read(exactly)
         except EOFError:
+            scratch.remove(request.get("scratch"))
             return
         request["scratch"] = message.get("scratch")
         view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))
@@ -62,8 +62,7 @@ def _leave_with_parent(requests: int, request: dict[str, Any]) -> None:
     hang_up = select.poll()
     hang_up.register(requests, 0)
     hang_up.poll()
-    if request.get("scratch"):
-        shutil.rmtree(request["scratch"], ignore_errors=True)
+    scratch.remove(request.get("scratch"))
     os._exit(0)
 
 
@@ -109,15 +108,15 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
     # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
     # of this machine reaches the binary, and what it opened comes back as (root, name).
-    scratch = message["scratch"]
+    home = message["scratch"]
     options = [f"--gpu-architecture={message['arch']}", "-Xptxas=-v", "--frandom-seed=preheat"]
     try:
-        if scratch is not None:
-            os.chdir(scratch)
+        if home is not None:
+            os.chdir(home)
             for label, directory in message["roots"].items():
                 os.symlink(directory, f"@{label}")
                 options.append(f"-I@{label}")
-            options.append(f"--fdevice-time-trace={scratch}/trace")
+            options.append(f"--fdevice-time-trace={home}/trace")
         else:
             options += [f"-I{directory}" for directory in message["roots"].values()]
         started = time.perf_counter()
@@ -135,8 +134,8 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
             "seconds": time.perf_counter() - started,
             "opened": None,
         }
-        if scratch is not None and done.status == "NVRTC_SUCCESS":
-            answer["opened"] = nvrtc.opened_headers(Path(scratch, "trace.json"))
+        if home is not None and done.status == "NVRTC_SUCCESS":
+            answer["opened"] = nvrtc.opened_headers(Path(home, "trace.json"))
     finally:
         os.chdir("/")
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
