@@ -287,8 +287,11 @@ def test_cache_prune_and_clear_count_what_they_remove(cli: Cli, key: str) -> Non
 
 def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:
     cli("compile", saxpy, "--arch", "sm_100")
+    cli("cache", "pin", key[:10])
     assert cli("cache", "clear", key[:10]).err.startswith("Removed 1 entry (")
     assert [row["arch"] for row in cli("cache", "ls", "--json").json()] == ["sm_100"]
+    cli("compile", saxpy, "--arch", "sm_90")
+    assert not any(row["pinned"] for row in cli("cache", "ls", "--json").json())
 
 
 def test_cache_commands_pass_over_entries_of_another_layout(cli: Cli, key: str, tmp_path: Path) -> None:

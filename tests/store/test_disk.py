@@ -377,3 +377,18 @@ def test_no_store_pretends_that_asking_and_getting_are_two_steps() -> None:
     assert not any(
         hasattr(store, "__contains__") for store in (DiskStore, LayerStore, MemoryStore, Chain)
     )
+
+
+def test_the_first_put_of_a_process_sweeps_what_dead_writers_left(
+    tmp_path: Path, events: Events
+) -> None:
+    def opened() -> DiskStore:
+        return DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "l", clock=lambda: 10_000.0)
+
+    opened().put(KEY, BLOB)
+    staged = tmp_path / "cache" / "v1" / "staged"
+    for name, stamp in (("orphan", 1_000.0), ("in-use", 9_000.0)):
+        (staged / name).touch()
+        os.utime(staged / name, (stamp, stamp))
+    opened().put(digest_of(2), blob_of(2))
+    assert [file.name for file in staged.iterdir()] == ["in-use"]

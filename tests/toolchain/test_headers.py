@@ -436,7 +436,7 @@ def test_a_file_that_cannot_be_placed_or_read_is_not_trusted(
     tmp_path: Path, opened: str, reason: str
 ) -> None:
     with pytest.raises(Untrackable, match=reason):
-        observe(Program.of(""), [opened], {"0": str(tmp_path)}, (), Memo(), time.time_ns())
+        observe(Program.of("//"), [opened], {"0": str(tmp_path)}, (), Memo(), time.time_ns())
 
 
 # The toolkit's headers
@@ -698,5 +698,5 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
 
 
 def test_a_state_with_a_root_that_is_gone_has_changed(tmp_path: Path) -> None:
-    state = HeaderState((Header("3", "v.h", "0" * 64),), ())
+    state = HeaderState((Header("3", "v.h", "0" * 64),), (), ("0",))
     assert "include directory is gone" in str(change(state, {"0": str(tmp_path)}, Memo()))

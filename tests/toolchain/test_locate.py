@@ -62,7 +62,7 @@ def test_identity_and_version_name_the_compiler_of_the_language(toolchain: Toolc
 
 
 def test_own_include_directories_come_before_the_toolkits(toolchain: Toolchain) -> None:
-    program = Program.of("", include=["/one", "/two"])
+    program = Program.of("//", include=["/one", "/two"])
     assert list(toolchain.roots(program)) == ["0", "1", "cuda", "cccl"]
 
 
@@ -224,15 +224,32 @@ def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
         toolchain.identity("cuda")
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
-        toolchain.compile(Program.of(""), Arch.parse("sm_90"))
+        toolchain.compile(Program.of("//"), Arch.parse("sm_90"))
     assert list(tmp_path.glob("toolchain-*")) == []
     assert look(tmp_path, events).missing == {}  # installed meanwhile
+
+
+def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
+    tmp_path: Path, events: Events, recorder: Recorder
+) -> None:
+    true = look(tmp_path, events)
+    (memo,) = tmp_path.glob("toolchain-*")
+    row = json.loads(memo.read_text())
+    del row["libraries"]["nvJitLink"]
+    row |= {"missing": {"nvJitLink": "not there"}, "stamps": row["stamps"][:2]}
+    memo.write_text(json.dumps(row))
+    started = len(recorder.named("worker"))
+    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"
+    assert len(recorder.named("worker")) == started  # what is not needed costs nothing
+    assert toolchain.identity("ptx") == f"nvJitLink {true.library('nvJitLink').build}"
+    toolchain.close()
 
 
 def test_an_architecture_the_compiler_does_not_know_is_refused_with_those_it_knows(
     toolchain: Toolchain,
 ) -> None:
     with pytest.raises(InputError, match=r"NVRTC .* cannot compile for sm_52") as caught:
-        toolchain.compile(Program.of(""), Arch.parse("sm_52"))
+        toolchain.compile(Program.of("//"), Arch.parse("sm_52"))
     assert caught.value.hint is not None
     assert "sm_90" in caught.value.hint

@@ -13,7 +13,7 @@ from preheat.program import Program
 from preheat.toolchain import Toolchain, report
 
 SM_80, SM_90 = Arch.parse("sm_80"), Arch.parse("sm_90")
-ANY = Program.of("", label="k.cu")
+ANY = Program.of("//", label="k.cu")
 
 
 def rejected(toolchain: Toolchain, program: Program) -> CompileError:
@@ -101,7 +101,7 @@ def test_an_error_deep_in_a_template_is_one_row(toolchain: Toolchain) -> None:
 
 
 def test_an_option_the_compiler_does_not_know_is_a_row(toolchain: Toolchain) -> None:
-    (row,) = rejected(toolchain, Program.of("", options=["--bogus"])).rows
+    (row,) = rejected(toolchain, Program.of("//", options=["--bogus"])).rows
     assert (row.file, row.line, row.severity) == ("nvrtc", None, "error")
     assert "--bogus" in row.message
 
@@ -142,7 +142,7 @@ def test_rows_of_the_assembler_carry_the_line_they_are_about(toolchain: Toolchai
 
 def test_a_log_without_rows_is_shown_whole(toolchain: Toolchain) -> None:
     with pytest.raises(CompileError) as caught:
-        toolchain.compile(Program.of(""), Arch.parse("sm_80a"))
+        toolchain.compile(Program.of("//"), Arch.parse("sm_80a"))
     assert caught.value.rows == ()
     assert "Command-line error" in str(caught.value)
 

@@ -358,6 +358,7 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
         digests = [_digest(store, key) for key in keys]
         sizes = {item.digest: item.bytes for item in store.items()}
         for digest in digests:
+            store.unpin(digest)
             store.remove(digest)
         files, freed = len(digests), sum(sizes.get(digest, 0) for digest in digests)
     else:

@@ -164,8 +164,7 @@ class DiskStore(LayerStore):
         self._account(int(before is None), len(blob) - (before or 0))
 
     def remove(self, digest: str) -> None:
-        """Remove the entry with its note and pin; nothing happens when there is none."""
-        self.unpin(digest)
+        """Remove the entry and its note; nothing happens when there is none. A pin stays."""
         freed = self._unlink(digest)
         if freed is not None:
             self._account(-1, -freed)
@@ -201,7 +200,6 @@ class DiskStore(LayerStore):
         limit = self._limit if limit is None else limit
         max_files = self._max_files if max_files is None else max_files
         staged, versions = self._sweep_staged(), self._sweep_versions()
-        self._sweep_pins()
         items = sorted(self.items(), key=lambda item: item.last_read)
         files, total = len(items), sum(item.bytes for item in items)
         evicted = Swept()
@@ -346,12 +344,6 @@ class DiskStore(LayerStore):
                     freed += sum(_size(f"{place}/{name}") or 0 for name in names)
                 shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
-
-    def _sweep_pins(self) -> None:
-        """Remove pins whose entry is gone."""
-        for pin in _scan(f"{self._base}/pins"):
-            if _size(self._path(pin.name)) is None:
-                self.unpin(pin.name)
 
     def _lock(self, what: str) -> Path:
         make_private(self._lock_dir)

@@ -10,7 +10,7 @@ from preheat.arch import Arch
 from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
 from preheat.program import Program
-from preheat.toolchain.locate import Located, locate
+from preheat.toolchain.locate import Library, Located, locate
 
 if TYPE_CHECKING:  # what a process needs that finds all its kernels stored is loaded with this module
     from preheat.toolchain.pool import WorkerPool
@@ -31,6 +31,7 @@ class Toolchain:
         self._events, self._timeout, self._memo_dir = events, timeout, memo_dir
         self._located: Located | None = None
         self._pool: WorkerPool | None = None
+        self._looked_again = False
         self._lock, self._pool_lock = threading.Lock(), threading.Lock()
 
     @property
@@ -54,12 +55,11 @@ class Toolchain:
 
     def identity(self, language: str) -> str:
         """What keys say about the compiler of `language`: its name and the build of its library."""
-        name = _COMPILER[language]
-        return f"{name} {self.located.library(name).build}"
+        return f"{_COMPILER[language]} {self._library(language).build}"
 
     def version(self, language: str) -> str:
         """The same for people: `NVRTC 13.4.92`."""
-        library = self.located.library(_COMPILER[language])
+        library = self._library(language)
         return f"{library.title} {library.version}"
 
     def roots(self, program: Program) -> dict[str, str]:
@@ -88,12 +88,20 @@ class Toolchain:
     def look_again(self) -> None:
         """Forget where the compilers are: one of them was replaced."""
         self.close()
+        self._looked_again = True
         with self._lock:
             self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
 
+    def _library(self, language: str) -> Library:
+        """The compiler of `language`; looked for once more when it was missing at an earlier time."""
+        name = _COMPILER[language]
+        if name not in self.located.libraries and not self._looked_again:
+            self.look_again()
+        return self.located.library(name)
+
     def _checked(self, language: str, compiled: Compiled) -> Compiled:
         """What was compiled, unless by another build than keys are made for."""
-        library = self.located.library(_COMPILER[language])
+        library = self._library(language)
         if compiled.build != library.build:
             raise ToolchainChangedError(
                 f"{library.title} is now build {compiled.build}, keys say {library.build}",

@@ -70,7 +70,7 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
         roots=found["roots"],
         archs=tuple(found["archs"]),
     )
-    if memo is not None:
+    if memo is not None and located.libraries:
         _remember(memo, located)
     return located
 
