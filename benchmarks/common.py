@@ -19,6 +19,9 @@ _PACKAGES = (
 )
 
 
+_tables: dict[str, Any] = {}
+
+
 def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) -> float:
     """Microseconds a call: the median of `repeat` runs of `number` calls, after a warm-up."""
     for _ in range(min(number, 50)):
@@ -68,11 +71,10 @@ def report(name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[A
             )
         )
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{name}.json"
-    kept = json.loads(file.read_text()) if file.exists() else {"tables": {}}
-    kept["machine"] = machine()
-    kept["tables"][title] = {"head": list(head), "rows": [list(row) for row in rows]}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    _tables[title] = {"head": list(head), "rows": [list(row) for row in rows]}
+    kept = {"machine": machine(), "tables": _tables}  # of this run alone
+    text = json.dumps(kept, indent=2, ensure_ascii=False)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def us(value: float) -> str:

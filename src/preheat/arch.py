@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -27,16 +28,7 @@ class Arch:
     @classmethod
     def parse(cls, text: str | Arch) -> Arch:
         """Read `sm_90a` (also `90a`, `9.0`); anything else is an `InputError`."""
-        if isinstance(text, Arch):
-            return text
-        match = _NAME.fullmatch(str(text).strip().replace(".", ""))
-        if match is None or int(match[1]) < 50:
-            raise InputError(
-                f"{text!r} is not a GPU architecture",
-                hint="use a name such as sm_90, sm_90a or sm_100f",
-            )
-        number = int(match[1])
-        return cls(number // 10, number % 10, match[2])
+        return text if isinstance(text, Arch) else _parsed(str(text))
 
     def __str__(self) -> str:
         return f"sm_{self.major}{self.minor}{self.suffix}"
@@ -45,6 +37,18 @@ class Arch:
     def plain(self) -> Arch:
         """The same compute capability without a suffix."""
         return Arch(self.major, self.minor)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Arch:
+    match = _NAME.fullmatch(text.strip().replace(".", ""))
+    if match is None or int(match[1]) < 50:
+        raise InputError(
+            f"{text!r} is not a GPU architecture",
+            hint="use a name such as sm_90, sm_90a or sm_100f",
+        )
+    number = int(match[1])
+    return Arch(number // 10, number % 10, match[2])
 
 
 def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:

@@ -103,6 +103,7 @@ class Builder:
         self._failures: OrderedDict[str, Failure] = OrderedDict()
         self._flights: Flights[Artifact] = Flights(events)
         self._journal_due = 0.0
+        # Artifacts someone still holds: a hit on one of them need not take its bytes apart again.
         self._in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         _alive.add(self)
@@ -310,6 +311,7 @@ class Builder:
     def _store(self, request: _Request, artifact: Artifact, state: HeaderState) -> None:
         """Publish the artifact, then, for one that depends on files, the way to find it."""
         self.store.put(artifact.digest, artifact.encode())
+        self._in_use[artifact.digest] = artifact
         if not state.headers:
             return
         states: list[tuple[HeaderState, str]] = []
