@@ -109,7 +109,8 @@ class Diagnostic:
         head = f"{where}: {self.severity}: {self.message}"
         if self.source is None:
             return head
-        caret = "" if self.column is None else f"\n    {' ' * (self.column - 1)}^"
+        lead = "".join("\t" if c == "\t" else " " for c in self.source[: (self.column or 1) - 1])
+        caret = "" if self.column is None else f"\n    {lead}^"
         return f"{head}\n    {self.source}{caret}"
 
 

@@ -129,10 +129,10 @@ def test_a_library_that_is_gone_is_looked_for_again(
 def test_another_search_variable_is_another_search(
     tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv(variable, str(tmp_path / "nothing"))
-    look(tmp_path, events)
+    with monkeypatch.context() as changed:
+        changed.setenv(variable, str(tmp_path / "nothing"))
+        look(tmp_path, events)
     assert len(recorder.named("worker")) == 1
-    monkeypatch.delenv(variable)
     look(tmp_path, events)
     assert len(recorder.named("worker")) == 1  # the first search is still remembered
 

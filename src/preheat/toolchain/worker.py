@@ -23,6 +23,10 @@ from preheat.toolchain.locate import build_of
 __all__ = ["main"]
 
 _IDLE = 120.0  # seconds without a request after which the worker ends by itself
+# `-v` tells resource use. The compilers' own caches, which they keep where there is a driver, would
+# swallow that report. A fixed seed keeps names of anonymous namespaces the same from one process to the next.
+_NVRTC_OPTIONS = ("-Xptxas=-v", "--no-cache", "--frandom-seed=preheat")
+_NVJITLINK_OPTIONS = ("-Xptxas=-v", "-no-cache")
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
 
 
@@ -109,7 +113,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
     # of this machine reaches the binary, and what it opened comes back as (root, name).
     home = message["scratch"]
-    options = [f"--gpu-architecture={message['arch']}", "-Xptxas=-v", "--frandom-seed=preheat"]
+    options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
     try:
         if home is not None:
             os.chdir(home)
@@ -149,7 +153,7 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     from preheat.toolchain import nvjitlink
 
     started = time.perf_counter()
-    options = [f"-arch={message['arch']}", "-Xptxas=-v", *message["options"]]
+    options = [f"-arch={message['arch']}", *_NVJITLINK_OPTIONS, *message["options"]]
     done = nvjitlink.assemble(blocks["source"], message["label"], options)
     symbols = (m.decode() for m in _ENTRY.findall(blocks["source"]))
     return {
