@@ -132,7 +132,8 @@ class Memo:
 
     def note(self) -> bytes:
         """What to keep for the next process."""
-        return json.dumps(self._known, separators=(",", ":")).encode()
+        known = dict(self._known)  # a copy: other threads may be learning more
+        return json.dumps(known, separators=(",", ":")).encode()
 
 
 def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:

@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 _IDLE = 120.0  # seconds without a request after which the worker ends by itself
 # `-v` tells resource use. The compilers' own caches, which they keep where there is a driver, would
-# swallow that report. A fixed seed keeps names of anonymous namespaces the same from one process to the next.
+# swallow that report. A fixed seed keeps the names of anonymous namespaces the same in every process.
 _NVRTC_OPTIONS = ("-Xptxas=-v", "--no-cache", "--frandom-seed=preheat")
 _NVJITLINK_OPTIONS = ("-Xptxas=-v", "-no-cache")
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
