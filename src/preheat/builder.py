@@ -31,7 +31,7 @@ from preheat.program import Program
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
-from preheat.store.trust import distrust, first_usable, make_private
+from preheat.store.trust import first_usable, make_private, usable
 from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
     HeaderState,
@@ -121,7 +121,11 @@ class Builder:
         locks = first_usable([config.lock_dir], events, trust=config.trust_cache_dir)
         if locks is None and root is not None:
             locks = first_usable([root / "locks"], events, trust=config.trust_cache_dir)
-        tiers: list[Store] = [MemoryStore(config.memory_limit), *_layers(config, events)]
+        layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
+        tiers: list[Store] = [
+            MemoryStore(config.memory_limit),
+            *(LayerStore(path, events) for path in layers),
+        ]
         disk = journal = None
         if root is not None and locks is not None:
             journal = Journal(root / "stats", lock_dir=locks)
@@ -441,21 +445,6 @@ class Builder:
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:
         program, arch = request.program.label, str(request.arch)
         self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
-
-
-def _layers(config: Config, events: Events) -> list[LayerStore]:
-    """The read-only directories that are there and can be trusted."""
-    usable = []
-    for path in config.layers:
-        try:
-            why = None if config.trust_cache_dir else distrust(path)
-        except OSError as fault:
-            why = f"it cannot be read: {fault.strerror or fault}"
-        if why is None:
-            usable.append(LayerStore(path, events))
-        else:
-            events.emit("refused", path=str(path), reason=why)
-    return usable
 
 
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()

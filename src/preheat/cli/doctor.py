@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
@@ -22,7 +21,7 @@ from preheat.config import VARIABLES, Config, environ
 from preheat.errors import ConfigError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
-from preheat.store.trust import distrust, make_private
+from preheat.store.trust import unusable
 from preheat.toolchain.locate import Located
 
 __all__ = ["command"]
@@ -153,7 +152,7 @@ def _directories() -> Iterator[Finding]:
         yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
     used = False
     for path in config.cache_dirs if config.cache else ():
-        why = _unusable(path, trust=config.trust_cache_dir)
+        why = unusable(path, trust=config.trust_cache_dir)
         if used:
             yield Finding("cache fallback", "ok", str(path))
         elif why is None:
@@ -164,7 +163,7 @@ def _directories() -> Iterator[Finding]:
     if config.cache and not used:
         yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
     for path in config.layers:
-        why = _unusable(path, trust=config.trust_cache_dir, write=False)
+        why = unusable(path, trust=config.trust_cache_dir, write=False)
         if why:
             yield Finding("layer", "fail", f"{path}: {why}", "correct or unset PREHEAT_LAYERS")
         else:
@@ -184,11 +183,7 @@ def _cache_directory(path: Path, config: Config) -> Finding:
 
 
 def _lock_directory(path: Path) -> Finding:
-    try:
-        make_private(path)
-        why = distrust(path)
-    except OSError as fault:
-        why = fault.strerror or str(fault)
+    why = unusable(path)
     kind = _file_system(path)
     if why is None and kind in _NETWORK:
         why = f"it is on {kind}, which is shared between nodes"
@@ -196,17 +191,6 @@ def _lock_directory(path: Path) -> Finding:
         return Finding("lock directory", "ok", f"{path} ({kind})")
     fix = "set PREHEAT_LOCK_DIR to a private directory on a local disk"
     return Finding("lock directory", "warn", f"{path}: {why}", fix)
-
-
-def _unusable(path: Path, *, trust: bool, write: bool = True) -> str | None:
-    try:
-        if write:
-            make_private(path)
-        if not trust and (why := distrust(path)):
-            return why
-    except OSError as fault:
-        return fault.strerror or str(fault)
-    return "it is not writable" if write and not os.access(path, os.W_OK | os.X_OK) else None
 
 
 def _file_system(path: Path) -> str:

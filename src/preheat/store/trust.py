@@ -9,7 +9,7 @@ from pathlib import Path
 
 from preheat.events import Events
 
-__all__ = ["distrust", "first_usable", "make_private"]
+__all__ = ["distrust", "first_usable", "make_private", "unusable", "usable"]
 
 _OVERRIDE = "set PREHEAT_TRUST_CACHE_DIR=1 if that is intended"
 
@@ -53,20 +53,34 @@ def _links(path: Path) -> Iterator[Path]:
             yield from _links(step.parent / os.readlink(step))
 
 
-def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = False) -> Path | None:
-    """The first candidate that is, or can be made, a trusted writable directory.
+def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
+    """Why `path` cannot be used as a cache or layer, or None when it can.
 
-    Each one passed over is an event with the reason.
+    With `write` it is created where it is missing, and has to be writable.
     """
-    for path in candidates:
-        try:
+    try:
+        if write:
             make_private(path)
-            why = None if trust else distrust(path)
-            if why is None and not os.access(path, os.W_OK | os.X_OK):
-                why = "it is not writable"
-        except OSError as fault:
-            why = f"it cannot be created: {fault.strerror or fault}"
+        why = None if trust else distrust(path)
+    except OSError as fault:
+        return f"it cannot be {'created' if write else 'read'}: {fault.strerror or fault}"
+    if why is None and write and not os.access(path, os.W_OK | os.X_OK):
+        return "it is not writable"
+    return why
+
+
+def usable(
+    candidates: Iterable[Path], events: Events, *, trust: bool = False, write: bool = True
+) -> Iterator[Path]:
+    """Those of the candidates that can be used; each one passed over is an event with the reason."""
+    for path in candidates:
+        why = unusable(path, trust=trust, write=write)
         if why is None:
-            return path
-        events.emit("refused", path=str(path), reason=why)
-    return None
+            yield path
+        else:
+            events.emit("refused", path=str(path), reason=why)
+
+
+def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = False) -> Path | None:
+    """The first candidate that is, or can be made, a trusted writable directory."""
+    return next(usable(candidates, events, trust=trust), None)
