@@ -104,6 +104,10 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
     assert e.value.hint == "did you mean 'saxpy'?"
 
 
+def test_an_artifact_shows_itself_in_one_line() -> None:
+    assert repr(FULL) == "<Artifact k.cu for sm_90a, abababababab: tk<float>(float*), plain()>"
+
+
 def test_a_program_without_kernels_says_so() -> None:
     with pytest.raises(UnknownEntryError, match="no kernels at all"):
         artifact().entry("k")

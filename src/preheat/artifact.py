@@ -79,7 +79,7 @@ class Provenance(NamedTuple):
     timing: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artifact:
     """Verified machine code. Immutable; two artifacts of one key are interchangeable."""
 
@@ -89,12 +89,16 @@ class Artifact:
     toolchain: str
     parts: tuple[Part, ...]
     entries: tuple[EntryPoint, ...]
-    cubin: bytes = field(repr=False)
-    ptx: bytes = field(repr=False)
+    cubin: bytes
+    ptx: bytes
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
-    log: str = field(default="", repr=False)
+    log: str = ""
     provenance: Provenance = field(default_factory=Provenance, compare=False)
+
+    def __repr__(self) -> str:
+        kernels = ", ".join(map(str, self.entries)) or "no kernels"
+        return f"<Artifact {self.label} for {self.arch}, {self.digest[:12]}: {kernels}>"
 
     @property
     def size(self) -> int:

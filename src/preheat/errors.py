@@ -61,7 +61,7 @@ class UnknownEntryError(InputError):
     """The program has no such kernel. `known` lists those it has."""
 
     def __init__(self, name: str, program: str, known: Iterable[str]) -> None:
-        self.name, self.program, self.known = name, program, tuple(known)
+        self.name, self.program, self.known = name, program, tuple(dict.fromkeys(known))
         have = ", ".join(self.known) if self.known else "no kernels at all"
         super().__init__(
             f"{program} has no kernel {name!r}; it has: {have}", hint=did_you_mean(name, self.known)
