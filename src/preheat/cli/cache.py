@@ -14,7 +14,7 @@ from preheat import config as settings
 from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint
-from preheat.builder import Builder, Miss
+from preheat.builder import Builder
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
@@ -250,8 +250,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         return
     parts = builder.key(program, arch).table
     nearest, differences = _nearest(parts, program.label)
-    reason = found.reason if isinstance(found, Miss) else ""
-    _tell_miss(reason, nearest, differences, as_json)
+    _tell_miss(found.reason, nearest, differences, as_json)
 
 
 def _nearest(parts: tuple[Part, ...], label: str) -> tuple[Artifact | None, tuple[str, ...]]:
