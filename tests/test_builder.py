@@ -17,7 +17,7 @@ from preheat import api
 from preheat.artifact import Artifact
 from preheat.builder import Builder, Miss
 from preheat.config import Config
-from preheat.errors import CompileError, InputError, PtxError, ToolchainError, UnknownEntryError
+from preheat.errors import CompileError, CompilerTimeoutError, InputError, PtxError, UnknownEntryError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.store import DiskStore, MemoryStore
@@ -405,17 +405,20 @@ def test_options_beside_a_program_are_refused() -> None:
         api.compile(PROGRAM, "sm_90", options=["-use_fast_math"])
 
 
-def test_a_child_forked_during_a_compile_lets_go_of_the_worker(builder: Builder) -> None:
+def test_a_child_forked_during_a_compile_lets_go_of_the_worker(
+    open_builder: Open, config: Config
+) -> None:
     """Else the worker would outlive a parent that was killed."""
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     program = Program.of(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
+    builder = open_builder(replace(config, compile_timeout=3.0))
     builder.toolchain.located  # noqa: B018  (found before, so that the worker is busy with the program)
 
-    def compile_until_interrupted() -> None:
-        with suppress(ToolchainError):
+    def compile_until_time_is_up() -> None:
+        with suppress(CompilerTimeoutError):
             builder.build(program, "sm_90")
 
-    thread = threading.Thread(target=compile_until_interrupted)
+    thread = threading.Thread(target=compile_until_time_is_up)
     thread.start()
     while not builder.toolchain.pool._busy:
         time.sleep(0.01)
@@ -433,7 +436,6 @@ def test_a_child_forked_during_a_compile_lets_go_of_the_worker(builder: Builder)
                 closed += 1
         os._exit(closed)
     _, status = os.waitpid(child, 0)
-    builder.toolchain.interrupt()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 2
 

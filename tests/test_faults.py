@@ -171,4 +171,5 @@ def test_without_a_cache_everything_still_works(
     builder.build(PROGRAM, "sm_90")
     builder.build(PROGRAM, "sm_90")
     assert not config.cache_dirs[0].exists()
+    assert not config.lock_dir.exists()  # what is not shared is not waited for
     assert len(recorder.named("compile")) == 1

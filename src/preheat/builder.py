@@ -46,7 +46,7 @@ from preheat.toolchain.headers import (
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
 
-__all__ = ["Builder", "Failure", "Miss"]
+__all__ = ["Builder", "Failure", "Miss", "open_disk"]
 
 _STATES = 16  # header states of one program kept side by side
 _MEMOS = 256  # requests whose header stamps are kept in memory
@@ -115,35 +115,22 @@ class Builder:
         events = events or Events(log_faults())
         if config.events is not None:
             events.sinks.append(JsonLines(config.events))
-        root = None
-        if config.cache:
-            root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
-        locks = first_usable([config.lock_dir], events, trust=config.trust_cache_dir)
-        if locks is None and root is not None:
-            locks = first_usable([root / "locks"], events, trust=config.trust_cache_dir)
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
         tiers: list[Store] = [
             MemoryStore(config.memory_limit),
             *(LayerStore(path, events) for path in layers),
         ]
-        disk = journal = None
-        if root is not None and locks is not None:
-            journal = Journal(root / "stats", lock_dir=locks)
-            disk = DiskStore(
-                root,
-                events,
-                lock_dir=locks,
-                limit=config.cache_limit,
-                max_files=config.cache_files,
-            )
-            tiers.append(disk)
+        disk = open_disk(config, events)
+        if disk is None:  # nothing is shared, so there is nobody to wait for
+            toolchain = Toolchain(events, timeout=config.compile_timeout)
+            return cls(toolchain, Chain(tiers, events), events)
         return cls(
-            Toolchain(events, timeout=config.compile_timeout, memo_dir=root),
-            Chain(tiers, events),
+            Toolchain(events, timeout=config.compile_timeout, memo_dir=disk.root),
+            Chain([*tiers, disk], events),
             events,
             disk=disk,
-            journal=journal,
-            lock_dir=locks,
+            journal=Journal(disk.root / "stats", lock_dir=disk.lock_dir),
+            lock_dir=disk.lock_dir,
             lock_wait=config.lock_wait,
         )
 
@@ -445,6 +432,20 @@ class Builder:
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:
         program, arch = request.program.label, str(request.arch)
         self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
+
+
+def open_disk(config: Config, events: Events) -> DiskStore | None:
+    """The cache directory that the settings describe; None when it is off or none can be used."""
+    trust = config.trust_cache_dir
+    root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
+    if root is None:
+        return None
+    locks = first_usable([config.lock_dir, root / "locks"], events, trust=trust)
+    if locks is None:
+        return None
+    return DiskStore(
+        root, events, lock_dir=locks, limit=config.cache_limit, max_files=config.cache_files
+    )
 
 
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()

@@ -14,7 +14,7 @@ from preheat import config as settings
 from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint
-from preheat.builder import Builder
+from preheat.builder import Builder, open_disk
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
@@ -25,7 +25,6 @@ from preheat.program import Program
 from preheat.store import DiskStore, LayerStore
 from preheat.store.disk import Item
 from preheat.store.journal import Journal
-from preheat.store.trust import first_usable
 
 __all__ = ["command"]
 
@@ -52,7 +51,7 @@ def directory() -> None:
 def stats(reset: bool, as_json: bool) -> None:
     """Counters of every process that used this cache, and what it holds now."""
     config, store = Config.from_env(), _open()
-    journal = Journal(store.root / "stats", lock_dir=config.lock_dir)
+    journal = Journal(store.root / "stats", lock_dir=store.lock_dir)
     if reset:
         journal.clear()
     counters = journal.total()
@@ -394,17 +393,10 @@ def _open() -> DiskStore:
     config = Config.from_env()
     if not config.cache:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
-    events = Events(log_faults())
-    root = first_usable(config.cache_dirs, events, trust=config.trust_cache_dir)
-    if root is None:
+    store = open_disk(config, Events(log_faults()))
+    if store is None:
         raise PreheatError("no usable cache directory; see 'preheat doctor'")
-    return DiskStore(
-        root,
-        events,
-        lock_dir=config.lock_dir,
-        limit=config.cache_limit,
-        max_files=config.cache_files,
-    )
+    return store
 
 
 def _artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:

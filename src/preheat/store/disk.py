@@ -150,7 +150,7 @@ class DiskStore(LayerStore):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(root, events, name="disk")
-        self._lock_dir, self._limit, self._max_files = lock_dir, limit, max_files
+        self.lock_dir, self._limit, self._max_files = lock_dir, limit, max_files
         self._clock, self._tidied = clock, False
 
     def put(self, digest: str, blob: bytes) -> None:
@@ -346,9 +346,9 @@ class DiskStore(LayerStore):
         return Swept(gone, freed)
 
     def _lock(self, what: str) -> Path:
-        make_private(self._lock_dir)
+        make_private(self.lock_dir)
         root = os.fsencode(self.root).hex()[-120:]  # a file name per cache; a clash costs a wait
-        return self._lock_dir / f"{what}-{root}"
+        return self.lock_dir / f"{what}-{root}"
 
     def _read_usage(self) -> _Usage | None:
         """The running totals, or None when nobody has counted yet."""

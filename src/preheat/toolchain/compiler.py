@@ -12,7 +12,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain.locate import Library, Located, locate
 
-if TYPE_CHECKING:  # what a process needs that finds all its kernels stored is loaded with this module
+if TYPE_CHECKING:  # loaded only when something must be compiled
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
@@ -108,11 +108,6 @@ class Toolchain:
                 hint="an upgrade was installed while this process was running",
             )
         return compiled
-
-    def interrupt(self) -> None:
-        """Stop every compile under way in this process."""
-        if self._pool is not None:
-            self._pool.interrupt()
 
     def close(self) -> None:
         """End the worker processes; another request starts new ones."""

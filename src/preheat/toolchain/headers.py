@@ -176,10 +176,13 @@ def observe(
     computed: list[tuple[str, str]] = []  # where `#include MACRO` stands
     places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
     theirs = {label for label, place in roots.items() if os.path.realpath(place) in places}
-    watch.read(program.source, *HOME)
+    source = program.source.replace("\\\n", "")
+    watch.read(source, *HOME)
+    if _COMPUTED.search(source):
+        computed.append(HOME)
     for text in in_memory.values():
         watch.read(text, None, None)
-    for text in (program.source, *in_memory.values()):
+    for text in (source, *in_memory.values()):
         watch.probe(text, mine=True, theirs=theirs)
     for spelled in opened:
         if spelled in in_memory:
@@ -206,7 +209,11 @@ def observe(
     for root, directory in computed:
         watch.beside(root, directory, [name for _, name in headers])
     for root, name in watch.also:
-        headers.setdefault((root, name), Header(root, name, memo.digest(f"{roots[root]}/{name}")))
+        try:
+            probed = Header(root, name, memo.digest(f"{roots[root]}/{name}"))
+        except OSError as fault:
+            raise Untrackable(f"header {name} cannot be read back: {fault}") from None
+        headers.setdefault((root, name), probed)
     return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)), tuple(roots))
 
 

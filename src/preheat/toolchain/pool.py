@@ -73,11 +73,6 @@ class WorkerPool:
             self._drop(worker, str(reply.message["status"]))
         return reply
 
-    def interrupt(self) -> None:
-        """Stop what other threads are compiling: their calls raise `ToolchainError`."""
-        for worker in tuple(self._busy):
-            worker.interrupt()
-
     def close(self) -> None:
         """End the idle workers."""
         with self._lock:
@@ -130,7 +125,7 @@ class _Worker:
     """One process and the pipes to it."""
 
     def __init__(self) -> None:
-        self._served = self._interrupted = False
+        self._served = False
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
         env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
@@ -197,11 +192,6 @@ class _Worker:
             self._served = True
             return reply
 
-    def interrupt(self) -> None:
-        """Stop the process on purpose; whoever waits for its reply is told so."""
-        self._interrupted = True
-        self._process.kill()
-
     def end(self) -> None:
         """Stop the process whatever it is doing, and reap it."""
         if self.alive():
@@ -224,8 +214,6 @@ class _Worker:
 
     def _died(self) -> NoReturn:
         code = self._process.wait()
-        if self._interrupted:
-            raise ToolchainError("the compile was interrupted")
         if code == 0 and self._served:
             raise _LeftError
         how = f"exit status {code}"

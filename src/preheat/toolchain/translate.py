@@ -111,13 +111,14 @@ def _nvrtc(
     }
     module = ptx.parse(made["ptx"].decode("utf-8", "replace"))
     opened = reply["opened"]
+    text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
         ptx=made["ptx"],
         entries=signature.entry_points(module, demangled, signatures, report.resources(log)),
         names={name: lowered[name] for name in program.names},
-        log=report.split_timing(log)[0],
-        timing=report.split_timing(log)[1],
+        log=text,
+        timing=timing,
         seconds=reply["seconds"],
         build=reply["build"],
         opened=None if opened is None else tuple(opened),
@@ -149,13 +150,14 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
     started_ns = time.time_ns()
     reply, made = pool.call(message, {"source": program.source.encode()})
     log = _accepted(reply, program, arch, {})
+    text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
         ptx=program.source.encode(),
         entries=signature.entry_points(module, reply["demangled"], {}, report.resources(log)),
         names={},
-        log=report.split_timing(log)[0],
-        timing=report.split_timing(log)[1],
+        log=text,
+        timing=timing,
         seconds=reply["seconds"],
         build=reply["build"],
         opened=(),
