@@ -5,6 +5,8 @@
         UnknownEntryError        no such kernel in the program; carries what there is
         TargetError              PTX made for another architecture than the one asked for
         PtxError                 PTX text that breaks a rule; carries line and text
+        LaunchError              a launch that cannot be: wrong arguments or geometry; names the kernel
+          StaleBufferError       memory that was freed, or that a reset took away
       ConfigError                an environment variable with a value that cannot be read
       CompileError               the compiler rejected the program; carries its whole log
       ToolchainError             the compiler could not be used
@@ -12,6 +14,14 @@
         CompilerCrashError       it died: that compile is lost, the process is not
         CompilerTimeoutError     it did not finish in the time allowed
         ToolchainChangedError    it was replaced while in use; the builder looks again by itself
+      DeviceError                a device could not do what it was asked
+        NoGpuError               there is no GPU; says what was looked for
+        DriverError              a driver call failed; carries call, code, name and meaning
+          InvalidCodeError       the driver does not take this binary
+          OutOfMemoryError       device memory is used up
+        ContextLostError         the device's context died: an earlier fault, a reset, or a fork
+        EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
+          UnsupportedInstructionError   the emulator does not know this instruction
 
 Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
 hand should never lose it to a full disk.
@@ -29,15 +39,25 @@ __all__ = [
     "CompilerCrashError",
     "CompilerTimeoutError",
     "ConfigError",
+    "ContextLostError",
+    "DeviceError",
     "Diagnostic",
+    "DriverError",
+    "EmulatorFault",
     "InputError",
+    "InvalidCodeError",
+    "LaunchError",
+    "NoGpuError",
+    "OutOfMemoryError",
     "PreheatError",
     "PtxError",
+    "StaleBufferError",
     "TargetError",
     "ToolchainChangedError",
     "ToolchainError",
     "ToolchainNotFoundError",
     "UnknownEntryError",
+    "UnsupportedInstructionError",
     "did_you_mean",
     "fresh",
 ]
@@ -166,6 +186,93 @@ class CompilerCrashError(ToolchainError):
 
 class CompilerTimeoutError(ToolchainError):
     """The compiler did not finish in the time allowed. Never remembered."""
+
+
+class LaunchError(InputError):
+    """A launch that cannot be. `argument` is the position of the argument at fault, from 0."""
+
+    def __init__(
+        self, kernel: str, message: str, *, argument: int | None = None, hint: str | None = None
+    ) -> None:
+        self.kernel, self.argument = kernel, argument
+        where = "" if argument is None else f", argument {argument}"
+        super().__init__(f"{kernel}{where}: {message}", hint=hint)
+
+
+class StaleBufferError(LaunchError):
+    """Memory is used that was freed, or that a reset of its device took away."""
+
+
+class DeviceError(PreheatError):
+    """A device could not do what it was asked."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class NoGpuError(DeviceError):
+    """There is no GPU to use."""
+
+
+class DriverError(DeviceError):
+    """A CUDA driver call failed. `sticky` errors end the context: nothing works in it from then on."""
+
+    def __init__(
+        self,
+        call: str,
+        code: int,
+        name: str,
+        meaning: str,
+        *,
+        sticky: bool = False,
+        hint: str | None = None,
+    ) -> None:
+        self.call, self.code, self.name, self.meaning, self.sticky = call, code, name, meaning, sticky
+        super().__init__(f"{call} failed: {name} ({code}): {meaning}", hint=hint)
+
+
+class InvalidCodeError(DriverError):
+    """The driver does not take this binary: damaged, or not made for this device."""
+
+
+class OutOfMemoryError(DriverError, MemoryError):
+    """Device memory is used up."""
+
+
+class ContextLostError(DeviceError):
+    """The context that this belonged to is gone: after a fault on the device, a reset, or a fork."""
+
+
+class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kernel's fault, not ours)
+    """The emulated kernel did something a GPU would not survive.
+
+    `line` is the line of the PTX, `block` and `thread` the first thread that did it, `address` the
+    memory it touched, where it was about memory.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        message: str,
+        *,
+        line: int | None = None,
+        text: str = "",
+        block: tuple[int, int, int] | None = None,
+        thread: tuple[int, int, int] | None = None,
+        address: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.kernel, self.line, self.text = kernel, line, text
+        self.block, self.thread, self.address = block, thread, address
+        where = "" if line is None else f", PTX line {line}"
+        who = "" if thread is None else f" (block {block}, thread {thread})"
+        shown = f"\n    {text}" if text else ""
+        super().__init__(f"{kernel}{where}{who}: {message}{shown}", hint=hint)
+
+
+class UnsupportedInstructionError(EmulatorFault):
+    """The emulator does not know this instruction."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

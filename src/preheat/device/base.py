@@ -1,0 +1,217 @@
+"""The seam: the few nouns a device is made of.
+
+    Device     one GPU, or the emulator: memory, streams, modules
+      Module     machine code that is loaded: functions and symbols
+        Function   one kernel of it: attributes, occupancy, launches
+      Stream     work in order
+        Event      a point in that order
+
+Everything above this file is written once and runs on every device; everything below knows one
+kind of device and keeps no policy: addresses are integers, nothing is counted, nothing is freed by
+itself. Errors are `DeviceError`s. Every verb may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+
+__all__ = [
+    "Attributes",
+    "Device",
+    "Dim3",
+    "Event",
+    "Function",
+    "Geometry",
+    "Limits",
+    "MemoryInfo",
+    "Module",
+    "Occupancy",
+    "Stream",
+    "Submit",
+    "Symbol",
+]
+
+Dim3 = tuple[int, int, int]
+
+#: A prepared launch. It takes the address of an array of pointers, one to each parameter's bytes (which
+#: are read before it returns), and gives a tuple whose first item is 0 when the launch was accepted;
+#: anything else goes to `Device.check`. So thin because it is the inner loop of every program: one
+#: more Python frame would be a fiftieth of a launch.
+Submit = Callable[[int], tuple[int, ...]]
+
+
+class Limits(NamedTuple):
+    """What a launch may ask for."""
+
+    warp: int = 32
+    threads: int = 1024  # in one block
+    block: Dim3 = (1024, 1024, 64)
+    grid: Dim3 = (2**31 - 1, 65535, 65535)
+    shared: int = 48 << 10  # bytes of shared memory of one block
+    shared_optin: int = 227 << 10  # the same for a function that opted in
+    cluster: int = 8  # blocks in one cluster; 0 where there are none
+    processors: int = 1
+
+
+class Geometry(NamedTuple):
+    """The shape of one launch, checked against the limits by the caller."""
+
+    grid: Dim3
+    block: Dim3
+    shared: int = 0  # dynamic shared memory in bytes
+    cluster: Dim3 | None = None
+    cooperative: bool = False
+    programmatic: bool = False  # may start before the launch in front of it has ended
+
+
+class Attributes(NamedTuple):
+    """What the device says about one function, in bytes where not a count."""
+
+    registers: int
+    shared: int  # static
+    local: int
+    constant: int
+    threads: int  # most threads a block of it can have
+
+
+class Occupancy(NamedTuple):
+    """How many blocks of a function one processor holds at once, and what share of it that fills."""
+
+    blocks: int
+    fraction: float
+
+
+class Symbol(NamedTuple):
+    """A `__device__` or `__constant__` variable: where it lies and how many bytes it has."""
+
+    address: int
+    size: int
+
+
+class MemoryInfo(NamedTuple):
+    """Bytes of device memory."""
+
+    free: int
+    total: int
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def done(self) -> bool:
+        """Whether the work before it has ended."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+    def elapsed(self, since: Event) -> float:
+        """Seconds from `since` to this event; both were recorded with `timing`, both are done."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class Stream(Protocol):
+    """Work that is done in order. `handle` is the number by which other libraries know it."""
+
+    handle: int
+
+    def record(self, *, timing: bool = False) -> Event:
+        """An event after everything submitted so far."""
+
+    def wait(self, event: Event) -> None:
+        """Let later work wait for `event`; the caller does not wait."""
+
+    def done(self) -> bool:
+        """Whether everything submitted has ended."""
+
+    def synchronize(self) -> None:
+        """Wait until it has. Errors of that work come out here."""
+
+    def close(self) -> None:
+        """Give it back, once its work has ended. A stream of another library is left alone."""
+
+
+class Function(Protocol):
+    """One kernel that is loaded and resolved: launching it loads nothing more."""
+
+    name: str
+    attributes: Attributes
+
+    def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
+        """Make a launch ready, opting in to more shared memory where `geometry` needs it."""
+
+    def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
+        """How well blocks of `threads` with `shared` dynamic bytes fill a processor."""
+
+
+class Module(Protocol):
+    """Loaded machine code."""
+
+    def function(self, name: str) -> Function:
+        """The kernel with this entry name."""
+
+    def symbol(self, name: str) -> Symbol | None:
+        """The variable with this name, or None."""
+
+    def unload(self) -> None:
+        """Unload it. Nothing of it may be running or be launched again."""
+
+
+class Device(Protocol):
+    """One GPU, or something that behaves like one."""
+
+    name: str  # "cuda:0", "emulator:1"
+    model: str  # "NVIDIA H200"
+    arch: Arch
+    limits: Limits
+    dlpack: tuple[int, int]  # DLPack's device type and number
+
+    def load(self, artifact: Artifact, *, jit: bool = False) -> Module:
+        """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
+
+        `InvalidCodeError` when the code itself is at fault.
+        """
+
+    def stream(self, *, priority: int = 0) -> Stream:
+        """A new stream, ordered with no other."""
+
+    def adopt(self, handle: int) -> Stream:
+        """A stream of another library, by its number."""
+
+    def allocate(self, size: int, stream: Stream) -> int:
+        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256."""
+
+    def free(self, address: int, stream: Stream) -> None:
+        """Give memory back after the work now in `stream`."""
+
+    def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
+        """Bytes from the host; `data` may change as soon as this returns."""
+
+    def copy_out(self, data: memoryview, address: int, stream: Stream) -> None:
+        """Bytes to the host, there when this returns."""
+
+    def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
+        """Bytes from device memory to device memory."""
+
+    def fill(self, address: int, value: bytes, count: int, stream: Stream) -> None:
+        """Write `value` (1, 2, 4 or 8 bytes) `count` times."""
+
+    def memory(self) -> MemoryInfo:
+        """How much there is."""
+
+    def synchronize(self) -> None:
+        """Wait for all work on this device. Errors of that work come out here."""
+
+    def check(self, status: tuple[int, ...], call: str) -> None:
+        """Raise the `DeviceError` that `status`, given by a `Submit`, stands for."""
+
+    def reset(self) -> None:
+        """Begin anew: everything allocated, loaded or made on this device is gone."""
+
+    def close(self) -> None:
+        """Give the device back. Nothing of it may be used again."""
