@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
     {"_version", "errors", "container"},
-    {"events", "config", "arch"},
+    {"events", "config", "arch", "dtypes"},
     {"flights"},
     {"program"},
     {"key"},
@@ -28,6 +28,9 @@ LAYERS = (
     {"toolchain"},
     {"builder"},
     {"api"},
+    {"device"},
+    {"runtime"},
+    {"gpu"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -74,7 +77,7 @@ def test_compilers_are_loaded_in_the_worker_alone() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda")
     }
-    assert users == {"nvrtc.py", "nvjitlink.py", "worker.py"}
+    assert users == {"nvrtc.py", "nvjitlink.py", "worker.py", "driver.py"}
 
 
 def python(code: str, home: Path) -> subprocess.CompletedProcess[str]:

@@ -2,9 +2,11 @@
 
     import preheat
 
-    artifact = preheat.compile(SOURCE, arch="sm_90")      # compiled at most once, ever
-    artifact.entry("saxpy").parameters                    # layout and C++ types
-    artifact.cubin                                        # verified machine code
+    gpu = preheat.device()                        # the GPU; device("auto") takes the emulator where there is none
+    saxpy = gpu.kernel(SOURCE, "saxpy")           # compiled at most once, ever
+    x, y = gpu.array(xs), gpu.array(ys)           # or tensors of torch, CuPy, …
+    saxpy[4, 256](2.0, x, y, 1024)                # checked before the driver sees it
+    artifact = preheat.compile(SOURCE, "sm_90")   # machine code without a device
 
 Importing this package loads no CUDA library, makes no directory and reads no file but its own code.
 """
@@ -22,24 +24,41 @@ if TYPE_CHECKING:
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
     from preheat.builder import Builder
     from preheat.config import Config
+    from preheat.device.base import Attributes, Limits, MemoryInfo, Occupancy
+    from preheat.dtypes import DType
     from preheat.errors import (
         CompileError,
         CompilerCrashError,
         CompilerTimeoutError,
         ConfigError,
+        ContextLostError,
+        DeviceError,
         Diagnostic,
+        DriverError,
+        EmulatorFault,
         InputError,
+        InvalidCodeError,
+        LaunchError,
+        NoGpuError,
+        OutOfMemoryError,
         PreheatError,
         PtxError,
+        StaleBufferError,
         TargetError,
         ToolchainChangedError,
         ToolchainError,
         ToolchainNotFoundError,
         UnknownEntryError,
+        UnsupportedInstructionError,
     )
     from preheat.events import Events
+    from preheat.gpu import Gpu, device
     from preheat.key import Key, explain
     from preheat.program import Program
+    from preheat.runtime.array import Array, Scalar
+    from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
+    from preheat.runtime.operands import Pointer
+    from preheat.runtime.stream import Event, Stream
 
 # Where each public name lives; loaded when it is first used.
 _HOME = {
@@ -55,56 +74,99 @@ _HOME = {
     ),
     "preheat.builder": ("Builder",),
     "preheat.config": ("Config",),
+    "preheat.device.base": ("Attributes", "Limits", "MemoryInfo", "Occupancy"),
+    "preheat.dtypes": ("DType",),
     "preheat.errors": (
         "CompileError",
         "CompilerCrashError",
         "CompilerTimeoutError",
         "ConfigError",
+        "ContextLostError",
+        "DeviceError",
         "Diagnostic",
+        "DriverError",
+        "EmulatorFault",
         "InputError",
+        "InvalidCodeError",
+        "LaunchError",
+        "NoGpuError",
+        "OutOfMemoryError",
         "PreheatError",
         "PtxError",
+        "StaleBufferError",
         "TargetError",
         "ToolchainChangedError",
         "ToolchainError",
         "ToolchainNotFoundError",
         "UnknownEntryError",
+        "UnsupportedInstructionError",
     ),
     "preheat.events": ("Events",),
+    "preheat.gpu": ("Gpu", "device"),
     "preheat.key": ("Key", "explain"),
     "preheat.program": ("Program",),
+    "preheat.runtime.array": ("Array", "Scalar"),
+    "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
+    "preheat.runtime.operands": ("Pointer",),
+    "preheat.runtime.stream": ("Event", "Stream"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Arch",
+    "Array",
     "Artifact",
+    "Attributes",
+    "Bound",
     "Builder",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
     "Config",
     "ConfigError",
+    "ContextLostError",
+    "DType",
+    "DeviceError",
     "Diagnostic",
+    "DriverError",
+    "EmulatorFault",
     "EntryPoint",
+    "Event",
     "Events",
+    "Gpu",
     "Header",
     "InputError",
+    "InvalidCodeError",
+    "Kernel",
     "Key",
+    "LaunchError",
+    "Limits",
+    "MemoryInfo",
+    "Module",
+    "NoGpuError",
+    "Occupancy",
+    "OutOfMemoryError",
     "Parameter",
+    "Pointer",
     "PreheatError",
     "Program",
     "Provenance",
     "PtxError",
     "Resources",
+    "Scalar",
+    "StaleBufferError",
+    "Stream",
+    "SymbolView",
     "TargetError",
     "ToolchainChangedError",
     "ToolchainError",
     "ToolchainNotFoundError",
     "UnknownEntryError",
+    "UnsupportedInstructionError",
     "__version__",
     "compile",
     "default_builder",
+    "device",
     "explain",
 ]
 

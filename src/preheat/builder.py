@@ -155,6 +155,16 @@ class Builder:
             return found
         return self._flights.share(request.digest, lambda: self._make(request))
 
+    def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
+        """Compile again what a device called invalid, and put it in the place of what is stored."""
+        request = self._request(program, Arch.parse(arch))
+        found = self._find(request, count=False)
+        if isinstance(found, Artifact):
+            self.events.emit("damaged", tier="device", key=found.digest, reason=reason)
+            self._in_use.pop(found.digest, None)
+            self.store.remove(found.digest)
+        return self._compile(request)
+
     def find(self, program: Program, device: Arch | str) -> Artifact | None:
         """A stored artifact that runs on `device`, best architecture first; never compiles."""
         for arch in ladder(Arch.parse(device)):

@@ -65,6 +65,12 @@ def seconds(name: str, text: str) -> float:
     return float(text)
 
 
+def word(name: str, text: str) -> str:
+    """A word, white space around it gone."""
+    del name
+    return text.strip()
+
+
 def directory(name: str, text: str) -> Path:
     """A path, `~` allowed; made absolute so that a later chdir changes nothing."""
     del name
@@ -108,6 +114,24 @@ VARIABLES: tuple[Variable, ...] = (
         "longest wait for another process's compile before compiling here",
     ),
     Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest a single compile may take"),
+    Variable(
+        "PREHEAT_DEVICE",
+        word,
+        "cuda",
+        "what `preheat.device()` gives: `cuda`, `cuda:1`, `emulator`, or `auto` for whichever there is",
+    ),
+    Variable(
+        "PREHEAT_BLOCKING",
+        boolean,
+        "off",
+        "on: wait after every launch, so that an error names the kernel that caused it",
+    ),
+    Variable(
+        "PREHEAT_JIT",
+        boolean,
+        "off",
+        "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
+    ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
@@ -132,6 +156,9 @@ class Config:
     trust_cache_dir: bool = False
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
+    device: str = "cuda"
+    blocking: bool = False
+    jit: bool = False
     events: Path | None = None
 
     @classmethod
@@ -159,6 +186,9 @@ class Config:
             trust_cache_dir=value("PREHEAT_TRUST_CACHE_DIR", cls.trust_cache_dir),
             lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
             compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
+            device=value("PREHEAT_DEVICE", cls.device),
+            blocking=value("PREHEAT_BLOCKING", cls.blocking),
+            jit=value("PREHEAT_JIT", cls.jit),
             events=value("PREHEAT_EVENTS", cls.events),
         )
 

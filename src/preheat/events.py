@@ -29,6 +29,7 @@ EVENTS: Mapping[str, str] = {
     "evict": "entries were removed to stay within the limits [files, bytes]",
     "refused": "a directory for the cache or its locks was passed over [path, reason]",
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
+    "load": "a program was loaded on a device [device, program, key, seconds]",
     "worker": "a compiler process was started or ended [what, reason]",
 }
 

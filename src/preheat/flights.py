@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from preheat.errors import fresh
@@ -24,22 +24,26 @@ class Flights(Generic[T]):
     def __init__(self, events: Events) -> None:
         self._events = events
         self._lock = threading.Lock()
-        self._flying: dict[str, Future[T]] = {}
+        self._flying: dict[Hashable, Future[T]] = {}
 
-    def share(self, digest: str, make: Callable[[], T]) -> T:
-        """The result of one `make` per digest among all threads that ask meanwhile."""
+    def share(self, key: Hashable, make: Callable[[], T], *, title: str | None = None) -> T:
+        """The result of one `make` per key among all threads that ask meanwhile.
+
+        `title` is what events call the key, where it is not its own name.
+        """
         from concurrent.futures import Future
 
         while True:
             with self._lock:
-                future = self._flying.get(digest)
+                future = self._flying.get(key)
                 if future is None:
-                    mine = self._flying[digest] = Future()
+                    mine = self._flying[key] = Future()
                     break
             started = time.perf_counter()
             error = future.exception()
             waited = time.perf_counter() - started
-            self._events.emit("wait", key=digest, seconds=waited, outcome="shared")
+            name = title if title is not None else str(key)
+            self._events.emit("wait", key=name, seconds=waited, outcome="shared")
             if error is None:
                 return future.result()
             if isinstance(error, Exception):
@@ -48,13 +52,13 @@ class Flights(Generic[T]):
         try:
             made = make()
         except BaseException as error:
-            self._land(digest)
+            self._land(key)
             mine.set_exception(error)
             raise
-        self._land(digest)
+        self._land(key)
         mine.set_result(made)
         return made
 
-    def _land(self, digest: str) -> None:
+    def _land(self, key: Hashable) -> None:
         with self._lock:
-            del self._flying[digest]
+            del self._flying[key]

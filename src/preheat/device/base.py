@@ -14,6 +14,7 @@ itself. Errors are `DeviceError`s. Every verb may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from preheat.arch import Arch
@@ -102,6 +103,8 @@ class MemoryInfo(NamedTuple):
 class Event(Protocol):
     """A point in a stream."""
 
+    handle: int
+
     def done(self) -> bool:
         """Whether the work before it has ended."""
 
@@ -140,7 +143,10 @@ class Function(Protocol):
     """One kernel that is loaded and resolved: launching it loads nothing more."""
 
     name: str
-    attributes: Attributes
+
+    @property
+    def attributes(self) -> Attributes:
+        """What the device says about it."""
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
         """Make a launch ready, opting in to more shared memory where `geometry` needs it."""
@@ -170,6 +176,7 @@ class Device(Protocol):
     arch: Arch
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
+    forks: bool  # whether it can still be used in a forked child
 
     def load(self, artifact: Artifact, *, jit: bool = False) -> Module:
         """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
@@ -201,6 +208,9 @@ class Device(Protocol):
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> None:
         """Write `value` (1, 2, 4 or 8 bytes) `count` times."""
 
+    def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+        """Let kernels use host memory of the caller meanwhile, on a device that can."""
+
     def memory(self) -> MemoryInfo:
         """How much there is."""
 
@@ -209,6 +219,9 @@ class Device(Protocol):
 
     def check(self, status: tuple[int, ...], call: str) -> None:
         """Raise the `DeviceError` that `status`, given by a `Submit`, stands for."""
+
+    def trim(self) -> None:
+        """Give memory that is kept for later allocations back."""
 
     def reset(self) -> None:
         """Begin anew: everything allocated, loaded or made on this device is gone."""

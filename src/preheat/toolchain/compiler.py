@@ -76,14 +76,19 @@ class Toolchain:
 
         if program.language == "ptx":
             return self._checked("ptx", translate.assemble(self.pool, program, arch))
-        known = self.located.archs
-        if arch.major * 10 + arch.minor not in known:
-            raise InputError(
-                f"{self.version('cuda')} cannot compile for {arch}",
-                hint=f"it knows {', '.join(f'sm_{number}' for number in known)}",
-            )
+        if self.newest(arch) != arch:
+            known = ", ".join(f"sm_{number}" for number in self.located.archs)
+            title = self.version("cuda")
+            raise InputError(f"{title} cannot compile for {arch}", hint=f"it knows {known}")
         roots = self.roots(program)
         return self._checked("cuda", translate.compile_cuda(self.pool, program, arch, roots))
+
+    def newest(self, arch: Arch) -> Arch | None:
+        """`arch` itself when CUDA C++ can be compiled for it, else the newest before it that can."""
+        known = [Arch.parse(str(number)) for number in self.located.archs]
+        if arch.plain in known:
+            return arch
+        return max((each for each in known if each < arch), default=None)
 
     def look_again(self) -> None:
         """Forget where the compilers are: one of them was replaced."""

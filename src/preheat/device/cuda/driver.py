@@ -1,0 +1,87 @@
+"""The driver: calls by name, and what its status codes mean."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from preheat.errors import DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
+
+__all__ = ["call", "error_of", "library"]
+
+_OUT_OF_MEMORY = 2
+_INVALID_CODE = {
+    200,  # INVALID_IMAGE
+    209,  # NO_BINARY_FOR_GPU
+    218,  # INVALID_PTX
+    300,  # INVALID_SOURCE
+}
+#: After these the context is dead: every later call in it fails as well.
+_STICKY = {
+    214,  # ECC_UNCORRECTABLE
+    219,  # INVALID_GRAPHICS_CONTEXT
+    220,  # NVLINK_UNCORRECTABLE
+    226,  # CONTAINED
+    *range(700, 701),  # ILLEGAL_ADDRESS
+    702,  # LAUNCH_TIMEOUT
+    *range(709, 711),  # CONTEXT_IS_DESTROYED, ASSERT
+    *range(714, 720),  # HARDWARE_STACK_ERROR … LAUNCH_FAILED
+    721,  # TENSOR_MEMORY_LEAK
+    999,  # UNKNOWN
+}
+_HINTS = {
+    100: "is CUDA_VISIBLE_DEVICES set to something that hides the GPU?",
+    222: "the PTX is newer than this driver: update the driver, or build a cubin for this GPU",
+    700: "run with PREHEAT_BLOCKING=1 to learn which kernel it was, or on the emulator",
+    803: "the driver is older than the CUDA libraries: update the driver",
+    804: "the driver is older than the CUDA libraries: update the driver",
+}
+
+
+@functools.cache
+def library() -> Any:
+    """The bindings, with the driver initialised; `NoGpuError` says what is missing."""
+    hint = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
+    try:
+        from cuda.bindings import driver
+    except ImportError as missing:
+        raise NoGpuError(f"no GPU: the Python package cuda-bindings is not usable: {missing}") from None
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as missing:  # the bindings could not find libcuda.so.1
+        raise NoGpuError(
+            f"no GPU: the NVIDIA driver (libcuda.so.1) is not here: {missing}", hint=hint
+        ) from None
+    if status:
+        error = _error(driver, "cuInit", status)
+        raise NoGpuError(f"no GPU: {error}", hint=error.hint or hint)
+    return driver
+
+
+def call(name: str, *args: Any) -> Any:
+    """Call the driver; the result without its status, or the error the status stands for."""
+    cu = library()
+    status, *values = getattr(cu, name)(*args)
+    if status:
+        raise _error(cu, name, status)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def error_of(name: str, status: int) -> DriverError:
+    """The error for a status that a call gave."""
+    return _error(library(), name, status)
+
+
+def _error(cu: Any, name: str, status: int) -> DriverError:
+    status = cu.CUresult(status)
+    title, meaning = (
+        (text.decode() if text else "unknown")
+        for text in (cu.cuGetErrorName(status)[1], cu.cuGetErrorString(status)[1])
+    )
+    code = int(status)
+    kind = DriverError
+    if code in _INVALID_CODE:
+        kind = InvalidCodeError
+    elif code == _OUT_OF_MEMORY:
+        kind = OutOfMemoryError
+    return kind(name, code, title, meaning, sticky=code in _STICKY, hint=_HINTS.get(code))

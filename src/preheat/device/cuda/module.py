@@ -1,0 +1,167 @@
+"""Modules and functions of a GPU.
+
+Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from preheat.artifact import Artifact
+from preheat.device.base import Attributes, Geometry, Occupancy, Stream, Submit, Symbol
+from preheat.device.cuda.driver import call, library
+from preheat.errors import DriverError
+
+if TYPE_CHECKING:
+    from preheat.device.cuda.device import CudaDevice
+
+__all__ = ["CudaFunction", "CudaModule"]
+
+_NOT_FOUND = 500
+_DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
+_PORTABLE_CLUSTER = 8  # blocks; more is an opt-in
+
+
+class CudaModule:
+    """A cubin in the GPU's memory."""
+
+    def __init__(self, device: CudaDevice, artifact: Artifact, *, jit: bool) -> None:
+        self.device = device
+        code = artifact.ptx + b"\0" if jit else artifact.cubin
+        with device.current():
+            self._module = call("cuModuleLoadData", code)
+
+    def function(self, name: str) -> CudaFunction:
+        """The kernel with this entry name, loaded: a later launch loads nothing."""
+        with self.device.current():
+            function = call("cuModuleGetFunction", self._module, name.encode())
+            call("cuFuncLoad", function)
+        return CudaFunction(self.device, name, function)
+
+    def symbol(self, name: str) -> Symbol | None:
+        """The variable with this name, or None."""
+        try:
+            with self.device.current():
+                address, size = call("cuModuleGetGlobal", self._module, name.encode())
+        except DriverError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+        return Symbol(int(address), size)
+
+    def unload(self) -> None:
+        """Unload it from the GPU."""
+        with self.device.current():
+            call("cuModuleUnload", self._module)
+
+
+class CudaFunction:
+    """One kernel, resolved."""
+
+    def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
+        self.device, self.name, self._function = device, name, function
+        self._opted = 0  # bytes of dynamic shared memory opted in to so far
+
+    @cached_property
+    def attributes(self) -> Attributes:
+        """What the driver says about it."""
+        names = library().CUfunction_attribute
+        with self.device.current():
+            return Attributes(
+                *(
+                    int(call("cuFuncGetAttribute", which, self._function))
+                    for which in (
+                        names.CU_FUNC_ATTRIBUTE_NUM_REGS,
+                        names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                    )
+                )
+            )
+
+    def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
+        """A launch with everything fixed but the parameters."""
+        self._opt_in(geometry)
+        if geometry.cluster or geometry.cooperative or geometry.programmatic:
+            submit = self._prepare_extended(geometry, stream)
+        else:
+            submit = self._prepare_plain(geometry, stream)
+        return self._in_context(submit) if stream.handle in _DEFAULT_STREAMS else submit
+
+    def _prepare_plain(self, geometry: Geometry, stream: Stream) -> Submit:
+        launch, function, handle = library().cuLaunchKernel, self._function, stream.handle
+        (gx, gy, gz), (bx, by, bz), shared = geometry.grid, geometry.block, geometry.shared
+
+        def submit(parameters: int) -> tuple[int, ...]:
+            return launch(function, gx, gy, gz, bx, by, bz, shared, handle, parameters, 0)  # type: ignore[no-any-return]
+
+        return submit
+
+    def _prepare_extended(self, geometry: Geometry, stream: Stream) -> Submit:
+        cu = library()
+        launch, function = cu.cuLaunchKernelEx, self._function
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
+        config.sharedMemBytes, config.hStream = geometry.shared, stream.handle
+        config.attrs = _launch_attributes(cu, geometry)
+        config.numAttrs = len(config.attrs)
+
+        def submit(parameters: int) -> tuple[int, ...]:
+            return launch(config, function, parameters, 0)  # type: ignore[no-any-return]
+
+        return submit
+
+    def _in_context(self, submit: Submit) -> Submit:
+        """The same for a default stream, whose number means nothing without a current context."""
+
+        def in_context(parameters: int) -> tuple[int, ...]:
+            with self.device.current():
+                return submit(parameters)
+
+        return in_context
+
+    def _opt_in(self, geometry: Geometry) -> None:
+        names = library().CUfunction_attribute
+        limits = self.device.limits
+        with self.device.current():
+            if (
+                geometry.shared + self.attributes.shared > limits.shared
+                and geometry.shared > self._opted
+            ):
+                which = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                call("cuFuncSetAttribute", self._function, which, geometry.shared)
+                self._opted = geometry.shared
+            cluster = geometry.cluster or (1, 1, 1)
+            if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
+                which = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                call("cuFuncSetAttribute", self._function, which, 1)
+
+    def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
+        """How well blocks of `threads` fill a processor."""
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        with self.device.current():
+            blocks = int(call(name, self._function, threads, shared))
+        return Occupancy(blocks, blocks * threads / self.device.processor_threads)
+
+
+def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
+    """The launch attributes that `geometry` asks for, in the driver's own form."""
+    kinds, found = cu.CUlaunchAttributeID, []
+
+    def attribute(kind: Any) -> Any:
+        found.append(cu.CUlaunchAttribute())
+        found[-1].id = kind
+        return found[-1].value
+
+    if geometry.cluster is not None:
+        dimension = attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim
+        dimension.x, dimension.y, dimension.z = geometry.cluster
+    if geometry.cooperative:
+        attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE).cooperative = 1
+    if geometry.programmatic:
+        kind = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute(kind).programmaticStreamSerializationAllowed = 1
+    return found

@@ -1,0 +1,75 @@
+"""Pinned host memory through which copies pass, so that the caller need not wait for the stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+__all__ = ["Chunk", "Staging"]
+
+
+class Chunk(NamedTuple):
+    """A piece of pinned memory."""
+
+    address: int
+    size: int
+
+    def put(self, data: memoryview) -> None:
+        """Copy host bytes in."""
+        self._window(len(data))[:] = data
+
+    def take(self, data: memoryview) -> None:
+        """Copy host bytes out."""
+        data[:] = self._window(len(data))
+
+    def _window(self, size: int) -> memoryview:
+        return memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B")
+
+
+class Mark(Protocol):
+    """A point in a stream after which a chunk is free again."""
+
+    def done(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Staging:
+    """Chunks of pinned memory, each free again once the copy that used it has ended."""
+
+    SIZE, MOST = 4 << 20, 16
+
+    def __init__(self, allocate: Callable[[int], int]) -> None:
+        self._allocate = allocate
+        self._made = 0
+        self._free: list[Chunk] = []
+        self._busy: deque[tuple[Mark, Chunk]] = deque()
+        self._lock = Lock()
+
+    def take(self) -> Chunk:
+        """A chunk that nothing uses; waits for the oldest copy when all are in use."""
+        with self._lock:
+            while self._busy and self._busy[0][0].done():
+                mark, chunk = self._busy.popleft()
+                mark.close()
+                self._free.append(chunk)
+            if self._free:
+                return self._free.pop()
+            if self._busy and self._made >= self.MOST:
+                mark, chunk = self._busy.popleft()
+                mark.synchronize()
+                mark.close()
+                return chunk
+            self._made += 1
+            return Chunk(self._allocate(self.SIZE), self.SIZE)
+
+    def give_back(self, chunk: Chunk, mark: Mark | None = None) -> None:
+        """Give a chunk back, now or once `mark` is done."""
+        with self._lock:
+            if mark is None:
+                self._free.append(chunk)
+            else:
+                self._busy.append((mark, chunk))

@@ -1,0 +1,114 @@
+"""Element types of device memory, by the names NumPy and torch use, without loading either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from preheat.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["DTYPES", "DType", "dtype_of", "pointee_dtypes"]
+
+
+class DType(NamedTuple):
+    """One element type. There is one object for each, so they can be compared by identity."""
+
+    name: str
+    size: int
+    host: str  # the NumPy type its bytes are read as on the host
+    typestr: str  # of the array interfaces
+    dlpack: int  # DLPack's type code
+
+    def __str__(self) -> str:
+        return self.name
+
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy type of the same size; raw bits for types NumPy does not have."""
+        import numpy
+
+        return numpy.dtype(self.host)
+
+
+def _rows() -> Iterable[DType]:
+    for bits in (8, 16, 32, 64):
+        yield DType(f"int{bits}", bits // 8, f"int{bits}", f"<i{bits // 8}", 0)
+        yield DType(f"uint{bits}", bits // 8, f"uint{bits}", f"<u{bits // 8}", 1)
+    for bits in (16, 32, 64):
+        yield DType(f"float{bits}", bits // 8, f"float{bits}", f"<f{bits // 8}", 2)
+    for bits in (64, 128):
+        yield DType(f"complex{bits}", bits // 8, f"complex{bits}", f"<c{bits // 8}", 5)
+    yield DType("bool", 1, "bool", "|b1", 6)
+    yield DType("bfloat16", 2, "uint16", "<V2", 4)
+    yield DType("float8_e4m3fn", 1, "uint8", "|V1", 10)
+    yield DType("float8_e5m2", 1, "uint8", "|V1", 12)
+
+
+#: Every element type, by name.
+DTYPES = {row.name: row for row in _rows()}
+_BY_DLPACK = {(row.dlpack, row.size * 8): row for row in DTYPES.values()}
+_BY_TYPESTR = {row.typestr.lstrip("<|"): row for row in DTYPES.values() if "V" not in row.typestr}
+
+# What `T*` may point at, by the C++ name of T. Signedness is left alone: several libraries have
+# no unsigned types. Raw 16-bit words pass for halves, pairs and quads for their elements.
+_INTEGERS = {
+    1: ("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"),
+    2: ("int16", "uint16"),
+    4: ("int32", "uint32"),
+    8: ("int64", "uint64"),
+}
+_POINTEES: dict[str, tuple[str, ...]] = {
+    "float": ("float32",),
+    "double": ("float64",),
+    "half": ("float16", "uint16"),
+    "__half": ("float16", "uint16"),
+    "__nv_bfloat16": ("bfloat16", "uint16"),
+    "bool": ("bool", "uint8", "int8"),
+    **dict.fromkeys(("char", "signed char", "unsigned char"), _INTEGERS[1]),
+    **dict.fromkeys(("short", "unsigned short"), _INTEGERS[2]),
+    **dict.fromkeys(("int", "unsigned int"), _INTEGERS[4]),
+    **dict.fromkeys(("long", "unsigned long", "long long", "unsigned long long"), _INTEGERS[8]),
+}
+for _element, _vectors in {
+    "char": ("char", "uchar"),
+    "short": ("short", "ushort"),
+    "int": ("int", "uint"),
+    "long": ("long", "ulong", "longlong", "ulonglong"),
+    **{name: (name,) for name in ("float", "double", "__half", "__nv_bfloat16")},
+}.items():
+    for _vector in _vectors:
+        _POINTEES |= {f"{_vector}{lanes}": _POINTEES[_element] for lanes in "1234"}
+_POINTEES["float2"] += ("complex64",)
+_POINTEES["double2"] += ("complex128",)
+
+
+def dtype_of(what: object) -> DType:
+    """The element type that `what` names: `"float32"`, a NumPy, CuPy or torch dtype, `float`."""
+    if isinstance(what, DType):
+        return what
+    name = str(what).removeprefix("torch.") if not isinstance(what, type) else what.__name__
+    found = DTYPES.get(name) or _BY_TYPESTR.get(name)
+    if found is None:
+        found = DTYPES.get({"int": "int64", "float": "float64", "complex": "complex128"}.get(name, ""))
+    if found is None:
+        raise InputError(f"{name!r} is not an element type", hint=did_you_mean(name, DTYPES))
+    return found
+
+
+def dtype_of_dlpack(code: int, bits: int, lanes: int) -> DType | None:
+    """The element type DLPack means, or None for one that preheat has no name for."""
+    return _BY_DLPACK.get((code, bits)) if lanes == 1 else None
+
+
+def dtype_of_typestr(typestr: str) -> DType | None:
+    """The element type the array interfaces mean, or None for one that preheat has no name for."""
+    return None if typestr.startswith(">") else _BY_TYPESTR.get(typestr.lstrip("<|="))
+
+
+def pointee_dtypes(cpp: str) -> tuple[DType, ...] | None:
+    """Element types that a parameter of the C++ type `cpp` may point at; None when any may."""
+    words = [word for word in cpp.replace("*", " * ").split() if word not in ("const", "volatile")]
+    names = _POINTEES.get(" ".join(words[:-1])) if words[-1:] == ["*"] else None
+    return None if names is None else tuple(DTYPES[name] for name in names)

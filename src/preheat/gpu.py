@@ -1,0 +1,427 @@
+"""The facade that `preheat.device()` returns: kernels, modules, arrays, streams of one device."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from preheat.api import default_builder
+from preheat.arch import Arch, mismatch
+from preheat.artifact import Artifact
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.device import base
+from preheat.dtypes import dtype_of
+from preheat.errors import (
+    ContextLostError,
+    DeviceError,
+    InputError,
+    InvalidCodeError,
+    NoGpuError,
+    TargetError,
+    did_you_mean,
+)
+from preheat.flights import Flights
+from preheat.program import Program
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.context import Context
+from preheat.runtime.host import host_array, shape_of
+from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.memory import Buffer
+from preheat.runtime.operands import is_tensor, operand
+from preheat.runtime.stream import Event, Stream, raw_stream
+from preheat.toolchain import ptx
+
+__all__ = ["Gpu", "device"]
+
+Source = str | Path | Program
+_CUDA = 2  # DLPack's number for GPU memory
+
+
+class Gpu:
+    """One device and what lives on it. Safe from any thread.
+
+    `jit` lets a GPU that is newer than the compiler run PTX through its driver; `blocking` waits
+    after every launch, so that an error names the kernel that caused it.
+    """
+
+    def __init__(
+        self,
+        device: base.Device,
+        builder: Builder,
+        *,
+        jit: bool = False,
+        blocking: bool = False,
+    ) -> None:
+        self.builder, self.jit, self.blocking = builder, jit, blocking
+        self._device = device
+        self._context = Context(device, builder.events)
+        self._modules: dict[object, Module] = {}
+        self._kernels: dict[object, Kernel] = {}
+        self._loading: Flights[Module] = Flights(builder.events)
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """`cuda:0`, `emulator:1`."""
+        return self._device.name
+
+    @property
+    def model(self) -> str:
+        """What the device calls itself."""
+        return self._device.model
+
+    @property
+    def arch(self) -> Arch:
+        """The architecture the device reports."""
+        return self._device.arch
+
+    @property
+    def limits(self) -> base.Limits:
+        """What a launch may ask for."""
+        return self._device.limits
+
+    def memory(self) -> base.MemoryInfo:
+        """Bytes of device memory, free and in all."""
+        self._context.require()
+        return self._device.memory()
+
+    def __repr__(self) -> str:
+        return f"<Gpu {self.name}: {self.model}, {self.arch}>"
+
+    # Kernels
+
+    def kernel(self, source: Source, name: str, **program: Any) -> Kernel:
+        """The kernel `name` of `source`, compiled at most once, ever, and loaded once.
+
+        `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
+        be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
+        for `module`. Asking again gives the same kernel.
+        """
+        key = (source, name, *_frozen(program)) if program else (source, name)
+        found = self._kernels.get(key)
+        if found is not None:
+            return found
+        if "<" in name and not isinstance(source, Program):
+            program = {**program, "names": (name, *program.get("names", ()))}
+        kernel = self.module(source, **program)[name]
+        return self._kernels.setdefault(key, kernel)
+
+    def module(
+        self,
+        source: Source,
+        *,
+        label: str | None = None,
+        options: Sequence[str] = (),
+        include: Iterable[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> Module:
+        """A whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
+
+        `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
+        `strict` takes code made for exactly that one.
+        """
+        options, include, names = tuple(options), tuple(include), tuple(names)
+        frozen = tuple(sorted((headers or {}).items()))
+        key = (source, label, options, include, frozen, names, arch, strict)
+        found = self._modules.get(key)
+        if found is not None:
+            return found
+        self._context.require()
+
+        def load() -> Module:
+            if key in self._modules:  # the thread before us made it
+                return self._modules[key]
+            program = _program(
+                source, label=label, options=options, include=include, headers=headers, names=names
+            )
+            return self._modules.setdefault(key, self._load(program, arch, strict))
+
+        return self._loading.share(key, load, title=f"load on {self.name}")
+
+    def _load(self, program: Program, arch: Arch | str | None, strict: bool) -> Module:
+        started = time.perf_counter()
+        target = self.arch if arch is None else Arch.parse(arch)
+        artifact, jit = self._artifact(program, target, strict=strict, ladder=arch is None)
+        try:
+            raw = self._device.load(artifact, jit=jit)
+        except InvalidCodeError as error:
+            if jit:
+                raise
+            artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
+            raw = self._device.load(artifact)
+        except DeviceError as error:
+            self._context.failed(error, f"the load of {program.label}")
+            raise
+        seconds = time.perf_counter() - started
+        self.builder.events.emit(
+            "load", device=self.name, program=program.label, key=artifact.digest, seconds=seconds
+        )
+        return Module(self._context, artifact, raw, blocking=self.blocking)
+
+    def _artifact(
+        self, program: Program, target: Arch, *, strict: bool, ladder: bool
+    ) -> tuple[Artifact, bool]:
+        """Code for this device, and whether its driver has to compile it."""
+        if strict and program.language == "ptx":
+            target = Arch.parse(ptx.parse(program.source).target[0])
+        why = mismatch(target, self.arch, strict=strict)
+        if why is not None:
+            raise TargetError(program.label, str(target), f"{self.name} ({self.arch})", why)
+        if ladder and not strict:
+            found = self.builder.find(program, self.arch)
+            if found is not None:
+                return found, False
+        newest = self.builder.toolchain.newest(target)
+        if newest == target or program.language == "ptx":
+            return self.builder.build(program, target), False
+        if newest is None or not self.jit:
+            known = self.builder.toolchain.version(program.language)
+            raise DeviceError(
+                f"{self.name} is {target}, which {known} cannot compile for",
+                hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
+                "PTX at every start: PREHEAT_JIT=1",
+            )
+        return self.builder.build(program, newest), True
+
+    # Memory
+
+    def array(self, data: object, dtype: object = None, *, stream: object = None) -> Array:
+        """A copy of `data` on the device: lists, NumPy, or tensors of any library, on host or device.
+
+        bfloat16 and float8 take their raw bits (uint16, uint8); bfloat16 also numbers, rounded.
+        """
+        if isinstance(data, Array) or (is_tensor(data) and _on_gpu(data)):
+            return self._copied(data, dtype, stream)
+        wanted = None if dtype is None else dtype_of(dtype)
+        host = host_array(_plain(data), wanted)
+        made = self._new(host.shape, wanted or dtype_of(host.dtype), stream)
+        return made.write(host)
+
+    def _copied(self, data: Any, dtype: object, stream: object) -> Array:
+        home = self._home(stream)
+        if isinstance(data, Array):
+            shape, kind, place = data.shape, data.dtype, data._device.dlpack
+        else:
+            found = operand(data, home.handle)
+            if found.dtype is None:
+                raise InputError(f"elements of {type(data).__name__} have no type preheat knows")
+            shape, kind, place = tuple(data.shape), found.dtype, found.device
+        if dtype is not None and dtype_of(dtype) is not kind:
+            raise InputError(f"an array of {kind} on the device cannot be copied as {dtype_of(dtype)}")
+        if place != self._device.dlpack:
+            raise InputError(f"{type(data).__name__} is on another device than {self.name}")
+        made = self._new(shape, kind, stream)
+        if isinstance(data, Array):
+            return made.copy_from(data)
+        if math.prod(shape) * kind.size != found.nbytes:
+            raise InputError(f"{type(data).__name__} is not contiguous")
+        self._device.copy(made.address, found.address, made.nbytes, home)
+        self._context.hold(Event(self._context, home.record()), found.owner)
+        return made
+
+    def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
+        """A new array, holding nothing in particular."""
+        return self._new(shape_of(shape), dtype_of(dtype), stream)
+
+    def zeros(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
+        """A new array of zeros."""
+        return self.empty(shape, dtype, stream=stream).fill(0)
+
+    def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
+        """One value on the device, at an address that never changes."""
+        kind = dtype_of(dtype)
+        made = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
+        made.set(value)
+        return made
+
+    def _new(self, shape: tuple[int, ...], dtype: Any, stream: object) -> Array:
+        return Array.new(self._context, shape, dtype, self._home(stream))
+
+    def _home(self, stream: object) -> base.Stream:
+        self._context.require()
+        return self._context.stream if stream is None else raw_stream(self._context, stream)
+
+    # Streams
+
+    def stream(self, *, priority: int = 0) -> Stream:
+        """A stream beside the device's own; lower `priority` numbers go first."""
+        return Stream(self._context, priority)
+
+    def record(self, *, timing: bool = False) -> Event:
+        """An event after everything submitted to the device's own stream."""
+        self._context.require()
+        return Event(self._context, self._context.stream.record(timing=timing))
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device; an error of that work comes out here."""
+        self._context.synchronize()
+
+    # Life
+
+    def trim(self) -> int:
+        """Unload every module that nobody but this device's memo holds; returns how many went."""
+        self._context.require()
+        kept = {key: weakref.ref(module) for key, module in self._modules.items()}
+        kernels = {key: weakref.ref(kernel) for key, kernel in self._kernels.items()}
+        self._kernels.clear()
+        self._modules.clear()
+        for key, kernel in kernels.items():
+            if (alive := kernel()) is not None:
+                self._kernels[key] = alive
+        for key, module in kept.items():
+            if (loaded := module()) is not None:
+                self._modules[key] = loaded
+        self._context.drain(modules=True)
+        self._device.trim()
+        return len(kept) - len(self._modules)
+
+    def reset(self) -> None:
+        """Begin anew after a fault: every array, kernel and stream of this device is gone."""
+        self._end("it was reset, and what was on it is gone", "make the array or kernel again")
+        self._device.reset()
+        self._context = Context(self._device, self.builder.events)
+
+    def close(self) -> None:
+        """Give the device back. Nothing of it can be used again; twice is fine."""
+        if isinstance(self._context.lost, _ClosedError):
+            return
+        if self._context.lost is None:
+            self._context.synchronize()
+        self._end("it was closed", None)
+        self._context.lost = _ClosedError(f"{self.name}: it was closed")
+        self._device.close()
+        with _opening:
+            for key in [key for key, gpu in _open.items() if gpu is self]:
+                del _open[key]
+
+    def _end(self, reason: str, hint: str | None) -> None:
+        self._context.end(reason, hint)
+        self._kernels.clear()
+        self._modules.clear()
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _ClosedError(ContextLostError):
+    """Closed on purpose."""
+
+
+def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:
+    """Keyword arguments of `module` as something that can be looked up."""
+    rows: list[tuple[str, object]] = []
+    for name, value in sorted(program.items()):
+        if isinstance(value, Mapping):
+            value = tuple(sorted(value.items()))
+        rows.append((name, tuple(value) if isinstance(value, list) else value))
+    return tuple(rows)
+
+
+def _program(source: Source, **more: Any) -> Program:
+    """The program that `source` means: text, a file, or a program already."""
+    if isinstance(source, Program):
+        if any(more.values()):
+            raise InputError("a Program already has its label, options, include, headers and names")
+        return source
+    given = {name: value for name, value in more.items() if value is not None}
+    if isinstance(source, Path) or (source.endswith((".cu", ".ptx")) and "\n" not in source):
+        return Program.from_file(source, **given)
+    return Program.of(source, **given)
+
+
+def _on_gpu(tensor: Any) -> bool:
+    if hasattr(tensor, "__dlpack_device__"):
+        return bool(tensor.__dlpack_device__()[0] == _CUDA)
+    return hasattr(tensor, "__cuda_array_interface__")
+
+
+def _plain(data: object) -> object:
+    """A torch tensor without its gradient, which NumPy refuses to read."""
+    return data.detach() if hasattr(data, "detach") else data
+
+
+# Opening a device
+
+_open: dict[object, Gpu] = {}
+_opening = threading.Lock()
+
+
+def device(
+    which: str | int | None = None,
+    *,
+    arch: Arch | str | None = None,
+    jit: bool | None = None,
+    blocking: bool | None = None,
+) -> Gpu:
+    """The device to work on: the GPU unless something else is asked for.
+
+    `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
+    where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
+    `arch` is the architecture to emulate. Asking again gives the same device.
+    """
+    config = Config.from_env()
+    kind, index = _parsed(config.device if which is None else which)
+    jit = config.jit if jit is None else jit
+    blocking = config.blocking if blocking is None else blocking
+    with _opening:
+        if kind == "auto":
+            kind = _whichever()
+        key = (kind, index, arch and Arch.parse(arch), jit, blocking)
+        if key not in _open:
+            made = _make(kind, index, arch)
+            _open[key] = Gpu(made, default_builder(), jit=jit, blocking=blocking)
+        return _open[key]
+
+
+def _parsed(which: str | int) -> tuple[str, int]:
+    if isinstance(which, int) and not isinstance(which, bool):
+        return "cuda", which
+    kind, colon, number = str(which).strip().partition(":")
+    known = ("cuda", "emulator", "auto")
+    if kind not in known or (colon and not number.isdecimal()) or (kind == "auto" and colon):
+        raise InputError(
+            f"{which!r} is not a device",
+            hint=did_you_mean(kind, known) or "use cuda, cuda:1, emulator, emulator:1 or auto",
+        )
+    return kind, int(number or 0)
+
+
+def _make(kind: str, index: int, arch: Arch | str | None) -> base.Device:
+    if kind == "emulator":
+        from preheat.device.emulator.device import EmulatorDevice
+
+        return EmulatorDevice(index, arch or "sm_90")
+    if arch is not None:
+        raise InputError("arch belongs to the emulator: a GPU has its own")
+    from preheat.device.cuda.device import CudaDevice
+
+    return CudaDevice(index)
+
+
+def _whichever() -> str:
+    from preheat.device.cuda.device import count
+
+    try:
+        return "cuda" if count() else "emulator"
+    except NoGpuError:
+        return "emulator"

@@ -1,0 +1,220 @@
+"""Kernel arguments: each parameter's own check and conversion, and the bytes they become."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from preheat.artifact import EntryPoint, Parameter
+from preheat.dtypes import DType, pointee_dtypes
+from preheat.errors import LaunchError
+from preheat.runtime.host import bfloat16_bytes
+
+__all__ = ["Block", "Refusal", "Signature", "Slot", "Value"]
+
+_INTEGERS = {
+    "char": "b", "signed char": "b", "unsigned char": "B", "short": "h", "unsigned short": "H",
+    "int": "i", "unsigned int": "I", "long": "q", "unsigned long": "Q", "long long": "q",
+    "unsigned long long": "Q",
+}  # fmt: skip
+_FLOATS = {"float": "f", "double": "d", "__half": "e"}
+_KINDS = {"f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
+_WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped: signed and unsigned values both fit
+_BITS = {"b32": "<f", "b64": "<d"}  # untyped PTX words, which may hold a float
+_NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
+          "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"}  # fmt: skip
+
+
+_CTYPES: Any = ctypes._SimpleCData
+
+
+class Refusal(Exception):  # noqa: N818  (becomes a LaunchError, which knows kernel and position)
+    """Why a value does not fit its parameter."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Value(NamedTuple):
+    """A number among the parameters: `code` is its struct format, `loose` when its sign is unknown."""
+
+    code: str
+    loose: bool = False
+
+    @property
+    def real(self) -> bool:
+        """Whether it is a floating-point number."""
+        return self.code in "efd"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one parameter takes.
+
+    `pointer` says that memory fits, `value` that a number does (an untyped 64-bit word takes both),
+    neither that it is bytes. `dtypes` are the element types memory may have; None for any.
+    """
+
+    parameter: Parameter
+    pointer: bool = False
+    value: Value | None = None
+    dtypes: tuple[DType, ...] | None = None
+
+    @property
+    def title(self) -> str:
+        """The parameter in words."""
+        return str(self.parameter)
+
+    @property
+    def format(self) -> str:
+        """Its piece of the struct format."""
+        if self.value is not None:
+            return self.value.code
+        return "Q" if self.pointer else f"{self.parameter.size}s"
+
+    def number(self, given: Any) -> float:
+        """A Python or NumPy number as this parameter's; `Refusal` when it does not fit."""
+        value = self.value
+        assert value is not None
+        if type(given).__module__ == "numpy" and hasattr(given, "dtype"):  # some are floats as well
+            return self._numpy(given, value)
+        if isinstance(given, bool | int | float):
+            return self._python(given, value)
+        if isinstance(given, _CTYPES):
+            return self._ctypes(given, value)
+        raise Refusal(f"{self.title} cannot take {_describe(given)}", self._advice(given))
+
+    def _python(self, given: float, value: Value) -> float:
+        if value.real:
+            number = float(given)
+            if math.isfinite(number) and not _fits(value.code, number):
+                raise Refusal(f"{self.title} cannot hold {given!r}")
+            return number
+        if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
+            return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
+        if isinstance(given, float):
+            raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
+        if value.loose and given < 0:
+            given += 1 << 8 * self.parameter.size  # two's complement
+        if not _fits(value.code, int(given)):
+            raise Refusal(f"{self.title} cannot hold {given!r}")
+        return int(given)
+
+    def _numpy(self, given: Any, value: Value) -> float:
+        wanted, name = _NUMPY[value.code], str(given.dtype)
+        same = name == wanted or (value.loose and name.lstrip("u") == wanted.lstrip("u"))
+        if given.shape == () and (same or (name == "bool" and value.code == "B")):
+            return self._python(given.item(), value)
+        hint = f"NumPy scalars must match: numpy.{wanted}(…), or a Python number"
+        raise Refusal(f"{self.title} cannot take {_describe(given)}", hint)
+
+    def _ctypes(self, given: Any, value: Value) -> float:
+        wanted = struct.calcsize(value.code)
+        if ctypes.sizeof(given) != wanted or isinstance(given.value, float) != value.real:
+            raise Refusal(f"{self.title} cannot take {_describe(given)}")
+        return self._python(given.value, value)
+
+    def block(self, given: Any) -> bytes:
+        """The bytes of a struct or tensor map given by value; `Refusal` unless the size is right."""
+        size = self.parameter.size
+        if self.parameter.type == "__nv_bfloat16" and isinstance(given, float | int):
+            return bfloat16_bytes(float(given))
+        if hasattr(given, "getPtr"):  # cuda.bindings' own structs, such as CUtensorMap
+            return ctypes.string_at(int(given.getPtr()), size)
+        try:
+            data = bytes(memoryview(given).cast("B")) if not isinstance(given, bytes) else given
+        except (TypeError, ValueError):
+            raise Refusal(
+                f"{self.title} is passed by value: it takes {size} bytes, not {_describe(given)}",
+                "pass bytes, a ctypes.Structure or a NumPy record of that size",
+            ) from None
+        if len(data) != size:
+            raise Refusal(f"{self.title} has {size} bytes, not {len(data)}")
+        return data
+
+    def _advice(self, given: Any) -> str | None:
+        if hasattr(given, "tag") or hasattr(given, "__dlpack__"):
+            return f"this parameter is a value; to pass memory, make it a pointer: const {self.title}*"
+        return None
+
+
+class Signature:
+    """The parameters of one kernel: what each takes, and how they lie in memory."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        self.kernel = entry.title
+        self.slots = tuple(map(_slot, entry.parameters))
+
+    @cached_property
+    def layout(self) -> struct.Struct:
+        """The parameter block, padding included."""
+        text, end = "<", 0
+        for slot in self.slots:
+            offset, size = slot.parameter.offset, slot.parameter.size
+            text += f"{offset - end}x{slot.format}" if offset > end else slot.format
+            end = offset + size
+        return struct.Struct(text)
+
+    @cached_property
+    def wants(self) -> str:
+        """The parameters in words."""
+        return f"{len(self.slots)} ({', '.join(slot.title for slot in self.slots)})"
+
+    def check_count(self, args: Sequence[object]) -> None:
+        """Refuse a launch with too many or too few arguments."""
+        if len(args) != len(self.slots):
+            raise LaunchError(self.kernel, f"{len(args)} arguments given, it takes {self.wants}")
+
+
+class Block:
+    """Room for one launch's parameters: `pack` fills it, `pointers` is what a launch is given."""
+
+    __slots__ = ("_bytes", "_pointers", "pack", "pointers")
+
+    def __init__(self, signature: Signature) -> None:
+        layout = signature.layout
+        self._bytes = ctypes.create_string_buffer(layout.size + _ALIGN)
+        base = ctypes.addressof(self._bytes)
+        start = -base % _ALIGN
+        addresses = [base + start + slot.parameter.offset for slot in signature.slots]
+        self._pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+        self.pack: Callable[..., None] = partial(layout.pack_into, self._bytes, start)
+        self.pointers = ctypes.addressof(self._pointers)
+
+
+_ALIGN = 128  # no parameter asks for more
+
+
+def _slot(parameter: Parameter) -> Slot:
+    """What a parameter takes, by its C++ type or, where that is unknown, its PTX kind."""
+    cpp, kind, size = parameter.type, parameter.kind, parameter.size
+    if parameter.pointer or (cpp is not None and cpp.endswith(("*", "&"))):
+        return Slot(parameter, pointer=True, dtypes=pointee_dtypes(cpp) if cpp else None)
+    code = _INTEGERS.get(cpp or "") or _FLOATS.get(cpp or "") or ("B" if cpp == "bool" else None)
+    if code is None and kind in _KINDS:
+        code = _KINDS[kind]
+    if code is not None and struct.calcsize(f"<{code}") == size:
+        return Slot(parameter, value=Value(code))
+    if size in _WORDS and kind[0] in "ub" and kind != "b8":
+        return Slot(parameter, pointer=size == 8, value=Value(_WORDS[size], loose=True))
+    return Slot(parameter)
+
+
+def _fits(code: str, number: float) -> bool:
+    try:
+        struct.pack(f"<{code}", number)
+    except (struct.error, OverflowError):
+        return False
+    return True
+
+
+def _describe(given: object) -> str:
+    kind = type(given)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{given!r} ({name})" if isinstance(given, int | float | str) else name

@@ -1,0 +1,260 @@
+"""Arrays and scalars in device memory."""
+
+from __future__ import annotations
+
+import math
+import operator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from preheat.device import base
+from preheat.dtypes import DType
+from preheat.errors import DeviceError, InputError, StaleBufferError
+from preheat.runtime import dlpack
+from preheat.runtime.context import Context, Tag
+from preheat.runtime.host import element_bytes, host_array, host_bytes
+from preheat.runtime.memory import Buffer
+from preheat.runtime.stream import Event
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Array", "Scalar"]
+
+_CPU = 1  # DLPack's number for host memory
+
+
+class Array:
+    """A contiguous array in device memory. `close`, `with` or dropping it give the memory back.
+
+    torch, CuPy, NumPy (on the emulator) and others take it without a copy, by DLPack or the array
+    interfaces. `a[3]` and `a[2:5]` are views of the first axis that share the memory.
+    """
+
+    __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "tag")
+
+    # Launches read `tag` and `address` alone: one identity test says that the memory is alive, where
+    # it is and what it holds. `tag` is None from the moment the memory is gone.
+    tag: Tag | None
+
+    def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
+        self.buffer, self.dtype, self.shape = buffer, dtype, shape
+        self.address = buffer.address + offset
+        self.tag = buffer.context.tags(buffer.home)[dtype] if buffer.open else None
+        buffer.tell(self)
+
+    @classmethod
+    def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
+        """Fresh memory, holding nothing in particular."""
+        size = math.prod(shape) * dtype.size
+        if size >= 1 << 48:
+            raise InputError(f"an array of shape {shape} and {dtype} has {size:,} bytes")
+        return cls(Buffer(context, size, home), dtype, shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.size * self.dtype.size
+
+    @property
+    def device(self) -> str:
+        """Name of the device it lives on, such as `cuda:0`."""
+        return self.buffer.context.device.name
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: int | slice) -> Array:
+        if not self.shape:
+            raise InputError("an array without axes cannot be sliced")
+        row = math.prod(self.shape[1:]) * self.dtype.size
+        offset = self.address - self.buffer.address
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.shape[0])
+            if step != 1:
+                raise InputError(f"a slice of the first axis has step 1, not {step}")
+            shape = (max(stop - start, 0), *self.shape[1:])
+            return Array(self.buffer, self.dtype, shape, offset + start * row)
+        at = operator.index(index)
+        if not -self.shape[0] <= at < self.shape[0]:
+            raise IndexError(f"index {at} is outside the first axis of {self.shape}")
+        return Array(self.buffer, self.dtype, self.shape[1:], offset + at % self.shape[0] * row)
+
+    def __repr__(self) -> str:
+        state = "" if self.buffer.lost is None else f", {self.buffer.lost}"
+        return f"<{type(self).__name__} {self.dtype}{list(self.shape)} on {self.device}{state}>"
+
+    # Contents
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host, after all work on this array. Types NumPy lacks come as raw bits."""
+        import numpy
+
+        self._require("numpy()")
+        out = numpy.empty(self.shape, self.dtype.numpy())
+        if out.nbytes:
+            self.buffer.settle()
+            home, flat = self.buffer.home, host_bytes(out)
+            self._watch(lambda: self._device.copy_out(flat, self.address, home), "numpy()")
+        return out
+
+    def write(self, data: object) -> Array:
+        """Copy `data`, of this shape, from the host into this array; returns the array."""
+        self._require("write()")
+        host = host_array(data, self.dtype)
+        if host.shape != self.shape:
+            raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
+        if host.nbytes:
+            self.buffer.settle()
+            home, flat = self.buffer.home, host_bytes(host)
+            self._watch(lambda: self._device.copy_in(self.address, flat, home), "write()")
+        return self
+
+    def fill(self, value: complex) -> Array:
+        """Set every element; returns the array."""
+        self._require("fill()")
+        pattern = element_bytes(value, self.dtype)
+        self.buffer.settle()
+        # Sixteen bytes are no pattern the device knows, so go through the host.
+        if len(pattern) > 8:
+            return self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
+        if self.size:
+            self._device.fill(self.address, pattern, self.size, self.buffer.home)
+        return self
+
+    def copy_from(self, other: Array) -> Array:
+        """Copy another array of the same shape and type on this device; returns the array."""
+        self._require("copy_from()")
+        other._require("copy_from()")
+        if (other.shape, other.dtype) != (self.shape, self.dtype) or other.device != self.device:
+            raise InputError(f"cannot copy {other!r} into {self!r}")
+        home = self.buffer.home
+        self.buffer.settle()
+        other.buffer.settle()
+        other.buffer.before(home)
+        if self.nbytes:
+            self._device.copy(self.address, other.address, self.nbytes, home)
+        other.buffer.after(home, Event(self.buffer.context, home.record()))
+        return self
+
+    # Life
+
+    def close(self) -> None:
+        """Give the memory back, for every view of it, after the work now queued. Twice is fine."""
+        self.buffer.close()
+
+    def expire(self, reason: str) -> None:
+        """Told by the buffer: the memory is gone."""
+        del reason
+        self.tag = None
+
+    def __enter__(self) -> Array:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _device(self) -> base.Device:
+        return self.buffer.context.device
+
+    def _require(self, doing: str) -> None:
+        if self.buffer.lost is not None:
+            raise StaleBufferError(doing, f"{self!r}")
+
+    def _watch(self, work: Any, doing: str) -> None:
+        try:
+            work()
+        except DeviceError as error:
+            self.buffer.context.failed(error, doing)
+            raise
+
+    # Other libraries
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device.dlpack
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
+            raise BufferError("an array is exported where it lives, without a copy")
+        self._export(stream)
+        versioned = max_version is not None and max_version[0] >= 1
+        place = self._device.dlpack
+        return dlpack.capsule(self, self.address, self.shape, self.dtype, place, versioned=versioned)
+
+    def _export(self, stream: int | None) -> None:
+        """Hand the memory to a library that will use it in `stream`; -1 asks for no ordering."""
+        self._require("export")
+        self.buffer.exported = True
+        self.buffer.settle()
+        if stream is not None and stream >= 0 and self._device.dlpack[0] != _CPU:
+            self.buffer.before(self.buffer.context.adopt(stream))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._device.dlpack[0] == _CPU:
+            raise AttributeError("the emulator's arrays are not in CUDA memory")
+        self._export(None)
+        return {**self._interface(), "stream": self.buffer.home.handle}
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._device.dlpack[0] != _CPU:
+            raise AttributeError("this array is in CUDA memory: use .numpy()")
+        self._export(None)
+        return self._interface()
+
+    def _interface(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.typestr,
+            "data": (self.address, False),
+            "strides": None,
+        }
+
+
+class Scalar(Array):
+    """One value at a fixed device address: kernels take it as a pointer and read its newest value."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, buffer: Buffer, dtype: DType, name: str | None = None) -> None:
+        super().__init__(buffer, dtype, ())
+        self.name = name
+
+    def set(self, value: complex) -> None:
+        """Give it a new value, seen by work submitted from here on; the value travels by value."""
+        self.fill(value)
+
+    def get(self) -> Any:
+        """Its value, after all work submitted so far."""
+        return self.numpy()[()].item()
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Scalar{name} {self.dtype} on {self.device}>"

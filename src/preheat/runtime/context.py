@@ -1,0 +1,180 @@
+"""One life of a device, and what happens to memory when nobody holds it any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from preheat.device import base
+from preheat.dtypes import DTYPES, DType
+from preheat.errors import (
+    ContextLostError,
+    DeviceError,
+    DriverError,
+    EmulatorFault,
+    UnsupportedInstructionError,
+    fresh,
+)
+from preheat.events import Events
+
+__all__ = ["Context", "Tag"]
+
+
+class Tag(NamedTuple):
+    """What a launch must know of an array before it takes its address.
+
+    There is one tag object for each context, element type and stream, so one identity test tells
+    that memory is alive, on this device, of this type, and at home in this stream.
+    """
+
+    context: Context
+    dtype: DType
+    stream: base.Stream
+
+
+class Done(Protocol):
+    """Something that ends."""
+
+    def done(self) -> bool:
+        """Whether it has."""
+
+
+class Context:
+    """One life of a device: what is allocated or loaded in it ends with it.
+
+    `lost` is None while it lives, then the reason; every launch tests it. Finalizers take no lock and
+    call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
+    `drain` does it at the next safe point. Streams are never destroyed but reused, so nothing can
+    be left holding one that is gone.
+    """
+
+    def __init__(self, device: base.Device, events: Events) -> None:
+        self.device, self.events = device, events
+        self.lost: ContextLostError | None = None
+        self.garbage: deque[Callable[[], None]] = deque()
+        self.unused: deque[base.Module] = deque()
+        self.idle: deque[tuple[int, base.Stream]] = deque()
+        self._held: deque[tuple[Done, object]] = deque()
+        self.stream = device.stream()
+        self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
+        self._tags: dict[int, dict[DType, Tag]] = {}
+        self._draining = threading.Lock()
+        _alive.add(self)
+
+    def tags(self, stream: base.Stream) -> dict[DType, Tag]:
+        """The one tag for each element type of arrays at home in `stream`."""
+        found = self._tags.get(stream.handle)
+        if found is None:
+            made = {dtype: Tag(self, dtype, stream) for dtype in DTYPES.values()}
+            found = self._tags.setdefault(stream.handle, made)
+        return found
+
+    # Streams
+
+    def adopt(self, handle: int) -> base.Stream:
+        """The stream with this number, ours or another library's."""
+        found = self._streams.get(handle)
+        if found is None:
+            found = self._streams.setdefault(handle, self.device.adopt(handle))
+        return found
+
+    def new_stream(self, priority: int) -> base.Stream:
+        """A stream of our own besides the first: one that nobody holds any more, or a new one."""
+        self.require()
+        for _ in range(len(self.idle)):
+            given = self.idle.popleft()
+            if given[0] == priority:
+                return given[1]
+            self.idle.append(given)
+        stream = self.device.stream(priority=priority)
+        self._streams[stream.handle] = stream
+        return stream
+
+    # Life and death
+
+    def require(self) -> None:
+        """Raise when this context is lost."""
+        if self.lost is not None:
+            raise fresh(self.lost)
+
+    def failed(self, error: DeviceError, doing: str) -> None:
+        """Take note of an error that nothing on the device survives."""
+        if isinstance(error, UnsupportedInstructionError):  # refused before anything ran
+            return
+        fatal = isinstance(error, EmulatorFault) or (isinstance(error, DriverError) and error.sticky)
+        if fatal and self.lost is None:
+            self.lost = ContextLostError(
+                f"{self.device.name} is lost since {doing}: {error}",
+                hint="call gpu.reset(), or start a new process",
+            )
+
+    def end(self, reason: str, hint: str | None = None) -> None:
+        """Nothing of this context can be used from now on; what it held is gone or given up."""
+        if self.lost is None:
+            self.lost = ContextLostError(f"{self.device.name}: {reason}", hint=hint)
+        for queue in (self.garbage, self.unused, self.idle, self._held):
+            queue.clear()
+
+    # Memory
+
+    def allocate(self, size: int, stream: base.Stream) -> int:
+        """New memory, after giving back what nobody holds; too little is tried again after a wait."""
+        self.require()
+        self.drain()
+        try:
+            return self.device.allocate(size, stream)
+        except MemoryError:
+            self.synchronize()
+            return self.device.allocate(size, stream)
+
+    def hold(self, until: Done, what: object) -> None:
+        """Keep a reference to `what` until the work before an event has ended."""
+        while self._held and self._held[0][0].done():
+            self._held.popleft()
+        self._held.append((until, what))
+
+    def drain(self, *, modules: bool = False) -> None:
+        """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
+        if not self.garbage and not (modules and self.unused):
+            return
+        if not self._draining.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            while self.garbage and self.lost is None:
+                self.garbage.popleft()()
+            if modules and self.unused and self.lost is None:
+                self.device.synchronize()
+                while self.unused:
+                    self.unused.popleft().unload()
+        finally:
+            self._draining.release()
+
+    def synchronize(self) -> None:
+        """Wait for the device, then give back everything nobody holds."""
+        self.require()
+        try:
+            self.device.synchronize()
+        except DeviceError as error:
+            self.failed(error, "gpu.synchronize()")
+            raise
+        self.drain(modules=True)
+
+
+_alive: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for context in list(_alive):
+        context._draining = threading.Lock()
+        if not context.device.forks:
+            context.end(
+                "this process was forked from one that was using the GPU, which CUDA does not allow",
+                hint="start workers with multiprocessing's 'spawn' or 'forkserver' method",
+            )
+
+
+os.register_at_fork(after_in_child=_after_fork)

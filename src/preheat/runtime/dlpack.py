@@ -1,0 +1,147 @@
+"""DLPack, both ways: the exchange of tensors between libraries without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from preheat.dtypes import DType, dtype_of_dlpack
+
+__all__ = ["Tensor", "capsule", "open_capsule"]
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_READ_ONLY = 1
+_api = ctypes.pythonapi
+_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new = _api.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+_is_valid = _api.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_pointer = _api.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+
+# What was handed out, until whoever took it calls the deleter: the tensor, and what owns its memory.
+_handed_out: dict[int, tuple[object, ...]] = {}
+_numbers = itertools.count(1)
+
+
+class Tensor(NamedTuple):
+    """A tensor of another library. It stays valid while `owner` is held."""
+
+    address: int
+    device: tuple[int, int]
+    dtype: DType | None
+    shape: tuple[int, ...]
+    read_only: bool
+    owner: object
+
+
+def capsule(
+    owner: object,
+    address: int,
+    shape: Sequence[int],
+    dtype: DType,
+    device: tuple[int, int],
+    *,
+    versioned: bool,
+) -> Any:
+    """A capsule for contiguous memory that keeps `owner` alive until the other library lets go."""
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = (ctypes.c_int64 * max(len(shape), 1))(*steps)
+    tensor = _Tensor(
+        address,
+        _Device(*device),
+        len(shape),
+        _DataType(dtype.dlpack, dtype.size * 8, 1),
+        extents,
+        strides,
+        0,
+    )
+    number = next(_numbers)
+    managed: _Managed | _Versioned
+    if versioned:
+        managed = _Versioned(1, 0, number, _delete_versioned, 0, tensor)
+    else:
+        managed = _Managed(tensor, number, _delete_legacy)
+    _handed_out[number] = (managed, extents, strides, owner)
+    return _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, _destroy)
+
+
+def open_capsule(given: Any) -> Tensor:
+    """The tensor in a capsule, which is left unconsumed: holding it holds the memory."""
+    handle = id(given)
+    if _is_valid(handle, _VERSIONED):
+        versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
+        tensor, read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    else:
+        tensor, read_only = _Managed.from_address(_pointer(handle, _LEGACY)).tensor, False
+    return Tensor(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        device=(tensor.device.type, tensor.device.index),
+        dtype=dtype_of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        shape=tuple(tensor.shape[: tensor.ndim]),
+        read_only=read_only,
+        owner=given,
+    )
+
+
+def _let_go(form: type[_Managed] | type[_Versioned], address: int) -> None:
+    _handed_out.pop(form.from_address(address).context, None)
+
+
+def _unconsumed(handle: int) -> None:
+    """A capsule dies. A consumer has renamed it and calls the deleter itself; else we must."""
+    if _is_valid(handle, _VERSIONED):
+        _let_go(_Versioned, _pointer(handle, _VERSIONED))
+    elif _is_valid(handle, _LEGACY):
+        _let_go(_Managed, _pointer(handle, _LEGACY))
+
+
+# Called from C, so they live as long as the process.
+_delete_legacy = _Deleter(partial(_let_go, _Managed))
+_delete_versioned = _Deleter(partial(_let_go, _Versioned))
+_destroy = _Destructor(_unconsumed)

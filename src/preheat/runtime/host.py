@@ -1,0 +1,108 @@
+"""Values and arrays on the host, as the bytes a device wants."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from preheat.dtypes import DType
+from preheat.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["bfloat16_bytes", "element_bytes", "host_array", "host_bytes", "shape_of"]
+
+_FORMATS = {
+    **{f"int{8 * n}": "bhiq"[n.bit_length() - 1] for n in (1, 2, 4, 8)},
+    **{f"uint{8 * n}": "BHIQ"[n.bit_length() - 1] for n in (1, 2, 4, 8)},
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+    "bool": "?",
+}
+
+
+def element_bytes(value: Any, dtype: DType) -> bytes:
+    """The bytes of one element; a value that does not fit its type is an error."""
+    item = value.item() if hasattr(value, "item") else value
+    if dtype.name in _FORMATS:
+        try:
+            return struct.pack(f"<{_FORMATS[dtype.name]}", item)
+        except (struct.error, OverflowError, TypeError) as bad:
+            raise InputError(f"{value!r} does not fit {dtype}: {bad}") from None
+    if dtype.name == "bfloat16" and isinstance(item, float | int):
+        return bfloat16_bytes(float(item))
+    return host_array(item, dtype).tobytes()
+
+
+def bfloat16_bytes(value: float) -> bytes:
+    """The two bytes of the nearest bfloat16, ties to even."""
+    if value != value:
+        return b"\xff\x7f"
+    try:
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    except OverflowError:
+        raise InputError(f"{value!r} does not fit bfloat16") from None
+    return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def shape_of(shape: object) -> tuple[int, ...]:
+    """A shape as given: one integer or several."""
+    given: Any = shape if isinstance(shape, Sequence) else (shape,)
+    try:
+        extents = tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise InputError(f"shape {shape!r} must be an integer or a tuple of integers") from None
+    if any(n < 0 for n in extents):
+        raise InputError(f"shape {shape!r} has a negative extent")
+    return extents
+
+
+def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a contiguous array."""
+    flat: Any = host.reshape(-1)
+    return memoryview(flat).cast("B")
+
+
+def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
+    """`data` as a contiguous NumPy array whose bytes are those of `dtype`."""
+    import numpy
+
+    try:
+        host = numpy.asarray(data)
+    except (TypeError, ValueError) as bad:
+        raise InputError(f"cannot read {type(data).__name__} as an array: {bad}") from None
+    if dtype is None or host.dtype == dtype.numpy():
+        return numpy.ascontiguousarray(host).reshape(host.shape)
+    if dtype.host.startswith("uint") and not dtype.name.startswith("uint"):
+        return _as_bits(host, dtype)
+    if dtype.numpy().kind in "iu" and host.dtype.kind in "iub":
+        _check_range(host, dtype)
+    elif not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
+        raise InputError(f"{host.dtype} does not turn into {dtype} without loss")
+    return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
+
+
+def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
+    import numpy
+
+    room = numpy.iinfo(dtype.numpy())
+    if host.size and (int(host.min()) < room.min or int(host.max()) > room.max):
+        raise InputError(f"values from {host.min()} to {host.max()} do not fit {dtype}")
+
+
+def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Elements of a type NumPy lacks: its own bits as they are, numbers rounded where we know how."""
+    import numpy
+
+    if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:
+        return numpy.ascontiguousarray(host).view(dtype.numpy())
+    if dtype.name != "bfloat16":
+        raise InputError(f"give {dtype} as raw bits ({dtype.host})")
+    with numpy.errstate(over="ignore"):
+        bits = numpy.ascontiguousarray(host, "float32").view("uint32")
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return numpy.where(numpy.isnan(bits.view("float32")), 0x7FFF, rounded).astype("uint16")

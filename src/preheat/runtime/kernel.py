@@ -1,0 +1,330 @@
+"""Modules, kernels, and the ways to launch them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from preheat.artifact import Artifact, EntryPoint
+from preheat.device import base
+from preheat.dtypes import DType, dtype_of
+from preheat.errors import DeviceError, InputError, LaunchError
+from preheat.runtime.arguments import Block, Signature
+from preheat.runtime.context import Context
+from preheat.runtime.host import host_array, host_bytes
+from preheat.runtime.launch import Launch, quick
+from preheat.runtime.stream import raw_stream
+
+__all__ = ["Bound", "Kernel", "Module", "SymbolView"]
+
+_SHAPES = 512  # geometries of one kernel kept ready
+
+
+class Module:
+    """A program that is loaded on one device. It is unloaded once nothing holds it any more."""
+
+    def __init__(
+        self, context: Context, artifact: Artifact, raw: base.Module, *, blocking: bool = False
+    ) -> None:
+        self.context, self.artifact, self.raw, self.blocking = context, artifact, raw, blocking
+        self._functions: dict[str, tuple[base.Function, Signature]] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        return Kernel(self, self.artifact.entry(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.title for entry in self.artifact.entries)
+
+    def __len__(self) -> int:
+        return len(self.artifact.entries)
+
+    def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
+        """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
+        self.context.require()
+        found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
+        if found is None:
+            raise InputError(
+                f"{self.artifact.label} has no variable {name!r}",
+                hint="a variable in a namespace needs a name expression: names=['&ns::table']",
+            )
+        return SymbolView(self, name, found, dtype_of(dtype))
+
+    def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
+        """A kernel of this module, resolved once, with what its parameters take."""
+        found = self._functions.get(entry.name)
+        if found is None:
+            self.context.require()
+            made = (self.raw.function(entry.name), Signature(entry))
+            found = self._functions.setdefault(entry.name, made)
+        return found
+
+    def __repr__(self) -> str:
+        kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"
+        return f"<Module {self.artifact.label} on {self.context.device.name}: {kernels}>"
+
+    def __del__(self) -> None:
+        if hasattr(self, "raw") and self.context.lost is None:
+            self.context.unused.append(self.raw)
+
+
+class SymbolView:
+    """A variable of a module on the device; it keeps the module loaded."""
+
+    def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
+        self._module, self.name, self.dtype = module, name, dtype
+        self.address, self.nbytes = symbol.address, symbol.size
+        if symbol.size % dtype.size:
+            raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
+
+    def numpy(self) -> Any:
+        """Its value on the host, after all work on the device's own stream."""
+        import numpy
+
+        context = self._module.context
+        context.require()
+        out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
+        context.device.copy_out(host_bytes(out), self.address, context.stream)
+        return out
+
+    def write(self, data: object) -> None:
+        """Set it from the host, before later work on the device's own stream."""
+        context = self._module.context
+        context.require()
+        host = host_bytes(host_array(data, None if self.dtype.name == "uint8" else self.dtype))
+        if len(host) != self.nbytes:
+            raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
+        context.device.copy_in(self.address, host, context.stream)
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name}, {self.nbytes} bytes on {self._module.context.device.name}>"
+
+
+class Kernel:
+    """A kernel ready to launch: `kernel[grid, block](*args)`.
+
+    Two handles for one entry of one loaded program are equal.
+    """
+
+    def __init__(self, module: Module, entry: EntryPoint) -> None:
+        self.module, self.entry = module, entry
+        self._context = module.context
+        self._function, self._signature = module.function(entry)
+        self._launchers: dict[object, _Launcher] = {}
+
+    @property
+    def name(self) -> str:
+        """Its name as a person would write it."""
+        return self.entry.title
+
+    @property
+    def attributes(self) -> base.Attributes:
+        """Registers, shared, local and constant memory, and most threads a block can have."""
+        return self._function.attributes
+
+    def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
+        """How many blocks of this size one processor holds, and what share of its threads that is."""
+        x, y, z = self._dim("block", block)
+        return self._function.occupancy(x * y * z, shared)
+
+    def __getitem__(self, config: Any) -> Callable[..., None]:
+        """The launch with this grid and block, each an integer or up to three."""
+        try:
+            launcher = self._launchers[config]
+        except (KeyError, TypeError):
+            launcher = self._configure(config)
+        return launcher.quick or launcher
+
+    def _configure(self, config: Any) -> _Launcher:
+        if not isinstance(config, tuple) or len(config) != 2:
+            raise LaunchError(
+                self.name,
+                "kernel[grid, block] takes two things",
+                hint="the rest goes by keyword: kernel.launch(…, grid=, block=, shared=, stream=)",
+            )
+        return self._keep(config, _Launcher(self._launch(self.geometry(*config), None)))
+
+    def _keep(self, key: object, launcher: _Launcher) -> _Launcher:
+        if len(self._launchers) >= _SHAPES:
+            self._launchers.clear()
+        with suppress(TypeError):  # a geometry given as lists cannot be a key
+            self._launchers[key] = launcher
+        return launcher
+
+    def launch(
+        self,
+        *args: Any,
+        grid: object,
+        block: object,
+        shared: int = 0,
+        stream: object = None,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+    ) -> None:
+        """Launch once, with everything a launch can be told.
+
+        `shared` is dynamic shared memory in bytes, `cluster` the blocks of a cluster, `cooperative`
+        allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
+        """
+        raw = None if stream is None else raw_stream(self._context, stream)
+        key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.handle)
+        try:
+            launcher = self._launchers[key]
+        except (KeyError, TypeError):
+            geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
+            launcher = self._keep(key, _Launcher(self._launch(geometry, raw)))
+        (launcher.quick or launcher)(*args)
+
+    def bind(
+        self,
+        *args: Any,
+        grid: object,
+        block: object,
+        shared: int = 0,
+        stream: object = None,
+        **more: Any,
+    ) -> Bound:
+        """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
+        geometry = self.geometry(grid, block, shared, **more)
+        launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
+        launch.stream = launch.choose(args)
+        return Bound(launch, launch.stream, args)
+
+    def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
+        module = self.module
+        return Launch(
+            self._context, self._function, self._signature, geometry, stream,
+            keep=module, blocking=module.blocking,
+        )  # fmt: skip
+
+    # Geometry
+
+    def geometry(
+        self,
+        grid: object,
+        block: object,
+        shared: int = 0,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+    ) -> base.Geometry:
+        """A geometry this kernel can be launched with on its device; `LaunchError` when it cannot."""
+        limits, uses = self._context.device.limits, self.attributes
+        made = base.Geometry(
+            self._dim("grid", grid, limits.grid),
+            self._dim("block", block, limits.block),
+            operator.index(shared),
+            None if cluster is None else self._dim("cluster", cluster),
+            bool(cooperative),
+            bool(programmatic),
+        )
+        threads = made.block[0] * made.block[1] * made.block[2]
+        if threads > min(limits.threads, uses.threads):
+            why = f"of {self.name}" if uses.threads < limits.threads else "on this device"
+            most = min(limits.threads, uses.threads)
+            raise LaunchError(self.name, f"a block of {threads} threads; the most {why} is {most}")
+        if made.shared < 0 or made.shared + uses.shared > limits.shared_optin:
+            raise LaunchError(
+                self.name,
+                f"{made.shared} bytes of dynamic and {uses.shared} of static shared memory; "
+                f"a block can have {limits.shared_optin}",
+            )
+        if made.cluster is not None:
+            self._check_cluster(made, limits)
+        return made
+
+    def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
+        parts = given if isinstance(given, tuple | list) else (given,)
+        try:
+            sizes = [operator.index(part) for part in parts]
+        except TypeError:
+            raise LaunchError(self.name, f"{what} {given!r} is not one to three integers") from None
+        if not 1 <= len(sizes) <= 3 or any(size < 1 for size in sizes):
+            raise LaunchError(self.name, f"{what} {given!r} is not one to three positive integers")
+        x, y, z = (*sizes, 1, 1)[:3]
+        if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
+            raise LaunchError(self.name, f"{what} {(x, y, z)} is beyond the device's {limits}")
+        return (x, y, z)
+
+    def _check_cluster(self, made: base.Geometry, limits: base.Limits) -> None:
+        cluster = made.cluster or (1, 1, 1)
+        blocks = cluster[0] * cluster[1] * cluster[2]
+        if blocks > limits.cluster:
+            raise LaunchError(
+                self.name, f"a cluster of {blocks} blocks; the device allows {limits.cluster}"
+            )
+        if any(whole % part for whole, part in zip(made.grid, cluster, strict=True)):
+            raise LaunchError(self.name, f"grid {made.grid} is no whole number of clusters {cluster}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Kernel):
+            return NotImplemented
+        return self.module is other.module and self.entry.name == other.entry.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.module), self.entry.name))
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.entry} on {self._context.device.name}>"
+
+
+class _Launcher:
+    """A launch that is used more than once: from the second time on by its quick function."""
+
+    __slots__ = ("_launch", "_seen", "quick")
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._seen = launch, False
+        self.quick: Callable[..., None] | None = None
+
+    def __call__(self, *args: Any) -> None:
+        if self.quick is not None:
+            return self.quick(*args)
+        self._launch.run(*args)
+        if self._seen:
+            self.quick = quick(self._launch)
+        self._seen = True
+        return None
+
+
+class Bound:
+    """A launch with its arguments fixed. Call it as often as you like; it holds what it uses.
+
+    It refuses to run once memory among its arguments was closed.
+    """
+
+    def __init__(self, launch: Launch, stream: base.Stream, args: tuple[Any, ...]) -> None:
+        launch.context.require()
+        gathered = launch.gather(args, stream)
+        for buffer in gathered.buffers:
+            buffer.tell(self)
+        self._launch, self._args, self._context = launch, args, launch.context
+        self._block = Block(launch.signature)
+        self._block.pack(*gathered.values)
+        self._pointers, self._submit = self._block.pointers, launch.prepared(stream)
+        at_home = all(buffer.home is stream for buffer in gathered.buffers)
+        self._careful = launch.blocking or not at_home or bool(gathered.foreign)
+
+    def __call__(self) -> None:
+        """Launch."""
+        if self._careful or self._context.lost is not None:
+            self._launch.run(*self._args)  # which says what is wrong, if anything is
+            return
+        try:
+            status = self._submit(self._pointers)
+        except DeviceError as error:
+            self._launch.complain(error)
+            raise
+        if status[0]:
+            self._launch.complain(status)
+
+    def expire(self, reason: str) -> None:
+        """Told by a buffer: memory this launch uses is gone."""
+        del reason
+        self._careful = True
+
+    def __repr__(self) -> str:
+        geometry = self._launch.geometry
+        return f"<Bound {self._launch.signature.kernel} grid={geometry.grid} block={geometry.block}>"

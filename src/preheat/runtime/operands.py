@@ -1,0 +1,166 @@
+"""Memory of other libraries, as a kernel argument: torch, CuPy, Numba, JAX, NumPy, without a copy."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from preheat.dtypes import DType, dtype_of, dtype_of_typestr
+from preheat.errors import InputError
+from preheat.runtime import dlpack
+
+__all__ = ["Operand", "Pointer", "current_stream", "is_tensor", "operand"]
+
+_CPU, _CUDA = 1, 2
+_MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
+
+
+class Pointer(NamedTuple):
+    """A bare device address, for memory preheat knows nothing about and so cannot check."""
+
+    address: int
+
+
+class Operand(NamedTuple):
+    """Memory as one launch sees it. `ready` is the stream whose work must come first, if any."""
+
+    address: int
+    nbytes: int
+    dtype: DType | None
+    device: tuple[int, int]
+    owner: object
+    ready: int | None = None
+    writable: bool = True
+
+    def reaches(self, device: tuple[int, int]) -> bool:
+        """Whether kernels on `device`, in DLPack's terms, can use it."""
+        return self.device == device or (device[0] == _CUDA and self.device[0] in _MANAGED)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is memory of another library."""
+    return _reader(type(value)) is not None
+
+
+def current_stream(value: object, index: int) -> int | None:
+    """The stream that the library of `value`, torch or CuPy, is working in now on GPU `index`."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch" and getattr(value, "is_cuda", False):
+        return int(_torch_stream()(index))
+    if library == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return None
+
+
+def operand(value: Any, stream: int) -> Operand:
+    """What `value` refers to; a DLPack producer orders `stream` behind its own work."""
+    reader = _reader(type(value))
+    if reader is None:
+        raise InputError(f"{type(value).__name__} is not an array preheat can read")
+    return reader(value, stream)
+
+
+def _from_torch(value: Any, stream: int) -> Operand:
+    del stream  # launched in torch's own stream, or ordered behind it by the launch
+    if value.is_cuda:
+        place = (_CUDA, value.get_device())
+        nbytes = value.numel() * value.element_size()
+        return Operand(value.data_ptr(), nbytes, _torch_dtype(value.dtype), place, value)
+    host = value.detach()
+    dtype = _torch_dtype(value.dtype)
+    if dtype is not None and dtype.host != dtype.name:  # NumPy has no such type
+        host = host.view(getattr(sys.modules["torch"], dtype.host))
+    return _from_host(host.numpy(), 0)._replace(dtype=dtype, owner=value)
+
+
+def _from_cupy(value: Any, stream: int) -> Operand:
+    del stream
+    dtype = dtype_of_typestr(value.dtype.str)
+    return Operand(value.data.ptr, value.nbytes, dtype, (_CUDA, value.device.id), value)
+
+
+def _from_cuda_interface(value: Any, stream: int) -> Operand:
+    del stream
+    face = value.__cuda_array_interface__
+    address, read_only = face["data"]
+    index = getattr(getattr(value, "device", None), "id", 0)
+    return Operand(
+        address=address,
+        nbytes=_span(face),
+        dtype=dtype_of_typestr(face["typestr"]),
+        device=(_CUDA, index if isinstance(index, int) else 0),
+        owner=value,
+        ready=face.get("stream"),
+        writable=not read_only,
+    )
+
+
+def _from_host(value: Any, stream: int) -> Operand:
+    del stream
+    face = value.__array_interface__
+    address, read_only = face["data"]
+    dtype = dtype_of_typestr(face["typestr"])
+    return Operand(address, _span(face), dtype, (_CPU, 0), value, writable=not read_only)
+
+
+def _from_dlpack(value: Any, stream: int) -> Operand:
+    on_host = value.__dlpack_device__()[0] == _CPU
+    tensor = dlpack.open_capsule(value.__dlpack__() if on_host else value.__dlpack__(stream=stream))
+    nbytes = math.prod(tensor.shape) * (tensor.dtype.size if tensor.dtype is not None else 1)
+    owner, writable = (tensor.owner, value), not tensor.read_only
+    return Operand(tensor.address, nbytes, tensor.dtype, tensor.device, owner, writable=writable)
+
+
+def _span(face: dict[str, Any]) -> int:
+    """Bytes from the first element to the end of the last, for strides that are not negative."""
+    itemsize = int(face["typestr"][2:])
+    shape, strides = face["shape"], face.get("strides")
+    if 0 in shape:
+        return 0
+    if strides is None:
+        return int(itemsize * math.prod(shape))
+    if any(step < 0 for step in strides):
+        raise InputError("an array with negative strides has no plain address")
+    return int(sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + itemsize)
+
+
+_Reader = Callable[[Any, int], Operand]
+_readers: dict[type, _Reader | None] = {}
+
+
+def _reader(kind: type) -> _Reader | None:
+    """How to read objects of this type; found out once."""
+    try:
+        return _readers[kind]
+    except KeyError:
+        return _readers.setdefault(kind, _find_reader(kind))
+
+
+def _find_reader(kind: type) -> _Reader | None:
+    library = kind.__module__.partition(".")[0]
+    if library == "torch" and hasattr(kind, "data_ptr"):
+        return _from_torch
+    if library == "cupy" and hasattr(kind, "data"):
+        return _from_cupy
+    if hasattr(kind, "__dlpack__") and library != "numpy":
+        return _from_dlpack
+    if hasattr(kind, "__cuda_array_interface__"):
+        return _from_cuda_interface
+    if hasattr(kind, "__array_interface__") and kind.__name__ == "ndarray":
+        return _from_host
+    return None
+
+
+def _torch_dtype(dtype: object) -> DType | None:
+    try:
+        return dtype_of(dtype)
+    except InputError:
+        return None
+
+
+def _torch_stream() -> Callable[[int], int]:
+    torch = sys.modules["torch"]
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)

@@ -1,0 +1,138 @@
+"""Streams and events as users hold them: given back by themselves, known to other libraries."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from preheat.device import base
+from preheat.errors import DeviceError, InputError
+from preheat.runtime.context import Context
+
+__all__ = ["Event", "Stream", "raw_stream"]
+
+
+class Event:
+    """A point in a stream's work. Dropping it gives it back."""
+
+    __slots__ = ("_context", "raw")
+
+    def __init__(self, context: Context, raw: base.Event) -> None:
+        self._context, self.raw = context, raw
+
+    def done(self) -> bool:
+        """Whether the work before it has ended."""
+        self._context.require()
+        return self.raw.done()
+
+    def synchronize(self) -> None:
+        """Wait until it has; an error of that work comes out here."""
+        self._context.require()
+        _watched(self._context, self.raw.synchronize, "event.synchronize()")
+
+    def elapsed(self, since: Event) -> float:
+        """Seconds from `since` to this event, once both are done; both need `timing=True`."""
+        self._context.require()
+        return self.raw.elapsed(since.raw)
+
+    def __del__(self) -> None:
+        if hasattr(self, "raw"):
+            self._context.garbage.append(self.raw.close)
+
+
+class Stream:
+    """Work in order, beside the work of other streams. `with` and dropping it give it back.
+
+    Other libraries take it as it is: it has `__cuda_stream__`.
+    """
+
+    def __init__(self, context: Context, priority: int = 0) -> None:
+        self._context, self._priority = context, priority
+        self._raw: base.Stream | None = context.new_stream(priority)
+
+    @property
+    def raw(self) -> base.Stream:
+        """The device's own stream."""
+        self._context.require()
+        if self._raw is None:
+            raise InputError("this stream is closed")
+        return self._raw
+
+    @property
+    def handle(self) -> int:
+        """The number by which the driver and other libraries know it."""
+        return self.raw.handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+    def record(self, *, timing: bool = False) -> Event:
+        """An event after everything submitted so far."""
+        return Event(self._context, self.raw.record(timing=timing))
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream wait for `event`; the caller does not wait."""
+        self.raw.wait(event.raw)
+
+    def done(self) -> bool:
+        """Whether everything submitted has ended."""
+        return self.raw.done()
+
+    def synchronize(self) -> None:
+        """Wait until it has; an error of that work comes out here."""
+        _watched(self._context, self.raw.synchronize, "stream.synchronize()")
+
+    def close(self) -> None:
+        """Give it back; its work goes on. Twice is fine."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            self._context.idle.append((self._priority, raw))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_raw"):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._raw is None else f"0x{self._raw.handle:x}"
+        return f"<Stream {state} on {self._context.device.name}>"
+
+
+def _watched(context: Context, wait: object, doing: str) -> None:
+    assert callable(wait)
+    try:
+        wait()
+    except DeviceError as error:
+        context.failed(error, doing)
+        raise
+
+
+def raw_stream(context: Context, stream: object) -> base.Stream:
+    """The device's stream that `stream` means: ours, or anything that says its `__cuda_stream__`."""
+    if isinstance(stream, Stream):
+        if stream._context is not context:
+            raise InputError(f"{stream!r} does not belong to {context.device.name}")
+        return stream.raw
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise InputError(f"{stream!r} speaks version {version} of __cuda_stream__, not 0")
+        return context.adopt(handle)
+    for attribute in ("cuda_stream", "ptr"):  # torch and CuPy before they spoke that protocol
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return context.adopt(handle)
+    raise InputError(
+        f"{stream!r} is not a stream",
+        hint="pass gpu.stream(), a torch or CuPy stream, or anything with __cuda_stream__",
+    )
