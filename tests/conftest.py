@@ -11,6 +11,7 @@ import pytest
 from preheat.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
+from preheat.gpu import Gpu
 
 SAXPY = """\
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -80,6 +81,46 @@ def open_builder(config: Config, events: Events) -> Iterator[Callable[..., Build
 @pytest.fixture
 def builder(open_builder: Callable[..., Builder]) -> Builder:
     return open_builder()
+
+
+@pytest.fixture(scope="session")
+def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """One cache for all tests that only need kernels: each is compiled once a session."""
+    root = tmp_path_factory.mktemp("shared")
+    config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
+    builder = Builder.open(config, events=Events(Recorder()))
+    yield builder
+    builder.close()
+
+
+@pytest.fixture
+def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
+    """Opens devices of the test's own, by name, and closes them."""
+    opened: list[Gpu] = []
+
+    def open_one(name: str, *, builder: Builder = shared_builder, arch: str = "sm_90", **more: Any) -> Gpu:
+        kind, _, index = name.partition(":")
+        made: Any
+        if kind == "emulator":
+            from preheat.device.emulator.device import EmulatorDevice
+
+            made = EmulatorDevice(int(index or 0), arch)
+        else:
+            from preheat.device.cuda.device import CudaDevice
+
+            made = CudaDevice(int(index or 0))
+        opened.append(Gpu(made, builder, **more))
+        return opened[-1]
+
+    yield open_one
+    for gpu in opened:
+        gpu.close()
+
+
+@pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, open_device: Callable[..., Gpu]) -> Gpu:
+    """Every device there is, one after the other."""
+    return open_device(request.param)
 
 
 def _no_gpu() -> str | None:

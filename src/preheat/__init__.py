@@ -2,7 +2,7 @@
 
     import preheat
 
-    gpu = preheat.device()                        # the GPU; device("auto") takes the emulator where there is none
+    gpu = preheat.device()                        # the GPU, or device("emulator") without one
     saxpy = gpu.kernel(SOURCE, "saxpy")           # compiled at most once, ever
     x, y = gpu.array(xs), gpu.array(ys)           # or tensors of torch, CuPy, …
     saxpy[4, 256](2.0, x, y, 1024)                # checked before the driver sees it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -34,8 +33,8 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.kernel import Kernel, Module
-from preheat.runtime.memory import Buffer
-from preheat.runtime.operands import is_tensor, operand
+from preheat.runtime.memory import Buffer, follow
+from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream
 from preheat.toolchain import ptx
 
@@ -202,31 +201,30 @@ class Gpu:
 
         bfloat16 and float8 take their raw bits (uint16, uint8); bfloat16 also numbers, rounded.
         """
-        if isinstance(data, Array) or (is_tensor(data) and _on_gpu(data)):
-            return self._copied(data, dtype, stream)
+        kind = kind_of(data)
+        if isinstance(data, Array) or (kind is not None and _on_gpu(data)):
+            return self._copied(data, kind, dtype, stream)
         wanted = None if dtype is None else dtype_of(dtype)
         host = host_array(_plain(data), wanted)
         made = self._new(host.shape, wanted or dtype_of(host.dtype), stream)
         return made.write(host)
 
-    def _copied(self, data: Any, dtype: object, stream: object) -> Array:
+    def _copied(self, data: Any, kind: Kind | None, dtype: object, stream: object) -> Array:
+        """A copy of memory that is on a device already; the two sides must agree in place and type."""
         home = self._home(stream)
-        if isinstance(data, Array):
-            shape, kind, place = data.shape, data.dtype, data._device.dlpack
-        else:
-            found = operand(data, home.handle)
-            if found.dtype is None:
-                raise InputError(f"elements of {type(data).__name__} have no type preheat knows")
-            shape, kind, place = tuple(data.shape), found.dtype, found.device
-        if dtype is not None and dtype_of(dtype) is not kind:
-            raise InputError(f"an array of {kind} on the device cannot be copied as {dtype_of(dtype)}")
-        if place != self._device.dlpack:
+        found = None if kind is None else kind.read(data, home.handle)
+        held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
+        if held is None or (dtype is not None and dtype_of(dtype) is not held):
+            raise InputError(f"{type(data).__name__} of {data.dtype} cannot be copied as {dtype}")
+        if place != self._device.dlpack or (found is None and data.device != self.name):
             raise InputError(f"{type(data).__name__} is on another device than {self.name}")
-        made = self._new(shape, kind, stream)
-        if isinstance(data, Array):
+        made = self._new(tuple(data.shape), held, stream)
+        if found is None:
             return made.copy_from(data)
-        if math.prod(shape) * kind.size != found.nbytes:
+        if not getattr(data, "is_contiguous", lambda: made.nbytes == found.nbytes)():
             raise InputError(f"{type(data).__name__} is not contiguous")
+        if kind is not None and kind.current is not None:
+            follow(home, self._context.adopt(kind.current(self._device.dlpack[1])))
         self._device.copy(made.address, found.address, made.nbytes, home)
         self._context.hold(Event(self._context, home.record()), found.owner)
         return made
@@ -297,11 +295,16 @@ class Gpu:
         """Give the device back. Nothing of it can be used again; twice is fine."""
         if isinstance(self._context.lost, _ClosedError):
             return
-        if self._context.lost is None:
+        alive = self._context.lost is None
+        if alive:
+            self._modules.clear()
+            self._kernels.clear()
             self._context.synchronize()
+            self._context.close_streams()
         self._end("it was closed", None)
         self._context.lost = _ClosedError(f"{self.name}: it was closed")
-        self._device.close()
+        if alive:
+            self._device.close()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]

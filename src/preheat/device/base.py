@@ -38,11 +38,12 @@ __all__ = [
 
 Dim3 = tuple[int, int, int]
 
-#: A prepared launch. It takes the address of an array of pointers, one to each parameter's bytes (which
-#: are read before it returns), and gives a tuple whose first item is 0 when the launch was accepted;
-#: anything else goes to `Device.check`. So thin because it is the inner loop of every program: one
-#: more Python frame would be a fiftieth of a launch.
-Submit = Callable[[int], tuple[int, ...]]
+#: A prepared launch: `submit(pointers, 0)`. `pointers` is the address of an array of pointers, one to
+#: each parameter's bytes, which are read before it returns. It gives a tuple whose first item is 0
+#: when the launch was accepted; anything else goes to `Device.check`. This is the end of the driver's
+#: own call (the 0 is its last argument), because it is the inner loop of every program and one more
+#: Python frame would be a fiftieth of a launch.
+Submit = Callable[[int, int], tuple[int, ...]]
 
 
 class Limits(NamedTuple):

@@ -15,7 +15,7 @@ from preheat.dtypes import DType, pointee_dtypes
 from preheat.errors import LaunchError
 from preheat.runtime.host import bfloat16_bytes
 
-__all__ = ["Block", "Refusal", "Signature", "Slot", "Value"]
+__all__ = ["Block", "Refusal", "Signature", "Slot", "Value", "new_block"]
 
 _INTEGERS = {
     "char": "b", "signed char": "b", "unsigned char": "B", "short": "h", "unsigned short": "H",
@@ -90,12 +90,9 @@ class Slot:
             return self._ctypes(given, value)
         raise Refusal(f"{self.title} cannot take {_describe(given)}", self._advice(given))
 
-    def _python(self, given: float, value: Value) -> float:
+    def _python(self, given: Any, value: Value) -> float:
         if value.real:
-            number = float(given)
-            if math.isfinite(number) and not _fits(value.code, number):
-                raise Refusal(f"{self.title} cannot hold {given!r}")
-            return number
+            return self._real(float(given), value)
         if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
             return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
         if isinstance(given, float):
@@ -105,6 +102,11 @@ class Slot:
         if not _fits(value.code, int(given)):
             raise Refusal(f"{self.title} cannot hold {given!r}")
         return int(given)
+
+    def _real(self, number: float, value: Value) -> float:
+        """What is too large for the width becomes infinite, as in any conversion of floats."""
+        fits = not math.isfinite(number) or _fits(value.code, number)
+        return number if fits else math.copysign(math.inf, number)
 
     def _numpy(self, given: Any, value: Value) -> float:
         wanted, name = _NUMPY[value.code], str(given.dtype)
@@ -172,20 +174,26 @@ class Signature:
             raise LaunchError(self.kernel, f"{len(args)} arguments given, it takes {self.wants}")
 
 
-class Block:
+class Block(NamedTuple):
     """Room for one launch's parameters: `pack` fills it, `pointers` is what a launch is given."""
 
-    __slots__ = ("_bytes", "_pointers", "pack", "pointers")
+    pack: Callable[..., None]
+    pointers: int
+    data: memoryview
+    owner: object  # of the memory that `pointers` is an address in
 
-    def __init__(self, signature: Signature) -> None:
-        layout = signature.layout
-        self._bytes = ctypes.create_string_buffer(layout.size + _ALIGN)
-        base = ctypes.addressof(self._bytes)
-        start = -base % _ALIGN
-        addresses = [base + start + slot.parameter.offset for slot in signature.slots]
-        self._pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
-        self.pack: Callable[..., None] = partial(layout.pack_into, self._bytes, start)
-        self.pointers = ctypes.addressof(self._pointers)
+
+def new_block(signature: Signature) -> Block:
+    """A block for launches of this signature."""
+    layout = signature.layout
+    room = ctypes.create_string_buffer(layout.size + 2 * _ALIGN)
+    base = ctypes.addressof(room)
+    start = -base % _ALIGN
+    addresses = [base + start + slot.parameter.offset for slot in signature.slots]
+    pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+    whole = -(-layout.size // _ALIGN) * _ALIGN  # so that it can be viewed in any format
+    data = memoryview(room).cast("B")[start : start + whole]
+    return Block(partial(layout.pack_into, data, 0), ctypes.addressof(pointers), data, pointers)
 
 
 _ALIGN = 128  # no parameter asks for more

@@ -13,8 +13,7 @@ from preheat.errors import DeviceError, InputError, StaleBufferError
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context, Tag
 from preheat.runtime.host import element_bytes, host_array, host_bytes
-from preheat.runtime.memory import Buffer
-from preheat.runtime.stream import Event
+from preheat.runtime.memory import Buffer, use_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +92,9 @@ class Array:
         return Array(self.buffer, self.dtype, self.shape[1:], offset + at % self.shape[0] * row)
 
     def __repr__(self) -> str:
-        state = "" if self.buffer.lost is None else f", {self.buffer.lost}"
+        state = "" if self.buffer.open else ", freed"
+        if self.buffer.open and self.buffer.context.lost is not None:
+            state = ", lost"
         return f"<{type(self).__name__} {self.dtype}{list(self.shape)} on {self.device}{state}>"
 
     # Contents
@@ -146,7 +147,7 @@ class Array:
         other.buffer.before(home)
         if self.nbytes:
             self._device.copy(self.address, other.address, self.nbytes, home)
-        other.buffer.after(home, Event(self.buffer.context, home.record()))
+        other.buffer.after(home, use_of(self.buffer.context, home))
         return self
 
     # Life
@@ -177,7 +178,7 @@ class Array:
 
     def _require(self, doing: str) -> None:
         if self.buffer.lost is not None:
-            raise StaleBufferError(doing, f"{self!r}")
+            raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}")
 
     def _watch(self, work: Any, doing: str) -> None:
         try:

@@ -61,6 +61,7 @@ class Context:
         self._held: deque[tuple[Done, object]] = deque()
         self.stream = device.stream()
         self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
+        self._own = {self.stream.handle}
         self._tags: dict[int, dict[DType, Tag]] = {}
         self._draining = threading.Lock()
         _alive.add(self)
@@ -92,7 +93,12 @@ class Context:
             self.idle.append(given)
         stream = self.device.stream(priority=priority)
         self._streams[stream.handle] = stream
+        self._own.add(stream.handle)
         return stream
+
+    def owns(self, stream: base.Stream) -> bool:
+        """Whether `stream` is one of ours, which lives as long as this context."""
+        return stream.handle in self._own
 
     # Life and death
 
@@ -109,8 +115,14 @@ class Context:
         if fatal and self.lost is None:
             self.lost = ContextLostError(
                 f"{self.device.name} is lost since {doing}: {error}",
-                hint="call gpu.reset(), or start a new process",
+                hint="start a new process (on the emulator, gpu.reset() will do)",
             )
+
+    def close_streams(self) -> None:
+        """Give our streams back to the device; only when nothing can use them any more."""
+        for handle in self._own:
+            self._streams[handle].close()
+        self._own.clear()
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of this context can be used from now on; what it held is gone or given up."""

@@ -11,10 +11,11 @@ from preheat.artifact import Artifact, EntryPoint
 from preheat.device import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import DeviceError, InputError, LaunchError
-from preheat.runtime.arguments import Block, Signature
+from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, host_bytes
-from preheat.runtime.launch import Launch, quick
+from preheat.runtime.launch import Launch
+from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
@@ -111,7 +112,7 @@ class Kernel:
         self.module, self.entry = module, entry
         self._context = module.context
         self._function, self._signature = module.function(entry)
-        self._launchers: dict[object, _Launcher] = {}
+        self._launchers: dict[object, Callable[..., None]] = {}
 
     @property
     def name(self) -> str:
@@ -131,23 +132,24 @@ class Kernel:
     def __getitem__(self, config: Any) -> Callable[..., None]:
         """The launch with this grid and block, each an integer or up to three."""
         try:
-            launcher = self._launchers[config]
+            return self._launchers[config]
         except (KeyError, TypeError):
-            launcher = self._configure(config)
-        return launcher.quick or launcher
+            return self._configure(config)
 
-    def _configure(self, config: Any) -> _Launcher:
+    def _configure(self, config: Any) -> Callable[..., None]:
         if not isinstance(config, tuple) or len(config) != 2:
             raise LaunchError(
                 self.name,
                 "kernel[grid, block] takes two things",
                 hint="the rest goes by keyword: kernel.launch(…, grid=, block=, shared=, stream=)",
             )
-        return self._keep(config, _Launcher(self._launch(self.geometry(*config), None)))
+        return self._keep(config, self._launch(self.geometry(*config), None))
 
-    def _keep(self, key: object, launcher: _Launcher) -> _Launcher:
+    def _keep(self, key: object, launch: Launch) -> Callable[..., None]:
+        """The launch as a callable that is found again under `key`."""
         if len(self._launchers) >= _SHAPES:
             self._launchers.clear()
+        launcher = _Launcher(launch, self._launchers, key)
         with suppress(TypeError):  # a geometry given as lists cannot be a key
             self._launchers[key] = launcher
         return launcher
@@ -174,8 +176,8 @@ class Kernel:
             launcher = self._launchers[key]
         except (KeyError, TypeError):
             geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
-            launcher = self._keep(key, _Launcher(self._launch(geometry, raw)))
-        (launcher.quick or launcher)(*args)
+            launcher = self._keep(key, self._launch(geometry, raw))
+        launcher(*args)
 
     def bind(
         self,
@@ -271,22 +273,25 @@ class Kernel:
 
 
 class _Launcher:
-    """A launch that is used more than once: from the second time on by its quick function."""
+    """A launch that may be used again: from the second time on its quick function takes its place."""
 
-    __slots__ = ("_launch", "_seen", "quick")
+    __slots__ = ("_found", "_key", "_launch", "_quick", "_seen")
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch, self._seen = launch, False
-        self.quick: Callable[..., None] | None = None
+    def __init__(self, launch: Launch, found: dict[object, Callable[..., None]], key: object) -> None:
+        self._launch, self._found, self._key = launch, found, key
+        self._seen = False
+        self._quick: Callable[..., None] | None = None
 
     def __call__(self, *args: Any) -> None:
-        if self.quick is not None:
-            return self.quick(*args)
+        if self._quick is not None:  # someone kept this object
+            self._quick(*args)
+            return
         self._launch.run(*args)
         if self._seen:
-            self.quick = quick(self._launch)
+            self._quick = made = quick(self._launch, args)
+            with suppress(TypeError):  # a geometry given as lists is no key
+                self._found[self._key] = made
         self._seen = True
-        return None
 
 
 class Bound:
@@ -301,7 +306,7 @@ class Bound:
         for buffer in gathered.buffers:
             buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
-        self._block = Block(launch.signature)
+        self._block = new_block(launch.signature)
         self._block.pack(*gathered.values)
         self._pointers, self._submit = self._block.pointers, launch.prepared(stream)
         at_home = all(buffer.home is stream for buffer in gathered.buffers)
@@ -313,7 +318,7 @@ class Bound:
             self._launch.run(*self._args)  # which says what is wrong, if anything is
             return
         try:
-            status = self._submit(self._pointers)
+            status = self._submit(self._pointers, 0)
         except DeviceError as error:
             self._launch.complain(error)
             raise

@@ -11,7 +11,7 @@ from preheat.device import base
 from preheat.runtime.context import Context
 from preheat.runtime.stream import Event
 
-__all__ = ["Buffer", "Dependent"]
+__all__ = ["Buffer", "Dependent", "follow", "use_of"]
 
 _generations = itertools.count(1)
 
@@ -28,19 +28,20 @@ class Buffer:
 
     It belongs to `home`, the stream it was allocated in. Another stream that uses it waits, the
     first time, for what `home` has done with it; and it is not given back before every such
-    stream has come past its last use.
+    stream has come past its last use. `users` are those streams, by number: one of ours as itself,
+    one of another library, which may be destroyed any time, as an event after its last use.
     """
 
     __slots__ = (
-        "__weakref__", "_dependents", "_users", "address", "context",
-        "exported", "generation", "home", "open", "size",
+        "__weakref__", "_dependents", "address", "context",
+        "exported", "generation", "home", "open", "size", "users",
     )  # fmt: skip
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
         self.open = False  # a failed allocation leaves nothing to free
         self.context, self.size, self.home = context, size, home
         self.exported = False  # another library holds it and may use it in streams we do not see
-        self._users: dict[int, Event] = {}
+        self.users: dict[int, base.Stream | Event] = {}
         self._dependents: weakref.WeakSet[Dependent] | None = None
         self.address = context.allocate(max(size, 1), home)
         self.generation = next(_generations)
@@ -51,24 +52,22 @@ class Buffer:
         """Why this memory cannot be used, or None while it can."""
         if not self.open:
             return "its memory was freed"
-        return None if self.context.lost is None else f"its memory is gone: {self.context.lost}"
+        return None if self.context.lost is None else str(self.context.lost)
 
     def before(self, stream: base.Stream) -> None:
         """Order `stream`, when it is new to this memory, behind what `home` has done so far."""
-        if stream is not self.home and stream.handle not in self._users:
-            event = self.home.record()
-            stream.wait(event)
-            event.close()
+        if stream is not self.home and stream.handle not in self.users:
+            follow(stream, self.home)
 
-    def after(self, stream: base.Stream, event: Event) -> None:
-        """Note that `stream` uses this memory until `event`."""
+    def after(self, stream: base.Stream, use: base.Stream | Event) -> None:
+        """Note that `stream` uses this memory: until an event or, one of ours, from here on."""
         if stream is not self.home:
-            self._users[stream.handle] = event
+            self.users[stream.handle] = use
 
     def settle(self) -> None:
         """Order `home` behind every other stream that used this memory."""
-        for event in self._users.values():
-            self.home.wait(event.raw)
+        for user in list(self.users.values()):
+            follow(self.home, user)
 
     def tell(self, dependent: Dependent) -> None:
         """Let `dependent` know when this memory is closed."""
@@ -88,7 +87,7 @@ class Buffer:
 
     def _give_back(self) -> partial[None]:
         return partial(
-            _free, self.context.device, self.address, self.home, [*self._users.values()], self.exported
+            _free, self.context.device, self.address, self.home, [*self.users.values()], self.exported
         )
 
     def __del__(self) -> None:
@@ -96,11 +95,30 @@ class Buffer:
             self.context.garbage.append(self._give_back())
 
 
+def follow(stream: base.Stream, other: base.Stream | Event) -> None:
+    """Let later work of `stream` wait for an event, or for what another stream has to do by now."""
+    if isinstance(other, Event):
+        stream.wait(other.raw)
+    elif other is not stream:
+        event = other.record()
+        stream.wait(event)
+        event.close()
+
+
+def use_of(context: Context, stream: base.Stream) -> base.Stream | Event:
+    """What to remember of a use in `stream`: itself where it is ours, else an event after it."""
+    return stream if context.owns(stream) else Event(context, stream.record())
+
+
 def _free(
-    device: base.Device, address: int, home: base.Stream, users: list[Event], exported: bool
+    device: base.Device,
+    address: int,
+    home: base.Stream,
+    users: list[base.Stream | Event],
+    exported: bool,
 ) -> None:
     if exported:
         device.synchronize()
-    for event in users:
-        home.wait(event.raw)
+    for user in users:
+        follow(home, user)
     device.free(address, home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from preheat.dtypes import DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
 from preheat.runtime import dlpack
 
-__all__ = ["Operand", "Pointer", "current_stream", "is_tensor", "operand"]
+__all__ = ["Kind", "Operand", "Pointer", "kind_of"]
 
 _CPU, _CUDA = 1, 2
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
@@ -39,35 +40,29 @@ class Operand(NamedTuple):
         return self.device == device or (device[0] == _CUDA and self.device[0] in _MANAGED)
 
 
-def is_tensor(value: object) -> bool:
-    """Whether `value` is memory of another library."""
-    return _reader(type(value)) is not None
+class Kind(NamedTuple):
+    """How to read tensors of one type; `current` gives the stream its library works in on a GPU."""
+
+    library: str
+    read: Callable[[Any, int], Operand]
+    current: Callable[[int], int] | None = None
 
 
-def current_stream(value: object, index: int) -> int | None:
-    """The stream that the library of `value`, torch or CuPy, is working in now on GPU `index`."""
-    library = type(value).__module__.partition(".")[0]
-    if library == "torch" and getattr(value, "is_cuda", False):
-        return int(_torch_stream()(index))
-    if library == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    return None
-
-
-def operand(value: Any, stream: int) -> Operand:
-    """What `value` refers to; a DLPack producer orders `stream` behind its own work."""
-    reader = _reader(type(value))
-    if reader is None:
-        raise InputError(f"{type(value).__name__} is not an array preheat can read")
-    return reader(value, stream)
+def kind_of(value: object) -> Kind | None:
+    """The kind of tensor `value` is, or None when it is none of another library."""
+    kind = type(value)
+    try:
+        return _kinds[kind]
+    except KeyError:
+        return _kinds.setdefault(kind, _find(kind))
 
 
 def _from_torch(value: Any, stream: int) -> Operand:
     del stream  # launched in torch's own stream, or ordered behind it by the launch
-    if value.is_cuda:
-        place = (_CUDA, value.get_device())
-        nbytes = value.numel() * value.element_size()
-        return Operand(value.data_ptr(), nbytes, _torch_dtype(value.dtype), place, value)
+    index = value.get_device()
+    if index >= 0:
+        place, dtype = (_CUDA, index), _torch_dtype(value.dtype)
+        return Operand(value.data_ptr(), value.nbytes, dtype, place, value)
     host = value.detach()
     dtype = _torch_dtype(value.dtype)
     if dtype is not None and dtype.host != dtype.name:  # NumPy has no such type
@@ -126,33 +121,26 @@ def _span(face: dict[str, Any]) -> int:
     return int(sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + itemsize)
 
 
-_Reader = Callable[[Any, int], Operand]
-_readers: dict[type, _Reader | None] = {}
+_kinds: dict[type, Kind | None] = {}
 
 
-def _reader(kind: type) -> _Reader | None:
-    """How to read objects of this type; found out once."""
-    try:
-        return _readers[kind]
-    except KeyError:
-        return _readers.setdefault(kind, _find_reader(kind))
-
-
-def _find_reader(kind: type) -> _Reader | None:
+def _find(kind: type) -> Kind | None:
+    """Found out once for each type."""
     library = kind.__module__.partition(".")[0]
     if library == "torch" and hasattr(kind, "data_ptr"):
-        return _from_torch
+        return Kind(library, _from_torch, _torch_stream())
     if library == "cupy" and hasattr(kind, "data"):
-        return _from_cupy
-    if hasattr(kind, "__dlpack__") and library != "numpy":
-        return _from_dlpack
+        return Kind(library, _from_cupy, _cupy_stream())
+    if hasattr(kind, "__array_interface__") and library == "numpy" and kind.__name__ == "ndarray":
+        return Kind(library, _from_host)
+    if hasattr(kind, "__dlpack__") and library not in ("numpy", "preheat"):
+        return Kind(library, _from_dlpack)
     if hasattr(kind, "__cuda_array_interface__"):
-        return _from_cuda_interface
-    if hasattr(kind, "__array_interface__") and kind.__name__ == "ndarray":
-        return _from_host
+        return Kind(library, _from_cuda_interface)
     return None
 
 
+@functools.cache
 def _torch_dtype(dtype: object) -> DType | None:
     try:
         return dtype_of(dtype)
@@ -160,7 +148,14 @@ def _torch_dtype(dtype: object) -> DType | None:
         return None
 
 
+@functools.cache
 def _torch_stream() -> Callable[[int], int]:
     torch = sys.modules["torch"]
     quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
+@functools.cache
+def _cupy_stream() -> Callable[[int], int]:
+    current = sys.modules["cupy"].cuda.get_current_stream
+    return lambda index: current(index).ptr

@@ -49,7 +49,7 @@ class CudaDevice:
         self._open()
 
     def _open(self) -> None:
-        self._context = call("cuDevicePrimaryCtxRetain", self._device)
+        self.context = call("cuDevicePrimaryCtxRetain", self._device)
         with self.current():
             self._pool = self._new_pool()
         self._staging = Staging(self._pinned)
@@ -87,7 +87,7 @@ class CudaDevice:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this device's context the thread's current one for a while."""
-        call("cuCtxPushCurrent", self._context)
+        call("cuCtxPushCurrent", self.context)
         try:
             yield
         finally:
@@ -198,4 +198,6 @@ class CudaDevice:
 
     def close(self) -> None:
         """Let go of the context; the driver ends it when nobody else holds it."""
+        with self.current():
+            call("cuMemPoolDestroy", self._pool)
         call("cuDevicePrimaryCtxRelease", self._device)

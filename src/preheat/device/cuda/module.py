@@ -5,7 +5,7 @@ Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.artifact import Artifact
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaFunction", "CudaModule"]
 
 _NOT_FOUND = 500
+_NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
 _DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
 _PORTABLE_CLUSTER = 8  # blocks; more is an opt-in
 
@@ -91,35 +92,31 @@ class CudaFunction:
         return self._in_context(submit) if stream.handle in _DEFAULT_STREAMS else submit
 
     def _prepare_plain(self, geometry: Geometry, stream: Stream) -> Submit:
-        launch, function, handle = library().cuLaunchKernel, self._function, stream.handle
-        (gx, gy, gz), (bx, by, bz), shared = geometry.grid, geometry.block, geometry.shared
-
-        def submit(parameters: int) -> tuple[int, ...]:
-            return launch(function, gx, gy, gz, bx, by, bz, shared, handle, parameters, 0)  # type: ignore[no-any-return]
-
-        return submit
+        cu = library()
+        handle = cu.CUstream(stream.handle)
+        return partial(
+            cu.cuLaunchKernel, self._function, *geometry.grid, *geometry.block, geometry.shared, handle
+        )
 
     def _prepare_extended(self, geometry: Geometry, stream: Stream) -> Submit:
         cu = library()
-        launch, function = cu.cuLaunchKernelEx, self._function
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
         config.sharedMemBytes, config.hStream = geometry.shared, stream.handle
         config.attrs = _launch_attributes(cu, geometry)
         config.numAttrs = len(config.attrs)
-
-        def submit(parameters: int) -> tuple[int, ...]:
-            return launch(config, function, parameters, 0)  # type: ignore[no-any-return]
-
-        return submit
+        return partial(cu.cuLaunchKernelEx, config, self._function)
 
     def _in_context(self, submit: Submit) -> Submit:
         """The same for a default stream, whose number means nothing without a current context."""
 
-        def in_context(parameters: int) -> tuple[int, ...]:
-            with self.device.current():
-                return submit(parameters)
+        def in_context(pointers: int, end: int) -> tuple[int, ...]:
+            status = submit(pointers, end)
+            if status[0] in _NOT_CURRENT:
+                with self.device.current():
+                    return submit(pointers, end)
+            return status
 
         return in_context
 

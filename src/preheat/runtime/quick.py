@@ -1,0 +1,207 @@
+"""Launches written out as one Python function, for the arguments most launches have.
+
+What a launch costs beyond the driver's own call is Python, so a launch that is used again gets a
+function made for it: one `if` that tests everything `Launch.run` would test, the arguments stored where
+the driver reads them, the driver's call. Arguments that fail the test go to `Launch.run`, which either
+copes or says what is wrong. The function for saxpy(float, float const*, float*, int):
+
+    def quick(a0=missing, a1=missing, a2=missing, a3=missing, *more):
+        go = cell = None
+        try:
+            if (
+                context.lost is None and not more and (type(a0) is float or type(a0) is int)
+                and a1.tag is own0 and a2.tag is own1 and type(a3) is int
+            ):
+                pointers, vf, vQ, vi = cell = take()
+                vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
+                go = submit
+        except Unfit:
+            …
+        status = go(pointers, 0)
+
+Tensors of torch and CuPy, where the launch has them, get a section like the one shown: they go to the
+stream that their library works in.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from preheat.dtypes import DType
+from preheat.errors import DeviceError
+from preheat.runtime.arguments import Slot, new_block
+from preheat.runtime.launch import Launch
+from preheat.runtime.operands import kind_of
+
+__all__ = ["quick"]
+
+_STORABLE = "bBhHiIqQfd"  # struct formats a memory view can be assigned in
+
+
+class _Section(NamedTuple):
+    """How one kind of array is tested (place, element type), addressed, and sent on its way."""
+
+    place: str
+    element: str
+    address: str
+    submit: str
+
+
+_SECTIONS = {
+    # The tag says it all: alive, on this device, of this type, at home in this stream.
+    "own": _Section("{0}.tag[2] is stream", "{0}.tag is {1}", "{0}.address", "submit"),
+    # A stream besides the device's own: it must be known to be ordered behind the array's home.
+    "second": _Section(
+        "({0}.tag[2] is stream or {0}.tag[2] is home and handle in {0}.buffer.users)",
+        "{0}.tag[1] is {1}",
+        "{0}.address",
+        "submit",
+    ),
+    "torch": _Section(
+        "{0}.get_device() == index", "{0}.dtype is {1}", "{0}.data_ptr()", "submits[torch(index)]"
+    ),
+    "cupy": _Section(
+        "{0}.data.device_id == index", "{0}.dtype == {1}", "{0}.data.ptr", "submits[cupy(index)]"
+    ),
+}
+
+
+def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
+    """The function for launches with arguments like `args`; `launch.run` where there is none."""
+    slots, context = launch.signature.slots, launch.context
+    if launch.blocking or not all(map(_plain, slots)):
+        return launch.run
+    stream = launch.stream or context.stream
+    kinds = {kind.library: kind for kind in map(kind_of, args) if kind is not None and kind.current}
+    names = (
+        [*kinds, "own"] if launch.stream is None else ["own" if stream is context.stream else "second"]
+    )
+    dtypes = [dtype for slot in slots for dtype in slot.dtypes or ()]
+    values: dict[str, Any] = {name: kind.current for name, kind in kinds.items()}
+    for name in names:
+        rows = enumerate(_elements(launch, name, dtypes))
+        values |= {f"{name}{n}": element for n, element in rows}
+    make = _maker(tuple(names), slots, tuple(values))
+    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, _cell(launch), **values)
+    return made
+
+
+def _plain(slot: Slot) -> bool:
+    code = "Q" if slot.value is None else slot.value.code
+    return (slot.pointer or slot.value is not None) and code in _STORABLE
+
+
+def _elements(launch: Launch, section: str, dtypes: Sequence[DType]) -> list[Any]:
+    """What arrays of one kind say when they hold elements of these types."""
+    if section == "torch":
+        return [getattr(sys.modules["torch"], dtype.name, None) for dtype in dtypes]
+    if section == "cupy":
+        return [dtype.numpy() for dtype in dtypes]
+    tags = launch.context.tags(launch.context.stream)
+    return [tags[dtype] for dtype in dtypes] if section == "own" else list(dtypes)
+
+
+def _cell(launch: Launch) -> tuple[Any, ...]:
+    """A parameter block as the function uses it: the pointers, and one view for each format."""
+    block = new_block(launch.signature)
+    data: Any = block.data
+    formats = dict.fromkeys(slot.format for slot in launch.signature.slots)
+    return (block.pointers, *(data.cast(code) for code in formats), block)
+
+
+@functools.lru_cache(maxsize=256)
+def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, ...]) -> Any:
+    """What makes the function for parameters like these and arrays of these kinds."""
+    given = [f"a{n}" for n in range(len(slots))]
+    text = _FUNCTION.format(
+        values=", ".join(values),
+        parameters="".join(f"{name}=missing, " for name in given),
+        sections="".join(_section(name, slots) for name in names),
+        given="".join(f"{name}, " for name in given),
+    )
+    scope: dict[str, Any] = {
+        "DeviceError": DeviceError,
+        "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError),
+        "missing": object(),
+    }
+    exec(text, scope)
+    return scope["make"]
+
+
+def _section(name: str, slots: Sequence[Slot]) -> str:
+    section = _SECTIONS[name]
+    tests, stores, element = ["go is None", "context.lost is None", "not more"], [], 0
+    for position, slot in enumerate(slots):
+        given = f"a{position}"
+        elements = [f"{name}{element + n}" for n in range(len(slot.dtypes or ()))]
+        element += len(elements)
+        is_number = _number_test(slot, given)
+        is_array = _array_test(section, given, elements, whole=name == "own")
+        address, test = section.address.format(given), is_array
+        if slot.value is not None:
+            test = f"({is_number} or {is_array})" if slot.pointer else is_number
+            address = f"{given} if {is_number} else {address}" if slot.pointer else given
+        tests.append(test)
+        at = slot.parameter.offset // slot.parameter.size
+        stores.append(f"v{slot.format}[{at}] = {address}")
+    views = "".join(f"v{code}, " for code in dict.fromkeys(slot.format for slot in slots))
+    return _SECTION.format(
+        tests=" and ".join(tests), views=views, stores="; ".join(stores) or "pass", go=section.submit
+    )
+
+
+def _number_test(slot: Slot, given: str) -> str:
+    if slot.value is not None and slot.value.real:
+        return f"(type({given}) is float or type({given}) is int)"
+    return f"type({given}) is int"
+
+
+def _array_test(section: _Section, given: str, elements: Sequence[str], *, whole: bool) -> str:
+    """Python that tells whether `given` is memory that can go straight into the stream.
+
+    `whole` says that the test of the element type tests the place as well.
+    """
+    place = section.place.format(given)
+    if not elements:  # any type will do
+        return place
+    fits = " or ".join(section.element.format(given, element) for element in elements)
+    fits = fits if len(elements) == 1 else f"({fits})"
+    return fits if whole else f"{place} and {fits}"
+
+
+_SECTION = """
+        try:
+            if {tests}:
+                pointers, {views}_ = cell = take()
+                {stores}
+                go = {go}
+        except Unfit:
+            if cell is not None:
+                give(cell)
+                cell = None
+"""
+_FUNCTION = """\
+def make(launch, submit, stream, first, {values}):
+    context, submits, handle = launch.context, launch.submits, stream.handle
+    index, home = context.device.dlpack[1], context.stream
+    cells = [first]  # a launch takes one, so that threads never share
+    take, give = cells.pop, cells.append
+    run, complain = launch.run, launch.complain
+    def quick({parameters}*more):
+        go = cell = None
+{sections}
+        if go is None:
+            return run(*[a for a in ({given}) if a is not missing], *more)
+        try:
+            status = go(pointers, 0)
+        except DeviceError as error:
+            complain(error)
+            raise
+        give(cell)
+        if status[0]:
+            complain(status)
+    return quick
+"""
