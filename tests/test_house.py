@@ -65,6 +65,12 @@ def test_imports_point_down(file: Path) -> None:
         assert RANK[other] < RANK[mine] or other == mine, f"{mine} imports {other}"
 
 
+def test_devices_do_not_know_each_other() -> None:
+    for mine, other in (("cuda", "emulator"), ("emulator", "cuda")):
+        for file in (SOURCE / "device" / mine).glob("*.py"):
+            assert f"preheat.device.{other}" not in file.read_text(), file
+
+
 def test_the_store_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "store").glob("*.py"):
         assert set(imported(file)) <= {"store", "container", "events"}, file

@@ -33,7 +33,13 @@ the others are still compiled.
 
 @click.command(epilog=_EPILOG)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; repeatable.")
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Such as sm_90a; repeatable; else this GPU's.",
+)
 @program_options
 @click.option(
     "-o",

@@ -18,7 +18,7 @@ from preheat.arch import Arch
 from preheat.builder import Builder
 from preheat.cli.output import columns, count, data, duration, emit_json, say, size
 from preheat.config import VARIABLES, Config, environ
-from preheat.errors import ConfigError, PreheatError, did_you_mean
+from preheat.errors import ConfigError, NoGpuError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
 from preheat.store.trust import unusable
@@ -143,6 +143,20 @@ def _test_compile(builder: Builder) -> Finding:
     return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
 
 
+def _gpus() -> Iterator[Finding]:
+    from preheat.device.cuda.device import driver_version, visible
+
+    try:
+        gpus = visible()
+    except NoGpuError as error:
+        detail, fix = str(error).partition("\n")[0], "needed to run kernels, not to compile them"
+        yield Finding("GPU", "warn", detail, fix)
+        return
+    yield Finding("driver", "ok", f"CUDA {driver_version()}")
+    for gpu in gpus:
+        yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
+
+
 def _directories() -> Iterator[Finding]:
     try:
         config = Config.from_env()
@@ -210,6 +224,7 @@ def _file_system(path: Path) -> str:
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _versions,
     _compilers,
+    _gpus,
     _directories,
     _settings,
 )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from preheat.arch import Arch
-from preheat.errors import InputError
+from preheat.errors import DeviceError, InputError
 from preheat.program import Program
 from preheat.toolchain import ptx
 
@@ -45,7 +45,7 @@ class ProgramOptions:
 
 
 def targets(program: Program, given: Iterable[str]) -> list[Arch]:
-    """The architectures asked for; for PTX, when none was, the one it was made for."""
+    """The architectures asked for; when none was, for PTX the one it was made for, else this GPU's."""
     if archs := list(dict.fromkeys(Arch.parse(text) for text in given)):
         return archs
     if program.language == "ptx":
@@ -53,7 +53,22 @@ def targets(program: Program, given: Iterable[str]) -> list[Arch]:
             return [Arch.parse(ptx.parse(program.source).target[0])]
         except ptx.SyntaxFault as bad:
             raise InputError(f"{program.label}:{bad.line}: {bad}") from None
-    raise InputError(f"{program.label}: no architecture given", hint="add --arch, such as --arch sm_90")
+    return [_own_gpu(program.label)]
+
+
+def _own_gpu(label: str) -> Arch:
+    """The architecture of the first GPU here; asked for, never guessed."""
+    from preheat.device.cuda.device import visible
+
+    hint = "add --arch, such as --arch sm_90"
+    try:
+        gpus = visible()
+    except DeviceError as error:
+        why = str(error).partition("\n")[0]
+        raise InputError(f"{label}: no architecture given, and {why}", hint=hint) from None
+    if not gpus:
+        raise InputError(f"{label}: no architecture given, and there is no GPU", hint=hint)
+    return gpus[0].arch
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -16,7 +17,7 @@ from preheat.device.cuda.staging import Chunk, Staging
 from preheat.device.cuda.stream import CudaStream
 from preheat.errors import NoGpuError
 
-__all__ = ["CudaDevice", "count"]
+__all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 
 _KEEP = 2**64 - 1  # bytes a pool keeps before it gives memory back to the driver by itself
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
@@ -25,6 +26,51 @@ _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
 def count() -> int:
     """How many GPUs this process can see; `NoGpuError` when there is no driver."""
     return int(call("cuDeviceGetCount"))
+
+
+def visible() -> list[Visible]:
+    """The GPUs this process can see, without a context on any of them."""
+    return [_look(index) for index in range(count())]
+
+
+def driver_version() -> str:
+    """The newest CUDA version the driver supports, such as 13.0."""
+    number = int(call("cuDriverGetVersion"))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+class Visible(NamedTuple):
+    """A GPU as the driver lists it."""
+
+    name: str
+    model: str
+    arch: Arch
+
+
+def _look(index: int) -> Visible:
+    device = call("cuDeviceGet", index)
+    model = call("cuDeviceGetName", 256, device).split(b"\0")[0].decode()
+    major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    return Visible(f"cuda:{index}", model, Arch(major, minor))
+
+
+def _attribute(device: Any, name: str) -> int:
+    which = getattr(library().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call("cuDeviceGetAttribute", which, device))
+
+
+def _limits(device: Any) -> Limits:
+    get = partial(_attribute, device)
+    return Limits(
+        warp=get("WARP_SIZE"),
+        threads=get("MAX_THREADS_PER_BLOCK"),
+        block=(get("MAX_BLOCK_DIM_X"), get("MAX_BLOCK_DIM_Y"), get("MAX_BLOCK_DIM_Z")),
+        grid=(get("MAX_GRID_DIM_X"), get("MAX_GRID_DIM_Y"), get("MAX_GRID_DIM_Z")),
+        shared=get("MAX_SHARED_MEMORY_PER_BLOCK"),
+        shared_optin=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        cluster=16 if get("CLUSTER_LAUNCH") else 0,
+        processors=get("MULTIPROCESSOR_COUNT"),
+    )
 
 
 class CudaDevice:
@@ -40,12 +86,11 @@ class CudaDevice:
         there = count()
         if not 0 <= index < there:
             raise NoGpuError(f"there is no GPU {index}: this process can see {there}")
-        self.index, self.name, self.dlpack = index, f"cuda:{index}", (2, index)
+        self.index, self.dlpack = index, (2, index)
+        self.name, self.model, self.arch = _look(index)
         self._device = call("cuDeviceGet", index)
-        self.model = call("cuDeviceGetName", 256, self._device).split(b"\0")[0].decode()
-        self.arch = Arch(self._get("COMPUTE_CAPABILITY_MAJOR"), self._get("COMPUTE_CAPABILITY_MINOR"))
-        self.limits = self._limits()
-        self.processor_threads = self._get("MAX_THREADS_PER_MULTIPROCESSOR")
+        self.limits = _limits(self._device)
+        self.processor_threads = _attribute(self._device, "MAX_THREADS_PER_MULTIPROCESSOR")
         self._open()
 
     def _open(self) -> None:
@@ -53,24 +98,6 @@ class CudaDevice:
         with self.current():
             self._pool = self._new_pool()
         self._staging = Staging(self._pinned)
-
-    def _get(self, attribute: str) -> int:
-        names = library().CUdevice_attribute
-        which = getattr(names, f"CU_DEVICE_ATTRIBUTE_{attribute}")
-        return int(call("cuDeviceGetAttribute", which, self._device))
-
-    def _limits(self) -> Limits:
-        get = self._get
-        return Limits(
-            warp=get("WARP_SIZE"),
-            threads=get("MAX_THREADS_PER_BLOCK"),
-            block=(get("MAX_BLOCK_DIM_X"), get("MAX_BLOCK_DIM_Y"), get("MAX_BLOCK_DIM_Z")),
-            grid=(get("MAX_GRID_DIM_X"), get("MAX_GRID_DIM_Y"), get("MAX_GRID_DIM_Z")),
-            shared=get("MAX_SHARED_MEMORY_PER_BLOCK"),
-            shared_optin=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-            cluster=16 if get("CLUSTER_LAUNCH") else 0,
-            processors=get("MULTIPROCESSOR_COUNT"),
-        )
 
     def _new_pool(self) -> Any:
         """A pool of our own: the device's default one belongs to everybody in the process."""
