@@ -36,7 +36,6 @@ from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer, follow
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream
-from preheat.toolchain import ptx
 
 __all__ = ["Gpu", "device"]
 
@@ -174,6 +173,8 @@ class Gpu:
     ) -> tuple[Artifact, bool]:
         """Code for this device, and whether its driver has to compile it."""
         if strict and program.language == "ptx":
+            from preheat.toolchain import ptx
+
             target = Arch.parse(ptx.parse(program.source).target[0])
         why = mismatch(target, self.arch, strict=strict)
         if why is not None:

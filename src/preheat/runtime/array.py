@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from preheat.device import base
 from preheat.dtypes import DType
 from preheat.errors import DeviceError, InputError, StaleBufferError
-from preheat.runtime import dlpack
 from preheat.runtime.context import Context, Tag
 from preheat.runtime.host import element_bytes, host_array, host_bytes
 from preheat.runtime.memory import Buffer, use_of
@@ -202,6 +201,8 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
+        from preheat.runtime import dlpack
+
         self._export(stream)
         versioned = max_version is not None and max_version[0] >= 1
         place = self._device.dlpack

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from preheat.dtypes import DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
-from preheat.runtime import dlpack
 
-__all__ = ["Kind", "Operand", "Pointer", "kind_of"]
+__all__ = ["Kind", "Operand", "Pointer", "kind_of", "loaded_kinds"]
 
 _CPU, _CUDA = 1, 2
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
@@ -50,11 +49,24 @@ class Kind(NamedTuple):
 
 def kind_of(value: object) -> Kind | None:
     """The kind of tensor `value` is, or None when it is none of another library."""
-    kind = type(value)
+    return kind_of_type(type(value))
+
+
+def kind_of_type(kind: type) -> Kind | None:
+    """The same for all values of a type; found out once."""
     try:
         return _kinds[kind]
     except KeyError:
         return _kinds.setdefault(kind, _find(kind))
+
+
+def loaded_kinds() -> Iterator[Kind]:
+    """The kinds of the libraries with streams of their own that this process has loaded."""
+    for library, tensor in (("torch", "Tensor"), ("cupy", "ndarray")):
+        kind = getattr(sys.modules.get(library), tensor, None)
+        found = None if kind is None else kind_of_type(kind)
+        if found is not None:
+            yield found
 
 
 def _from_torch(value: Any, stream: int) -> Operand:
@@ -101,6 +113,8 @@ def _from_host(value: Any, stream: int) -> Operand:
 
 
 def _from_dlpack(value: Any, stream: int) -> Operand:
+    from preheat.runtime import dlpack
+
     on_host = value.__dlpack_device__()[0] == _CPU
     tensor = dlpack.open_capsule(value.__dlpack__() if on_host else value.__dlpack__(stream=stream))
     nbytes = math.prod(tensor.shape) * (tensor.dtype.size if tensor.dtype is not None else 1)

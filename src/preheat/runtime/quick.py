@@ -19,7 +19,7 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
             …
         status = go(pointers, 0)
 
-Tensors of torch and CuPy, where the launch has them, get a section like the one shown: they go to the
+Tensors of torch and CuPy, where those are loaded, have a section like the one shown: they go to the
 stream that their library works in.
 """
 
@@ -34,10 +34,11 @@ from preheat.dtypes import DType
 from preheat.errors import DeviceError
 from preheat.runtime.arguments import Slot, new_block
 from preheat.runtime.launch import Launch
-from preheat.runtime.operands import kind_of
+from preheat.runtime.operands import kind_of, loaded_kinds
 
 __all__ = ["quick"]
 
+_CPU = 1  # DLPack's number for host memory
 _STORABLE = "bBhHiIqQfd"  # struct formats a memory view can be assigned in
 
 
@@ -75,12 +76,13 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     if launch.blocking or not all(map(_plain, slots)):
         return launch.run
     stream = launch.stream or context.stream
-    kinds = {kind.library: kind for kind in map(kind_of, args) if kind is not None and kind.current}
-    names = (
-        [*kinds, "own"] if launch.stream is None else ["own" if stream is context.stream else "second"]
-    )
+    given = {kind.library for kind in map(kind_of, args) if kind is not None}
+    kinds = {kind.library: kind for kind in loaded_kinds()} if context.device.dlpack[0] != _CPU else {}
+    names = sorted(["own", *kinds], key=lambda name: name not in given)  # first what came this time
+    if launch.stream is not None:
+        names = ["own" if stream is context.stream else "second"]
     dtypes = [dtype for slot in slots for dtype in slot.dtypes or ()]
-    values: dict[str, Any] = {name: kind.current for name, kind in kinds.items()}
+    values: dict[str, Any] = {name: kinds[name].current for name in names if name in kinds}
     for name in names:
         rows = enumerate(_elements(launch, name, dtypes))
         values |= {f"{name}{n}": element for n, element in rows}

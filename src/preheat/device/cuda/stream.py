@@ -19,9 +19,8 @@ _NO_TIMING = 2
 class CudaEvent:
     """A point in a stream."""
 
-    def __init__(self, device: CudaDevice, *, timing: bool) -> None:
-        with device.current():
-            self.handle = int(call("cuEventCreate", 0 if timing else _NO_TIMING))
+    def __init__(self, *, timing: bool) -> None:
+        self.handle = int(call("cuEventCreate", 0 if timing else _NO_TIMING))
 
     def done(self) -> bool:
         """Whether the work before it has ended."""
@@ -48,8 +47,8 @@ class CudaStream:
 
     def record(self, *, timing: bool = False) -> CudaEvent:
         """An event after everything submitted so far."""
-        event = CudaEvent(self._device, timing=timing)
         with self._device.current():
+            event = CudaEvent(timing=timing)
             call("cuEventRecord", event.handle, self.handle)
         return event
 
