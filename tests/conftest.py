@@ -98,7 +98,9 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
     """Opens devices of the test's own, by name, and closes them."""
     opened: list[Gpu] = []
 
-    def open_one(name: str, *, builder: Builder = shared_builder, arch: str = "sm_90", **more: Any) -> Gpu:
+    def open_one(
+        name: str, *, builder: Builder = shared_builder, arch: str = "sm_90", **more: Any
+    ) -> Gpu:
         kind, _, index = name.partition(":")
         made: Any
         if kind == "emulator":

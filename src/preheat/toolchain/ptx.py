@@ -1,6 +1,6 @@
-"""The one PTX parser: module directives, functions with their parameter layout, statements.
+"""The one PTX parser: module directives, variables, functions with their parameter layout, statements.
 
-Heads are parsed at once; a body is split into statements only when asked for, because compilers
+Heads are parsed at once; bodies and variables are taken apart only when asked for, because compilers
 emit megabytes of them and a signature needs none.
 """
 
@@ -14,7 +14,17 @@ from functools import cached_property
 
 from preheat.toolchain.text import split_commas
 
-__all__ = ["Function", "Module", "Param", "Statement", "SyntaxFault", "parse"]
+__all__ = [
+    "Function",
+    "Module",
+    "Param",
+    "Statement",
+    "SyntaxFault",
+    "Variable",
+    "declared_registers",
+    "declared_variables",
+    "parse",
+]
 
 #: Size in bytes of each fundamental type.
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)} | {
@@ -48,6 +58,15 @@ _GUARD = re.compile(rf"^@\s*(!?)\s*({_NAME})\s+")
 _OPCODE = re.compile(r"[.\w:]+|\S+")
 _PARAM = re.compile(rf"(?<![\w.$%])(?P<name>{_NAME})\s*(?:\[\s*(?P<extent>\d{{0,9}})\s*\])?\s*\Z")
 _ALIGN = re.compile(r"\.align\s+(\d{1,9})")
+_DECLARATION = re.compile(
+    r"(?<![^\s;}])(?P<linkage>(?:\.(?:visible|extern|weak|common)\s+)*)"
+    r"\.(?P<space>global|const|shared|local|param)"
+    r"(?P<attributes>(?:\s*\.\w+(?:\s+\d{1,9}(?![\w.])|\s*\([^)]*\))?)+)(?P<rest>[^;]*)"
+)
+_DECLARED = re.compile(
+    rf"(?P<name>{_NAME})\s*(?P<extents>(?:\[\s*\d{{0,9}}\s*\]\s*)*)(?:=\s*(?P<initial>.*))?", re.S
+)
+_REGISTER = re.compile(rf"(?P<name>{_NAME})\s*(?:<\s*(?P<count>\d{{1,9}})\s*>)?")
 
 
 class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into PtxError above)
@@ -68,6 +87,24 @@ class Param:
     size: int
     align: int
     pointer: bool = False  # marked `.ptr`; older dialects leave pointers as plain u64
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable in memory: how much of it there is, and what it holds at first.
+
+    `initial` has one text for each element that is given: a number, or an address such as `table` or
+    `generic(table)+4`. The rest of the variable is zero.
+    """
+
+    name: str
+    space: str  # "global", "const", "shared", "local", "param"
+    kind: str
+    align: int
+    size: int  # 0 for an array without extent: the launch says how much there is
+    initial: tuple[str, ...]
+    linkage: tuple[str, ...]
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +166,17 @@ class Module:
     target: tuple[str, ...]  # `("sm_90a",)`, possibly with `texmode_unified` or `debug`
     address_size: int
     functions: tuple[Function, ...]
+    outside: tuple[tuple[int, str], ...] = ()  # blanked text between functions, with its first line
+
+    @cached_property
+    def variables(self) -> dict[str, Variable]:
+        """The variables of the module, by name; a definition wins over a declaration."""
+        found: dict[str, Variable] = {}
+        for line, text in self.outside:
+            for variable in declared_variables(text, line):
+                if variable.name not in found or ".extern" in found[variable.name].linkage:
+                    found[variable.name] = variable
+        return found
 
     @cached_property
     def entries(self) -> dict[str, Function]:
@@ -143,12 +191,53 @@ def parse(text: str) -> Module:
     if version is None or target is None:
         raise SyntaxFault(f"no .{'target' if version else 'version'} directive", 1)
     size = _ADDRESS_SIZE.search(clean)
+    outside: list[tuple[int, str]] = []
+    functions = tuple(_functions(clean, outside))
     return Module(
         version=(int(version[1]), int(version[2])),
         target=tuple(t.strip() for t in target[1].split(",") if t.strip()),
         address_size=int(size[1]) if size else 64,
-        functions=tuple(_functions(clean)),
+        functions=functions,
+        outside=tuple(outside),
     )
+
+
+def declared_variables(clean: str, first_line: int = 1) -> Iterator[Variable]:
+    """The variables that a blanked text declares; `SyntaxFault` for one without type or name."""
+    line, counted = first_line, 0
+    for match in _DECLARATION.finditer(clean):
+        line += clean.count("\n", counted, match.start("space"))
+        counted = match.start("space")
+        words = re.findall(r"\.(\w+)", match["attributes"])
+        kind = next((word for word in words if word in SIZES), None)
+        if kind is None:
+            raise SyntaxFault(f"variable {' '.join(match[0].split())!r} has no known type", line)
+        wide = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
+        stated = _ALIGN.search(match["attributes"])
+        align = (int(stated[1]) if stated else 0) or SIZES[kind] * wide
+        for row in split_commas(match["rest"]):
+            named = _DECLARED.fullmatch(row)
+            if named is None:
+                raise SyntaxFault(f"{row!r} declares no variable", line)
+            size = SIZES[kind] * wide
+            for extent in re.findall(r"\d+|\[\s*\]", named["extents"]):
+                size *= int(extent) if extent.isdigit() else 0
+            items = (named["initial"] or "").replace("{", " ").replace("}", " ").split(",")
+            initial = tuple(filter(None, (" ".join(item.split()) for item in items)))
+            linkage = tuple(match["linkage"].split())
+            yield Variable(named["name"], match["space"], kind, align, size, initial, linkage, line)
+
+
+def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, str]]:
+    """Name, count and kind of each register of a `.reg` statement; `%r<5>` counts 5, `hl` None."""
+    kind, _, rest = statement.text.removeprefix(".reg").strip().removeprefix(".").partition(" ")
+    if kind in ("v2", "v4"):
+        raise SyntaxFault("vector registers are obsolete", statement.line)
+    for row in split_commas(rest):
+        named = _REGISTER.fullmatch(row)
+        if named is None or (kind != "pred" and kind not in SIZES):
+            raise SyntaxFault(f"{statement.text!r} declares no register", statement.line)
+        yield named["name"], int(named["count"]) if named["count"] else None, kind
 
 
 def blank(text: str) -> str:
@@ -168,9 +257,11 @@ def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
         at = match.end()
 
 
-def _functions(clean: str) -> Iterator[Function]:
+def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]:
+    """The functions of a blanked text; what lies between them is left in `outside`."""
     at, breaks = 0, [found.start() for found in re.finditer("\n", clean)]
     while match := _HEAD.search(clean, at):
+        outside.append((bisect_left(breaks, at) + 1, clean[at : match.start()]))
         end = _head_end(clean, match.end())
         line = bisect_left(breaks, match.start("kind")) + 1
         body, body_start, at = None, end, end + 1
@@ -190,6 +281,7 @@ def _functions(clean: str) -> Iterator[Function]:
             body=body,
             body_line=bisect_left(breaks, body_start) + 1,
         )
+    outside.append((bisect_left(breaks, at) + 1, clean[at:]))
 
 
 def _head_end(clean: str, start: int) -> int:

@@ -1,0 +1,282 @@
+"""A function's statements as operations: names resolved in their scopes, operands taken apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from preheat.toolchain import ptx
+from preheat.toolchain.text import split_commas
+
+__all__ = [
+    "Address",
+    "Body",
+    "Number",
+    "Op",
+    "Operand",
+    "Pair",
+    "Register",
+    "Special",
+    "Symbol",
+    "Vector",
+    "decode",
+]
+
+
+class Register(NamedTuple):
+    """A register of the function; names from inner scopes carry the scope's number."""
+
+    name: str
+    kind: str
+
+
+class Special(NamedTuple):
+    """A register of the machine, such as `%tid.x`."""
+
+    name: str
+
+
+class Number(NamedTuple):
+    """A constant as it was written: what it means depends on the type it is used as."""
+
+    text: str
+
+    def value(self, dtype: np.dtype[Any]) -> Any:
+        """The constant as a NumPy scalar; `0f` and `0d` constants keep their bits in integer types."""
+        text = self.text.rstrip("uU") if not self.text.startswith(("0f", "0F")) else self.text
+        lead = text.lower()
+        if lead.startswith(("0f", "0d")) and not lead.startswith("0x"):
+            return _from_bits(int(text[2:], 16), np.dtype("f4" if lead[1] == "f" else "f8"), dtype)
+        if dtype.kind == "f" and dtype.itemsize > 2:
+            return dtype.type(
+                float(text) if re.search(r"[.eE]", text) and "x" not in lead else _integer(text)
+            )
+        if dtype.kind == "b":
+            return np.bool_(_integer(text) != 0)
+        bits = _integer(text) & ((1 << 8 * dtype.itemsize) - 1)
+        return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
+
+
+class Symbol(NamedTuple):
+    """A variable or function, and a distance from its beginning."""
+
+    name: str
+    offset: int = 0
+
+
+class Address(NamedTuple):
+    """`[base+offset]`."""
+
+    base: Register | Symbol | Number
+    offset: int
+
+
+class Vector(NamedTuple):
+    """`{a, b}`, and the `(a, b)` of a call. A place that is `_` is None."""
+
+    items: tuple[Operand | None, ...]
+
+
+class Pair(NamedTuple):
+    """`p|q`: two results."""
+
+    items: tuple[Register | None, ...]
+
+
+class Negated(NamedTuple):
+    """`!p`."""
+
+    register: Register
+
+
+Operand = Register | Special | Number | Symbol | Address | Vector | Pair | Negated
+
+
+class Op(NamedTuple):
+    """One instruction. `guard` is the predicate in front of it and whether that is negated."""
+
+    line: int
+    text: str
+    opcode: str
+    operands: tuple[Operand | None, ...]
+    guard: tuple[Register, bool] | None = None
+
+    @property
+    def mnemonic(self) -> str:
+        """`ld` of `ld.global.f32`."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def modifiers(self) -> tuple[str, ...]:
+        """`("global", "f32")` of `ld.global.f32`."""
+        return tuple(self.opcode.split(".")[1:])
+
+
+@dataclass
+class Body:
+    """A decoded function."""
+
+    ops: list[Op] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # index of the operation behind each
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # `.branchtargets`
+    variables: dict[str, ptx.Variable] = field(default_factory=dict)
+
+
+@dataclass
+class _Scope:
+    number: int
+    outer: _Scope | None
+    names: dict[str, Register | str] = field(default_factory=dict)  # registers, variables, labels
+    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # `%r<5>`
+
+    def unique(self, name: str) -> str:
+        return name if self.number == 0 else f"{name}@{self.number}"
+
+    def find(self, name: str) -> Register | str | None:
+        """What `name` stands for here: a register, or the unique name of a variable or label."""
+        scope: _Scope | None = self
+        while scope is not None:
+            if found := scope.names.get(name):
+                return found
+            base = name.rstrip("0123456789")
+            count, kind = scope.ranges.get(base, (0, ""))
+            if base != name and int(name[len(base) :]) < count:
+                return scope.names.setdefault(name, Register(scope.unique(name), kind))
+            scope = scope.outer
+        return None
+
+
+_NAME = r"[A-Za-z_$%][\w$]*"
+_ADDRESS = re.compile(rf"\[\s*({_NAME}|-?\w+)\s*(?:\+\s*(-?\s*\w+)|(-\s*\w+))?\s*\]")
+_SYMBOL = re.compile(rf"({_NAME})\s*(?:\+\s*(-?\w+)|(-\s*\w+))?")
+_SPECIAL = re.compile(r"%[a-z]\w*(?:\.[xyzw])?")
+_NUMBER = re.compile(r"-?\.?\d[\w.+-]*")
+_LABEL = re.compile(rf"({_NAME})\s*:")
+_IGNORED = frozenset((".loc", ".file", ".pragma", ".callprototype", ".calltargets"))
+
+
+def decode(function: ptx.Function) -> Body:
+    """The operations of a function; `SyntaxFault` for a statement that has no known shape."""
+    body = Body()
+    for scope, statement in list(_scoped(function.statements, body)):
+        if table := _LABEL.match(statement.text):
+            body.labels[str(scope.names[table[1]])] = len(body.ops)
+        elif statement.text.startswith(".branchtargets"):
+            targets = split_commas(statement.text.removeprefix(".branchtargets"))
+            label = next(name for name, at in reversed(body.labels.items()) if at == len(body.ops))
+            body.tables[label] = tuple(str(scope.find(target)) for target in targets)
+        else:
+            body.ops.append(_operation(statement, scope))
+    return body
+
+
+def _scoped(
+    statements: tuple[ptx.Statement, ...], body: Body
+) -> Iterator[tuple[_Scope, ptx.Statement]]:
+    """Instructions and labels, each with its scope; what declares names is taken in on the way."""
+    scope, count = _Scope(0, None), 0
+    for statement in statements:
+        text = statement.text
+        if text == "{":
+            count += 1
+            scope = _Scope(count, scope)
+        elif text == "}":
+            if scope.outer is None:
+                raise ptx.SyntaxFault("a brace closes nothing", statement.line)
+            scope = scope.outer
+        elif text.startswith(".reg"):
+            _declare_registers(statement, scope)
+        elif text.partition(" ")[0] in _IGNORED:
+            continue
+        elif text.startswith(".") and not text.startswith(".branchtargets"):
+            _declare_variables(statement, scope, body)
+        else:
+            if label := _LABEL.match(text):
+                scope.names[label[1]] = scope.unique(label[1])
+            yield scope, statement
+
+
+def _declare_registers(statement: ptx.Statement, scope: _Scope) -> None:
+    for name, count, kind in ptx.declared_registers(statement):
+        if count is None:
+            scope.names[name] = Register(scope.unique(name), kind)
+        else:
+            scope.ranges[name] = (count, kind)
+
+
+def _declare_variables(statement: ptx.Statement, scope: _Scope, body: Body) -> None:
+    for variable in ptx.declared_variables(statement.text, statement.line):
+        unique = scope.unique(variable.name)
+        scope.names[variable.name] = unique
+        body.variables[unique] = replace(variable, name=unique)
+
+
+def _operation(statement: ptx.Statement, scope: _Scope) -> Op:
+    guard = None
+    if text := statement.guard:
+        register = scope.find(text.lstrip("!"))
+        if not isinstance(register, Register):
+            raise ptx.SyntaxFault(f"{text} is no predicate", statement.line)
+        guard = (register, text.startswith("!"))
+    operands = tuple(_operand(text, scope, statement.line) for text in statement.operands)
+    return Op(statement.line, statement.text, statement.opcode, operands, guard)
+
+
+def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
+    if text == "_":
+        return None
+    if text[:1] in "{(":
+        return Vector(tuple(_operand(item, scope, line) for item in split_commas(text[1:-1])))
+    if match := _ADDRESS.fullmatch(text):
+        base = _operand(match[1], scope, line)
+        offset = _integer((match[2] or match[3] or "0").replace(" ", ""))
+        if isinstance(base, Symbol):
+            return Address(base._replace(offset=offset), 0)
+        if isinstance(base, Register | Number):
+            return Address(base, offset)
+    if "|" in text:
+        return Pair(tuple(_register(item.strip(), scope, line) for item in text.split("|")))
+    if text.startswith("!"):
+        if negated := _register(text[1:].strip(), scope, line):
+            return Negated(negated)
+    elif _NUMBER.fullmatch(text):
+        return Number(text)
+    elif (found := scope.find(text)) is not None:
+        return found if isinstance(found, Register) else Symbol(found)
+    elif text == "WARP_SZ":
+        return Number("32")
+    elif _SPECIAL.fullmatch(text):
+        return Special(text)
+    elif match := _SYMBOL.fullmatch(text):
+        found = scope.find(match[1])
+        name = found if isinstance(found, str) else match[1]
+        return Symbol(name, _integer((match[2] or match[3] or "0").replace(" ", "")))
+    raise ptx.SyntaxFault(f"{text!r} is no operand", line)
+
+
+def _register(text: str, scope: _Scope, line: int) -> Register | None:
+    found = None if text == "_" else scope.find(text)
+    if text != "_" and not isinstance(found, Register):
+        raise ptx.SyntaxFault(f"{text!r} is no register", line)
+    return found if isinstance(found, Register) else None
+
+
+def _integer(text: str) -> int:
+    """An integer in any of PTX's bases; a leading zero makes it octal."""
+    text = text.rstrip("uU")
+    digits = text.lstrip("+-")
+    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+    return int(text, 8 if octal else 0)
+
+
+def _from_bits(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
+    exact = np.array(bits, f"u{written.itemsize}").view(written)
+    return (
+        exact.astype(wanted)[()]
+        if wanted.kind == "f"
+        else exact.view(f"u{written.itemsize}").astype(wanted)[()]
+    )

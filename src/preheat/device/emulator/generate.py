@@ -1,0 +1,223 @@
+"""A PTX function as code that can run: every reachable block a Python function, and what follows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from preheat.device.emulator.decode import Op, Register, decode
+from preheat.device.emulator.emit import EMITTERS, NAMESPACE, called, pure
+from preheat.device.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
+from preheat.device.emulator.special import SPECIAL
+from preheat.device.emulator.table import instruction
+from preheat.device.emulator.writer import U32, DType, Registers, Writer, register_type
+from preheat.errors import UnsupportedInstructionError
+from preheat.toolchain import ptx
+
+__all__ = ["Code", "Generator", "Step", "generate"]
+
+_KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
+
+
+@dataclass
+class Step:
+    """A basic block that can run, and what follows it."""
+
+    index: int
+    kind: str
+    targets: tuple[int, ...]
+    site: int  # its last operation
+    live_in: frozenset[int]
+    live_out: frozenset[int]
+    writes: frozenset[int]
+    run: Callable[[Any, list[Any], Any], Any]
+    mask: Callable[[Any, list[Any], Any], Any] | None = None  # the threads of the warp it waits for
+    callee: str | None = None
+    arguments: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
+    leaves: bool = False  # it does nothing but end the thread, or return
+
+
+@dataclass
+class Code:
+    """A function that can run. Registers are numbered; `special` and `symbols` have numbers too."""
+
+    name: str
+    steps: list[Step]
+    sites: list[Op]
+    zeros: list[Any]
+    special: list[tuple[int, str]]
+    symbols: list[tuple[int, str]]
+    offsets: dict[str, int]  # of variables, parameters and results in its local memory
+    frame_bytes: int
+    parameters: dict[str, int]  # of a kernel, in its parameter block
+    arguments: list[tuple[int, int]]  # offset and size
+    returns: list[tuple[int, int]]
+    callees: frozenset[str]
+    indirect: bool  # calls through pointers
+    variables: dict[str, ptx.Variable] = field(default_factory=dict)
+    takes_parameter_address: bool = False
+
+
+class Generator:
+    """Writes all functions of one PTX function."""
+
+    def __init__(self, function: ptx.Function) -> None:
+        self.function = function
+        self.is_entry = function.kind == "entry"
+        self.body = decode(function)
+        self.blocks = blocks_of(self.body)
+        self.registers = Registers()
+        self.sites: list[Op] = []
+        self.globals: dict[str, Any] = {}
+        self._constants: dict[Any, str] = {}
+        self.callees: set[str] = set()
+        self.indirect = self.takes_parameter_address = False
+        self.offsets, self.frame_bytes = self._locals()
+        self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
+        self._choose_types()
+
+    def _locals(self) -> tuple[dict[str, int], int]:
+        """Where variables lie in the function's part of local memory."""
+        rows = [
+            (v.name, v.size, v.align)
+            for v in self.body.variables.values()
+            if v.space in ("local", "param")
+        ]
+        if not self.is_entry:
+            rows += [(p.name, p.size, p.align) for p in (*self.function.params, *self.function.returns)]
+        offsets, top = {}, 0
+        for name, size, align in rows:
+            top = -(-top // align) * align
+            offsets[name] = top
+            top += size
+        return offsets, -(-top // 16) * 16
+
+    def _choose_types(self) -> None:
+        """Keep each register as the type that most instructions use it as."""
+        votes: dict[str, Counter[DType]] = {}
+        for block in self.blocks:
+            for op in block.ops:
+                for register in (*defined(op), *used(op)):
+                    self.registers.add(register.name, register_type(register.kind))
+                row = None if op.mnemonic in ("mov", "selp") else instruction(op.opcode)
+                if row is None:
+                    continue
+                for operand, dtype in zip(op.operands, (*row.results[:1], *row.sources), strict=False):
+                    if (
+                        isinstance(operand, Register)
+                        and register_type(operand.kind).itemsize == dtype.itemsize
+                    ):
+                        votes.setdefault(operand.name, Counter())[dtype] += 1
+        for name, counted in votes.items():
+            self.registers.kept[self.registers.number[name]] = counted.most_common(1)[0][0]
+
+    def constant(self, value: Any) -> str:
+        """The name of a value in the generated functions' globals."""
+        key = (type(value), value.tobytes() if isinstance(value, np.generic) else value)
+        if key not in self._constants:
+            self._constants[key] = f"c{len(self._constants)}"
+            self.globals[self._constants[key]] = value
+        return self._constants[key]
+
+    def site(self, op: Op) -> int:
+        """The number of an operation, by which an error finds its line."""
+        if not self.sites or self.sites[-1] is not op:
+            self.sites.append(op)
+        return len(self.sites) - 1
+
+    def drops(self, block: Block, slot: int) -> bool:
+        """Whether a register's old value is of no use once this block has read it."""
+        name = self.registers.names[slot]
+        if name.startswith("&") or name in SPECIAL:
+            return False
+        return name not in block.live_out or name in block.defines
+
+    def unsupported(self, op: Op, what: str | None = None) -> UnsupportedInstructionError:
+        """The error for an operation that the emulator does not know."""
+        return UnsupportedInstructionError(
+            self.function.name,
+            f"the emulator does not know {what or op.opcode}",
+            line=op.line,
+            text=op.text,
+        )
+
+    def emit(self, writer: Writer, op: Op) -> str | None:
+        """Write one operation; the expression that the block returns, if it is of flow."""
+        return EMITTERS.get(op.mnemonic, pure)(writer, op)
+
+    def code(self) -> Code:
+        """The function, ready to run."""
+        sources: dict[str, str] = {}
+        parts = []
+        for block in self.blocks:
+            if block.reachable:
+                parts.append((block, *self._step(block, sources)))
+        self.globals.update(NAMESPACE)
+        exec(compile("\n".join(sources.values()), f"<{self.function.name}>", "exec"), self.globals)
+        steps: list[Any] = [None] * len(self.blocks)
+        for block, site, extra in parts:
+            steps[block.index] = self._finished(block, site, extra)
+        params = [] if self.is_entry else self.function.params
+        return Code(
+            name=self.function.name,
+            steps=steps,
+            sites=self.sites,
+            zeros=[dtype.type(0) for dtype in self.registers.kept],
+            special=self.registers.special,
+            symbols=self.registers.symbols,
+            offsets=self.offsets,
+            frame_bytes=self.frame_bytes,
+            parameters=self.parameters,
+            arguments=[(self.offsets[p.name], p.size) for p in params],
+            returns=[(self.offsets[p.name], p.size) for p in self.function.returns],
+            callees=frozenset(self.callees),
+            indirect=self.indirect,
+            variables=self.body.variables,
+            takes_parameter_address=any(name in self.parameters for _, name in self.registers.symbols),
+        )
+
+    def _step(self, block: Block, sources: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        writer = Writer(self, block)
+        sources[f"b{block.index}"] = writer.function(f"b{block.index}")
+        extra: dict[str, Any] = {}
+        if is_rendezvous(block.ops[0]):
+            asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
+            asks.op = block.ops[0]
+            asks.lines.append(f"return {asks.read(block.ops[0].operands[-1], U32)}")
+            sources[f"m{block.index}"] = (
+                f"def m{block.index}(G, R, W):\n    " + "\n    ".join(asks.lines) + "\n"
+            )
+        writer.op = block.ops[-1]
+        if writer.op.mnemonic == "call":
+            extra = called(writer, writer.op)
+        return self.site(writer.op), extra
+
+    def _finished(self, block: Block, site: int, extra: dict[str, Any]) -> Step:
+        number = self.registers.number
+        end = block.end
+        kind = "next" if end is None else "barrier" if is_barrier(end) else _KINDS[end.mnemonic]
+        if end is not None and end.mnemonic == "bra" and end.guard is None:
+            kind = "next"
+        return Step(
+            index=block.index,
+            kind=kind,
+            targets=block.targets,
+            site=site,
+            live_in=frozenset(number[name] for name in block.live_in),
+            live_out=frozenset(number[name] for name in block.live_out),
+            writes=frozenset(number[r.name] for op in block.ops for r in defined(op)),
+            run=self.globals[f"b{block.index}"],
+            mask=self.globals.get(f"m{block.index}"),
+            leaves=kind in ("ret", "exit") and len(block.ops) == 1,
+            **extra,
+        )
+
+
+def generate(function: ptx.Function) -> Code:
+    """Make a function ready to run; `UnsupportedInstructionError` names what the emulator cannot do."""
+    return Generator(function).code()

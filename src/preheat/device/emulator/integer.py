@@ -1,0 +1,390 @@
+"""Integer and bit instructions: what NumPy has no single function for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any  # an ndarray, or a NumPy scalar where a value is the same for all threads
+
+Run = Callable[..., Array]
+
+WIDER = {
+    np.dtype(narrow): np.dtype(wide)
+    for narrow, wide in (
+        ("u1", "u2"),
+        ("u2", "u4"),
+        ("u4", "u8"),
+        ("i1", "i2"),
+        ("i2", "i4"),
+        ("i4", "i8"),
+    )
+}
+
+
+def choose(condition: Array, yes: Array, no: Array) -> Array:
+    """`yes` where `condition` holds, `no` elsewhere; a scalar stays a scalar."""
+    chosen: Array = np.where(condition, yes, no)
+    return chosen[()]
+
+
+def unsigned(a: Array) -> Array:
+    """The same bits, read as an unsigned number."""
+    return a.view(f"u{a.dtype.itemsize}")
+
+
+def add_saturating(a: Array, b: Array) -> Array:
+    return _saturate(np.add(a, b, dtype=np.int64))
+
+
+def subtract_saturating(a: Array, b: Array) -> Array:
+    return _saturate(np.subtract(a, b, dtype=np.int64))
+
+
+def _saturate(wide: Array) -> Array:
+    return np.clip(wide, -(1 << 31), (1 << 31) - 1).astype(np.int32)
+
+
+def multiply_wide(a: Array, b: Array) -> Array:
+    """The whole product, twice as wide as its factors."""
+    return np.multiply(a, b, dtype=WIDER[a.dtype])
+
+
+def multiply_high(a: Array, b: Array) -> Array:
+    """The upper half of the whole product."""
+    if a.dtype.itemsize == 8:
+        return _multiply_high_64(a, b)
+    return (multiply_wide(a, b) >> a.dtype.itemsize * 8).astype(a.dtype)
+
+
+def _multiply_high_64(a: Array, b: Array) -> Array:
+    low = np.uint64(0xFFFFFFFF)
+    ua, ub, half = unsigned(a), unsigned(b), np.uint64(32)
+    a0, a1, b0, b1 = ua & low, ua >> half, ub & low, ub >> half
+    middle = a1 * b0 + (a0 * b0 >> half)
+    high = a1 * b1 + (middle >> half) + (a0 * b1 + (middle & low) >> half)
+    if a.dtype.kind == "i":  # as unsigned, a negative factor counts 2**64 too much
+        high = high - ub * (a < 0) - ua * (b < 0)
+    return high.view(a.dtype)
+
+
+def multiply_add(a: Array, b: Array, c: Array) -> Array:
+    return a * b + c
+
+
+def multiply_add_high(a: Array, b: Array, c: Array) -> Array:
+    return multiply_high(a, b) + c
+
+
+def multiply_add_wide(a: Array, b: Array, c: Array) -> Array:
+    return multiply_wide(a, b) + c
+
+
+def multiply_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
+    return add_saturating(multiply_high(a, b), c)
+
+
+def _product_24(a: Array, b: Array) -> Array:
+    eight = a.dtype.type(8)
+    return multiply_wide(a << eight >> eight, b << eight >> eight)
+
+
+def multiply_24(a: Array, b: Array) -> Array:
+    """The lower 32 bits of the product of the lower 24 bits."""
+    return _product_24(a, b).astype(a.dtype)
+
+
+def multiply_24_high(a: Array, b: Array) -> Array:
+    """Bits 16 to 47 of the product of the lower 24 bits."""
+    return (_product_24(a, b) >> 16).astype(a.dtype)
+
+
+def multiply_24_add(a: Array, b: Array, c: Array) -> Array:
+    return multiply_24(a, b) + c
+
+
+def multiply_24_add_high(a: Array, b: Array, c: Array) -> Array:
+    return multiply_24_high(a, b) + c
+
+
+def multiply_24_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
+    return add_saturating(multiply_24_high(a, b), c)
+
+
+def divide(a: Array, b: Array) -> Array:
+    """Quotient towards zero; all ones where the divisor is zero."""
+    kind = np.result_type(a)
+    zero = b == 0
+    # Magnitudes as unsigned numbers: the smallest integer has one, and dividing it by -1 wraps.
+    quotient = unsigned(np.abs(a)) // (unsigned(np.abs(b)) | zero)
+    negative = (a < 0) != (b < 0)
+    signed = choose(negative, -quotient, quotient) if kind.kind == "i" else quotient
+    return choose(zero, ~kind.type(0), signed.view(kind))
+
+
+def remainder(a: Array, b: Array) -> Array:
+    """What `divide` leaves, with the sign of the dividend; all ones where the divisor is zero."""
+    return choose(b == 0, ~a.dtype.type(0), a - divide(a, b) * b)
+
+
+def sum_of_differences(a: Array, b: Array, c: Array) -> Array:
+    return c + (np.maximum(a, b) - np.minimum(a, b))
+
+
+def minimum_relu(a: Array, b: Array) -> Array:
+    return np.maximum(np.minimum(a, b), a.dtype.type(0))
+
+
+def maximum_relu(a: Array, b: Array) -> Array:
+    return np.maximum(np.maximum(a, b), a.dtype.type(0))
+
+
+def by_halves(run: Run, kind: np.dtype[Any]) -> Run:
+    """`run` on the lower and on the upper half of the operands, read as `kind`."""
+
+    def packed(*operands: Array) -> Array:
+        return join(*each_half(run, kind)(*operands))
+
+    return packed
+
+
+def each_half(run: Run, kind: np.dtype[Any]) -> Callable[..., tuple[Array, Array]]:
+    """The results of `run` on the lower and on the upper half of the operands, read as `kind`."""
+
+    def both(*operands: Array) -> tuple[Array, Array]:
+        low, high = zip(*(halves(a) for a in operands), strict=True)
+        return run(*(a.view(kind) for a in low)), run(*(a.view(kind) for a in high))
+
+    return both
+
+
+def halves(a: Array) -> tuple[Array, Array]:
+    """The lower and the upper half of the bits of an unsigned operand."""
+    part = f"u{a.dtype.itemsize // 2}"
+    return a.astype(part), (a >> a.dtype.type(a.dtype.itemsize * 4)).astype(part)
+
+
+def join(low: Array, high: Array) -> Array:
+    """Two results in one that is twice as wide."""
+    whole = WIDER[unsigned(low).dtype]
+    return unsigned(low).astype(whole) | unsigned(high).astype(whole) << whole.type(whole.itemsize * 4)
+
+
+def shift_left(a: Array, n: Array) -> Array:
+    """Zero once the amount reaches the width."""
+    return np.left_shift(a, np.minimum(n, np.uint32(a.dtype.itemsize * 8)).astype(a.dtype))
+
+
+def shift_right(a: Array, n: Array) -> Array:
+    """Nothing but the sign, or zero, once the amount reaches the width."""
+    return np.right_shift(a, np.minimum(n, np.uint32(a.dtype.itemsize * 8)).astype(a.dtype))
+
+
+def funnel_left(mode: str) -> Run:
+    def run(low: Array, high: Array, n: Array) -> Array:
+        return (_pair(low, high) << _amount(n, mode) >> np.uint64(32)).astype(np.uint32)
+
+    return run
+
+
+def funnel_right(mode: str) -> Run:
+    def run(low: Array, high: Array, n: Array) -> Array:
+        return (_pair(low, high) >> _amount(n, mode)).astype(np.uint32)
+
+    return run
+
+
+def _pair(low: Array, high: Array) -> Array:
+    return low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+
+
+def _amount(n: Array, mode: str) -> Array:
+    return (n & np.uint32(31) if mode == "wrap" else np.minimum(n, np.uint32(32))).astype(np.uint64)
+
+
+def is_zero(a: Array) -> Array:
+    return (a == 0).astype(a.dtype)
+
+
+def ones(count: Array, kind: np.dtype[Any]) -> Array:
+    """A mask of the lowest `count` bits."""
+    return ~shift_left(~np.zeros_like(count, dtype=kind), count)[()]
+
+
+def extract(a: Array, position: Array, length: Array) -> Array:
+    """The field of `length` bits at `position`, continued by its highest bit when signed."""
+    position, length = _field(a, position, length)
+    if a.dtype.kind == "u":
+        return shift_right(a, position) & ones(length, a.dtype)
+    width = np.uint32(a.dtype.itemsize * 8)
+    spare = width - np.minimum(length, width)
+    return shift_right(shift_left(shift_right(a, position), spare), spare)
+
+
+def _field(a: Array, position: Array, length: Array) -> tuple[Array, Array]:
+    """Only 8 bits of either count for 32-bit fields; the hardware takes more for 64-bit ones."""
+    if a.dtype.itemsize == 8:
+        return position, length
+    return position & np.uint32(0xFF), length & np.uint32(0xFF)
+
+
+def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
+    """`b` with the lowest `length` bits of `a` in place of those at `position`."""
+    position, length = _field(a, position, length)
+    mask = shift_left(ones(length, a.dtype), position)
+    return b ^ (b ^ shift_left(a, position)) & mask
+
+
+def _bit_length(a: Array) -> Array:
+    if a.dtype.itemsize == 8:
+        high = a >> np.uint64(32)
+        return choose(high != 0, _bit_length_32(high) + 32, _bit_length_32(a & np.uint64(0xFFFFFFFF)))
+    return _bit_length_32(a)
+
+
+def _bit_length_32(a: Array) -> Array:
+    return np.frexp(a.astype(np.float64))[1].astype(np.uint32)
+
+
+def leading_zeros(a: Array) -> Array:
+    return np.uint32(a.dtype.itemsize * 8) - _bit_length(a)
+
+
+def population(a: Array) -> Array:
+    return np.bitwise_count(a).astype(np.uint32)
+
+
+def highest_bit(a: Array) -> Array:
+    """Position of the highest bit that is not a copy of the sign; all ones when there is none."""
+    return _bit_length(
+        unsigned(a ^ (a >> a.dtype.type(a.dtype.itemsize * 8 - 1)) if a.dtype.kind == "i" else a)
+    ) - np.uint32(1)
+
+
+def highest_bit_shift(a: Array) -> Array:
+    """How far left the highest such bit must move to become the top one."""
+    found = highest_bit(a)
+    return choose(found == np.uint32(0xFFFFFFFF), found, np.uint32(a.dtype.itemsize * 8 - 1) - found)
+
+
+def reverse(a: Array) -> Array:
+    """The bits in opposite order."""
+    width, kind = a.dtype.itemsize * 8, a.dtype.type
+    every = (1 << width) - 1
+    step = 1
+    while step < width:
+        mask = kind(every // ((1 << step) + 1))  # `step` ones, `step` zeros, and so on
+        a = (a >> kind(step)) & mask | (a & mask) << kind(step)
+        step *= 2
+    return a
+
+
+SELECTIONS = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
+def permute(a: Array, b: Array, selector: Array) -> Array:
+    """Four bytes picked from the eight of `a` and `b`, each by three bits; a fourth asks for its sign alone."""
+    pair = _pair(a, b)
+    result = np.uint32(0)
+    for place in range(4):
+        pick = selector >> np.uint32(4 * place)
+        byte = pair >> ((pick & np.uint32(7)) * np.uint32(8)).astype(np.uint64) & np.uint64(0xFF)
+        sign = (byte >> np.uint64(7)) * np.uint64(0xFF)
+        byte = choose(pick & np.uint32(8) != 0, sign, byte)
+        result = result | byte.astype(np.uint32) << np.uint32(8 * place)
+    return result
+
+
+def permute_by(mode: str) -> Run:
+    """`permute` by one of four fixed selections."""
+    selections = np.array(SELECTIONS[mode], np.uint32)
+
+    def run(a: Array, b: Array, selector: Array) -> Array:
+        return permute(a, b, selections[selector & np.uint32(3)])
+
+    return run
+
+
+def logic_3(a: Array, b: Array, c: Array, table: Array) -> Array:
+    """The function of three bits whose truth table is the constant `table`."""
+    lut = int(table) & 0xFF
+    if lut.bit_count() > 4:
+        return ~_minterms(a, b, c, lut ^ 0xFF)
+    return _minterms(a, b, c, lut)
+
+
+def _minterms(a: Array, b: Array, c: Array, lut: int) -> Array:
+    result = a & np.uint32(0) & b & c
+    for row in (row for row in range(8) if lut >> row & 1):
+        result = result | (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+    return result
+
+
+def dot_bytes(a_kind: str, b_kind: str) -> Run:
+    """`c` plus the sum of four products of bytes."""
+
+    def run(a: Array, b: Array, c: Array) -> Array:
+        return c + sum(
+            _lane(a, 8 * i, a_kind + "1", c) * _lane(b, 8 * i, b_kind + "1", c) for i in range(4)
+        )
+
+    return run
+
+
+def dot_halves(a_kind: str, b_kind: str, upper: bool) -> Run:
+    """`c` plus the sum of two products of 16 by 8 bits, from the lower or the upper bytes of `b`."""
+
+    def run(a: Array, b: Array, c: Array) -> Array:
+        lanes = ((16 * i, 8 * i + 16 * upper) for i in range(2))
+        return c + sum(_lane(a, i, a_kind + "2", c) * _lane(b, j, b_kind + "1", c) for i, j in lanes)
+
+    return run
+
+
+def _lane(a: Array, bit: int, kind: str, like: Array) -> Array:
+    return (unsigned(a) >> np.uint32(bit)).astype(kind).astype(like.dtype)
+
+
+def nth_set(mask: Array, base: Array, offset: Array) -> Array:
+    """Where the `offset`-th set bit is, counted from `base` up or down; all ones if there is none."""
+    none = np.uint32(0xFFFFFFFF)
+    position, left = base.astype(np.int64), np.maximum(np.abs(offset.astype(np.int64)), 1)
+    step = choose(offset == 0, 32, np.sign(offset))  # an offset of zero looks at one place only
+    found = none
+    for _ in range(32):
+        inside = (position >= 0) & (position < 32)
+        left = left - (inside & (mask >> (position & 31).astype(np.uint32) & np.uint32(1) != 0))
+        found = choose(inside & (left == 0) & (found == none), position.astype(np.uint32), found)
+        position = choose(inside, position + step, -1)
+    return found
+
+
+def mask_bits(mode: str) -> Run:
+    """`width` ones from `position` up."""
+
+    def run(position: Array, width: Array) -> Array:
+        if mode == "wrap":
+            position, width = position & np.uint32(31), width & np.uint32(31)
+        return shift_left(ones(width, position.dtype), position)
+
+    return run
+
+
+def extend(mode: str) -> Run:
+    """The lowest `width` bits, continued by the highest of them when signed."""
+
+    def run(a: Array, width: Array) -> Array:
+        if mode == "wrap":
+            width = width & np.uint32(31)
+        return extract(a, np.uint32(0), np.minimum(width, np.uint32(32)))
+
+    return run

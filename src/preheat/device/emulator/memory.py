@@ -1,0 +1,125 @@
+"""Which memory a kernel may touch: the live buffers of a device, found by address."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["POISON", "Buffer", "Memory", "Violation"]
+
+POISON = 0xCD  # every byte of memory that nothing has written yet
+
+
+class Violation(Exception):  # noqa: N818  (an EmulatorFault once kernel and thread are known)
+    """A thread did what it must not; `site` is the operation, `position` its place in the group."""
+
+    def __init__(
+        self,
+        message: str,
+        site: int,
+        position: int = 0,
+        address: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.site, self.position, self.address, self.hint = site, position, address, hint
+
+
+class Buffer(NamedTuple):
+    """Bytes that kernels may read and, where `writable`, write."""
+
+    start: int
+    end: int
+    writable: bool
+
+
+_NOWHERE = Buffer(0, 0, False)
+
+
+class Memory:
+    """The live buffers of a device in order of address."""
+
+    def __init__(self) -> None:
+        self.hot = _NOWHERE  # the buffer of the last access: most go to the same again
+        self._buffers: list[Buffer] = []
+        self._starts: list[int] = []
+        self._overlap = False
+        self._freed: deque[Buffer] = deque(maxlen=64)
+
+    def add(self, start: int, size: int, *, writable: bool = True) -> Buffer:
+        """Let kernels use `size` bytes at `start`. The same bytes may be added more than once."""
+        buffer = Buffer(start, start + size, writable)
+        at = bisect_right(self._starts, start)
+        self._starts.insert(at, start)
+        self._buffers.insert(at, buffer)
+        neighbours = self._buffers[max(at - 1, 0) : at + 2]
+        self._overlap |= any(a.end > b.start for a, b in pairwise(neighbours))
+        return buffer
+
+    def remove(self, buffer: Buffer) -> None:
+        """Kernels may no longer use this buffer."""
+        at = bisect_left(self._starts, buffer.start)
+        at = self._buffers.index(buffer, at)
+        del self._starts[at], self._buffers[at]
+        self._freed.append(buffer)
+        self.hot = _NOWHERE
+        if not self._buffers:
+            self._overlap = False
+
+    def covers(self, lo: int, hi: int, *, write: bool) -> bool:
+        """Whether one buffer holds every byte from `lo` up to `hi`."""
+        at = bisect_right(self._starts, lo) - 1
+        candidates = self._buffers if self._overlap else self._buffers[max(at, 0) : at + 1]
+        for buffer in candidates:
+            if buffer.start <= lo and hi <= buffer.end and (buffer.writable or not write):
+                self.hot = buffer
+                return True
+        return False
+
+    def first_outside(self, addresses: np.ndarray[Any, Any], size: int, *, write: bool) -> int | None:
+        """Position of the first address whose `size` bytes lie in no buffer; None when all do."""
+        if self._overlap:
+            inside = np.zeros(addresses.shape, np.bool_)
+            for buffer in self._buffers:
+                if buffer.writable or not write:
+                    inside |= (addresses >= buffer.start) & (addresses <= buffer.end - size)
+        else:
+            table = np.array([_NOWHERE, *self._buffers])
+            at = np.searchsorted(table[1:, 0], addresses, "right")
+            inside = addresses <= table[at, 1] - size
+            inside &= (table[at, 2] != 0) | (not write)
+        return None if inside.all() else int(np.argmin(inside))
+
+    def describe(self, address: int, size: int, *, write: bool) -> str:
+        """What is wrong with `size` bytes at `address`, told by the nearest buffer."""
+        verb = "writes" if write else "reads"
+        what = f"{verb} {size} {'byte' if size == 1 else 'bytes'} at 0x{address:x}"
+        if write and self.covers(address, address + size, write=False):
+            return f"{what}, in read-only memory"
+        for buffer in reversed(self._freed):
+            if buffer.start <= address < buffer.end:
+                return f"{what}, in a freed {_name(buffer)}"
+        near = min(self._buffers, key=lambda b: _distance(b, address, size), default=None)
+        if near is None:
+            return f"{what}; there is no memory at all"
+        if address >= near.end:
+            return f"{what}, {_bytes(address - near.end)} past the end of the {_name(near)}"
+        if address < near.start:
+            return f"{what}, {_bytes(near.start - address)} before the {_name(near)}"
+        return f"{what}, across the end of the {_name(near)}"
+
+
+def _name(buffer: Buffer) -> str:
+    return f"{buffer.end - buffer.start}-byte buffer at 0x{buffer.start:x}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count} {'byte' if count == 1 else 'bytes'}"
+
+
+def _distance(buffer: Buffer, address: int, size: int) -> int:
+    return max(address - buffer.end, buffer.start - address - size, 0)
