@@ -319,7 +319,7 @@ def reduce_sync(rng: Generator, n: int) -> Launch:
 
 @kernel(
     """
-    extern "C" __global__ void votes(const int* x, unsigned* ballots, int* any, int* all, int* uniform,
+    extern "C" __global__ void votes(const int* x, unsigned* ballots, int* any, int* all, int* matches,
                                      int n) {
         int i = blockIdx.x * blockDim.x + threadIdx.x;
         bool valid = i < n;
@@ -335,7 +335,7 @@ def reduce_sync(rng: Generator, n: int) -> Launch:
             any[i / 32] = some;
             all[i / 32] = every;
         }
-        uniform[i] = __popc(same) + 100 * (agreed != 0);
+        matches[i] = __popc(same) + 100 * (agreed != 0);
     }
     """,
     sizes=(1, 33, 500),

@@ -2,8 +2,8 @@
 
 Every kernel of the corpus is compiled without contraction (`-fmad=false`: otherwise the assembler fuses
 multiplications and additions as it likes) and run on both devices with the same inputs. Kernels whose
-PTX has neither an approximate instruction nor an atomic addition of floats, which the hardware orders as
-it likes, must agree in every bit, NaN payloads aside; the others within the tolerance of the case.
+PTX has neither an approximate instruction nor an atomic addition of floats (the hardware orders those as
+it likes) must agree in every bit, NaN payloads aside; the others within the tolerance of the case.
 """
 
 from __future__ import annotations

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from preheat import Builder, Config, ContextLostError, Gpu, Kernel, SymbolView
+from preheat import Builder, ContextLostError, Gpu, Kernel, SymbolView
 from preheat.device.cuda.device import CudaDevice
 from preheat.device.emulator.device import EmulatorDevice
 from tests.corpus import (
@@ -34,19 +33,7 @@ from tests.corpus.case import Array, Brain, Case, Result, unbrain, wide
 THEMES = elementwise, integers, control, reductions, sorting, matrices, grids, networks, simulation
 CASES = [case for theme in THEMES for case in vars(theme).values() if isinstance(case, Case)]
 RUNS = [pytest.param(case, size, id=f"{case.name}-{size}") for case in CASES for size in case.sizes]
-
-
 DEVICES = "sm_80", "sm_90", "sm_100", pytest.param("cuda", marks=pytest.mark.gpu)
-
-
-@pytest.fixture(scope="session")
-def corpus_builder(pytestconfig: pytest.Config) -> Iterator[Builder]:
-    """Compiles into the cache directory of pytest: every run but the first finds everything there."""
-    assert pytestconfig.cache is not None
-    home = pytestconfig.cache.mkdir("corpus")
-    config = Config(cache_dirs=(home / "kernels",), lock_dir=home / "locks")
-    with closing(Builder.open(config)) as builder:
-        yield builder
 
 
 @pytest.fixture(scope="session", params=DEVICES)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from preheat.dtypes import DType
 from preheat.errors import DeviceError
-from preheat.runtime.arguments import Slot, new_block
+from preheat.runtime.arguments import Block, Slot, new_block
 from preheat.runtime.launch import Launch
 from preheat.runtime.operands import kind_of, loaded_kinds
 
@@ -87,7 +87,10 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
         rows = enumerate(_elements(launch, name, dtypes))
         values |= {f"{name}{n}": element for n, element in rows}
     make = _maker(tuple(names), slots, tuple(values))
-    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, _cell(launch), **values)
+    block = new_block(launch.signature)
+    made: Callable[..., None] = make(
+        launch, launch.prepared(stream), stream, block, _cell(slots, block), **values
+    )
     return made
 
 
@@ -106,12 +109,11 @@ def _elements(launch: Launch, section: str, dtypes: Sequence[DType]) -> list[Any
     return [tags[dtype] for dtype in dtypes] if section == "own" else list(dtypes)
 
 
-def _cell(launch: Launch) -> tuple[Any, ...]:
+def _cell(slots: Sequence[Slot], block: Block) -> tuple[Any, ...]:
     """A parameter block as the function uses it: the pointers, and one view for each format."""
-    block = new_block(launch.signature)
     data: Any = block.data
-    formats = dict.fromkeys(slot.format for slot in launch.signature.slots)
-    return (block.pointers, *(data.cast(code) for code in formats), block)
+    formats = dict.fromkeys(slot.format for slot in slots)
+    return (block.pointers, *(data.cast(code) for code in formats))
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,7 +123,7 @@ def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, .
     text = _FUNCTION.format(
         values=", ".join(values),
         parameters="".join(f"{name}=missing, " for name in given),
-        sections="".join(_section(name, slots) for name in names),
+        sections="".join(_section(name, slots, first=name == names[0]) for name in names),
         given="".join(f"{name}, " for name in given),
     )
     scope: dict[str, Any] = {
@@ -133,9 +135,10 @@ def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, .
     return scope["make"]
 
 
-def _section(name: str, slots: Sequence[Slot]) -> str:
+def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
     section = _SECTIONS[name]
-    tests, stores, element = ["go is None", "context.lost is None", "not more"], [], 0
+    tests = [*([] if first else ["go is None"]), "context.lost is None", "not more"]
+    stores, element = [], 0
     for position, slot in enumerate(slots):
         given = f"a{position}"
         elements = [f"{name}{element + n}" for n in range(len(slot.dtypes or ()))]
@@ -177,7 +180,7 @@ def _array_test(section: _Section, given: str, elements: Sequence[str], *, whole
 _SECTION = """
         try:
             if {tests}:
-                pointers, {views}_ = cell = take()
+                pointers, {views} = cell = take()
                 {stores}
                 go = {go}
         except Unfit:
@@ -186,13 +189,13 @@ _SECTION = """
                 cell = None
 """
 _FUNCTION = """\
-def make(launch, submit, stream, first, {values}):
+def make(launch, submit, stream, block, cell, {values}):
     context, submits, handle = launch.context, launch.submits, stream.handle
     index, home = context.device.dlpack[1], context.stream
-    cells = [first]  # a launch takes one, so that threads never share
+    cells = [cell]  # a launch takes the one there is: two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain
-    def quick({parameters}*more):
+    def quick({parameters}*more, block=block):  # which owns what the pointers are addresses in
         go = cell = None
 {sections}
         if go is None:
