@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu lint types docs-check bench carry clean
+.PHONY: help demo test test-gpu lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,6 +40,12 @@ carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 bench: $(READY)        ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_hit.py
+	$(BIN)/python benchmarks/bench_emulator.py
+
+# On a machine with a GPU and the peers installed, beside which they are measured.
+bench-gpu:             ## benchmarks that need a GPU, with the Python that is there
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
 
 clean:                 ## remove everything that was built
 	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis

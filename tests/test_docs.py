@@ -14,12 +14,16 @@ from typing import NamedTuple
 import pytest
 
 from preheat.config import VARIABLES
+from preheat.device.emulator.table import FORMS
 from preheat.events import EVENTS
 from tests.conftest import SAXPY
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
 
 
 class Snippet(NamedTuple):
@@ -100,6 +104,23 @@ def test_python_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, 
         compare(snippet.output, ran.stdout)
 
 
+@pytest.mark.gpu
+def test_the_first_example_on_a_gpu(workplace: tuple[Path, dict[str, str]]) -> None:
+    place, env = workplace
+    readme = [s for s in ALL if s.page == ROOT / "README.md"]
+    example = next(s for s in readme if s.kind == "python")
+    shown = next(s.text for s in readme if s.kind == "text" and s.text.startswith("cuda:0"))
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example.text],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    compare(shown, ran.stdout)
+
+
 @pytest.mark.parametrize("snippet", [s for s in ALL if s.kind == "console"], ids=str)
 def test_console_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
     place, env = workplace
@@ -128,9 +149,15 @@ def test_the_page_on_the_cache_lists_every_event() -> None:
     assert listed == list(EVENTS)
 
 
+def test_the_page_on_the_emulator_lists_every_bound() -> None:
+    page = (ROOT / "docs" / "emulator.md").read_text()
+    listed = re.findall(r"^\| `(.*?)` \| (.*?) \|$", page.partition("| instruction | bound |")[2], re.M)
+    assert listed == [(form.syntax, form.bound) for form in FORMS if form.bound]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)", CODE.sub("", page.read_text())):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
