@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from preheat import __version__
+
 RESULTS = Path(__file__).with_name("results")
 _PACKAGES = (
     *("preheat", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "xxhash"),
+    *("numpy", "torch", "cupy-cuda13x", "cupy-cuda12x", "triton"),
 )
 
 
@@ -48,18 +53,45 @@ def machine() -> dict[str, Any]:
             packages[name] = version(name)
         except PackageNotFoundError:
             packages[name] = "-"
+    packages["preheat"] = __version__  # on the GPU machine it runs from its source, not installed
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu,
         "cores": os.cpu_count(),
+        "gpu": gpu(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": packages,
     }
 
 
-def report(name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table and keep it, with the machine, under `results/`."""
+def gpu() -> str:
+    """The GPU and its driver, `-` without one."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "-"
+    return ", driver ".join(found.splitlines()[0].split(", "))
+
+
+def options(about: str | None) -> argparse.ArgumentParser:
+    """Arguments that every benchmark takes."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=style)
+    parser.add_argument("--json", type=Path, help="where the results go, instead of results/")
+    return parser
+
+
+def report(
+    name: str,
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    into: Path | None = None,
+) -> None:
+    """Print a table and keep it, with the machine, in the file `into` or else under `results/`."""
     cells = [[str(c) for c in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     print(f"\n{title}")
@@ -70,16 +102,23 @@ def report(name: str, title: str, head: Sequence[str], rows: Sequence[Sequence[A
                 for i, (c, w) in enumerate(zip(row, widths, strict=True))
             )
         )
-    RESULTS.mkdir(exist_ok=True)
+    path = into or RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
     _tables[title] = {"head": list(head), "rows": [list(row) for row in rows]}
     kept = {"machine": machine(), "tables": _tables}  # of this run alone
     text = json.dumps(kept, indent=2, ensure_ascii=False)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    path.write_text(text + "\n")
 
 
 def us(value: float) -> str:
     """Microseconds with three digits that mean something."""
     return f"{value:.3g} µs" if value < 1000 else f"{value / 1000:.3g} ms"
+
+
+def spread(values: Sequence[float]) -> str:
+    """How far the middle half of the values is apart, as a share of their median."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{(high - low) / middle:.0%}"
 
 
 def ratio(theirs: float, ours: float) -> str:

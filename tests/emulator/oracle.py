@@ -134,8 +134,14 @@ def sqrt(a: float, form: Format, mode: str, _: bool = False) -> float:
 
 
 ARITHMETIC: dict[str, Callable[..., float]] = {
-    **{"add": add, "sub": sub, "mul": mul, "fma": fma, "mad": fma},
-    **{"div": div, "rcp": rcp, "sqrt": sqrt},
+    "add": add,
+    "sub": sub,
+    "mul": mul,
+    "fma": fma,
+    "mad": fma,
+    "div": div,
+    "rcp": rcp,
+    "sqrt": sqrt,
 }
 
 
@@ -155,15 +161,23 @@ def least(a: float, b: float, nan: bool) -> float:
 
 
 def compare(name: str, a: Number, b: Number) -> bool:
-    unordered = a != a or b != b
+    unordered = bool(a != a or b != b)
     if name in ("num", "nan"):
         return unordered == (name == "nan")
     if name.endswith("u") and unordered:
         return True
     base = name.removesuffix("u") if name not in ("lo", "ls", "hi", "hs") else name
     ways: dict[str, bool] = {
-        **{"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b},
-        **{"lo": a < b, "ls": a <= b, "hi": a > b, "hs": a >= b},
+        "eq": a == b,
+        "ne": a != b,
+        "lt": a < b,
+        "le": a <= b,
+        "gt": a > b,
+        "ge": a >= b,
+        "lo": a < b,
+        "ls": a <= b,
+        "hi": a > b,
+        "hs": a >= b,
     }
     return not unordered and ways[base]
 
@@ -171,7 +185,11 @@ def compare(name: str, a: Number, b: Number) -> bool:
 def to_integer(a: float, mode: str) -> int:
     """A finite number rounded to an integer."""
     exact = Fraction(a)
-    return {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode](exact)
+    if mode == "rni":
+        return round(exact)
+    return (
+        math.trunc(exact) if mode == "rzi" else math.floor(exact) if mode == "rmi" else math.ceil(exact)
+    )
 
 
 # Bits to numbers and back.

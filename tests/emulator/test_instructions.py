@@ -62,7 +62,7 @@ def _type(kind: np.dtype[Any], names: list[str]) -> str:
 
 @functools.cache
 def edges(name: str) -> list[int]:
-    """Bits worth trying: for numbers zeros, ones, limits, subnormal and undefined ones, of either sign."""
+    """Bits worth trying: zeros, ones, limits, and subnormal and undefined numbers of either sign."""
     if name == "pred":
         return [0, 1]
     if name.endswith("x2"):
@@ -672,7 +672,7 @@ def close(form: Form, m: Modifiers, numbers: list[float], got: float) -> bool:
         return exact == got and oracle.sign(exact) == oracle.sign(got)
     if abs(got) == math.inf:
         return abs(exact) > kind.largest and oracle.sign(exact) == oracle.sign(got)
-    # Among subnormal numbers the last place is as coarse as the smallest of them; flushed, as tiny itself.
+    # Subnormal numbers are as coarse as the smallest of them; flushed ones, as the smallest normal one.
     coarse = kind.tiny if "ftz" in m else kind.tiny * 2.0 ** (1 - kind.digits)
     return abs(got - exact) <= max(bound(exact, *numbers), coarse)
 
@@ -797,6 +797,28 @@ def test_fused_multiply_add_of_singles_is_not_rounded_twice() -> None:
     assert np.float32(np.float64(a) * np.float64(b) + np.float64(c)) == np.float32(1 + 2.0**-11)
 
 
+@pytest.mark.parametrize(
+    ("opcode", "a", "b", "c", "expected"),
+    [
+        # Just below the middle between c, which is odd, and the next number: by 2**-196 ...
+        ("f32", 2.0**-75 * (1 + 2.0**-23), 2.0**-75 * (1 - 2.0**-23), 2.0**-127 + 2.0**-149, None),
+        # ... and by 2**-1124, which no double can hold.
+        ("f64", 2.0**-500 * (1 + 2.0**-52), 2.0**-520 * (1 - 2.0**-52), 2.0**-967 + 2.0**-1019, None),
+        # A product beyond the range, and a sum that is not.
+        ("f64", 2.0**1023, 2.0, -(2.0**1023), 2.0**1023),
+        ("f64", 2.0**1023, -2.0, math.inf, math.inf),
+        ("f64", 2.0**1023, 2.0, -math.inf, -math.inf),
+    ],
+)
+def test_fused_multiply_add_at_the_ends_of_the_range(
+    opcode: str, a: float, b: float, c: float, expected: float | None
+) -> None:
+    made = instruction(f"fma.rn.{opcode}")
+    assert made is not None
+    kind = made.sources[0].type
+    assert made.run(kind(a), kind(b), kind(c)) == (c if expected is None else expected)
+
+
 def test_lop3_computes_every_truth_table() -> None:
     a, b, c = np.uint32(0xF0F0F0F0), np.uint32(0xCCCCCCCC), np.uint32(0xAAAAAAAA)
     made = instruction("lop3.b32")
@@ -822,7 +844,9 @@ def test_lop3_computes_every_truth_table() -> None:
         ("cvt.rzi.s32.f32", (0x7FC00000,), 0),
         ("cvt.rzi.s32.f64", (0x7FF8000000000000,), 0x80000000),
         ("cvt.rzi.u64.f32", (0x7FC00000,), 0x8000000000000000),
-        ("sin.approx.f32", (0x4B000000,), 0x3F30B54C),
+        ("cvt.rn.tf32.f32", (0x3F801000,), 0x3F800000),
+        ("cvt.rn.tf32.f32", (0x3F803000,), 0x3F804000),
+        ("sin.approx.f32", (0x4B000000,), 0x3F3504F3),
     ],
 )
 def test_results_known_from_the_hardware(opcode: str, operands: tuple[int, ...], expected: int) -> None:
@@ -830,6 +854,17 @@ def test_results_known_from_the_hardware(opcode: str, operands: tuple[int, ...],
     assert made is not None
     got = made.run(*(column([v], k)[0] for v, k in zip(operands, made.sources, strict=True)))
     assert int(got.view(f"u{got.dtype.itemsize}")) == expected
+
+
+@pytest.mark.parametrize(
+    ("angle", "measured"),
+    [(0x461C4000, 0xBE9C1FAC), (0x4640E6B6, 0xBF34768D), (0x49742400, 0xBEF15AE7), (0x4E6E6B28, 0)],
+)
+def test_the_sine_of_a_large_angle_is_as_far_off_as_on_the_hardware(angle: int, measured: int) -> None:
+    made = instruction("sin.approx.f32")
+    assert made is not None
+    got = made.run(column([angle], made.sources[0]))
+    assert abs(float(got[0]) - oracle.number_of(measured, "f32")) < 2.0**-21
 
 
 # The contract with the machine.
@@ -853,8 +888,7 @@ def test_arrays_and_scalars_mix_and_keep_dtype_and_shape(form: Form) -> None:
         for kind, out, one in zip(made.results, results(made, mixed), lone, strict=True):
             assert out.dtype == kind
             assert out.shape == (size,)
-            assert isinstance(one, np.generic)
-            assert one.dtype == kind
+            assert type(one) is kind.type
             assert out[:1].tobytes() == one.tobytes()
     for now, then in zip(columns, before, strict=True):
         assert now.tobytes() == then.tobytes()
@@ -867,6 +901,18 @@ def test_an_array_among_scalars_decides_the_shape_wherever_it_stands() -> None:
     for place in range(3):
         mixed = [np.full(31, a) if i == place else a for i, a in enumerate(operands)]
         assert made.run(*mixed).shape == (31,)
+
+
+@pytest.mark.parametrize("opcode", ["fma.rn.f64", "fma.rm.f32", "fma.rn.bf16"])
+def test_long_arrays_give_what_their_pieces_give(opcode: str) -> None:
+    made = instruction(opcode)
+    assert made is not None
+    rng = np.random.default_rng(5)
+    name = opcode.rsplit(".", maxsplit=1)[1]
+    a, b = (column(v, made.sources[0]) for v in operands([name] * 2, 4099, rng))
+    c = column([edges(name)[9]], made.sources[2])[0]
+    pieces = [made.run(a[i : i + 1009], b[i : i + 1009], c) for i in range(0, 4099, 1009)]
+    assert made.run(a, b, c).tobytes() == np.concatenate(pieces).tobytes()
 
 
 def test_every_row_has_an_oracle_and_every_oracle_a_row() -> None:

@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
     "cache": "Look into the cache and keep it tidy",
+    "emulate": "See what the CPU emulator can run",
     "doctor": "Check compilers, directories and settings",
     "demo": "Compile a dozen kernels cold, then again from the cache",
 }

@@ -92,21 +92,22 @@ class Slot:
 
     def _python(self, given: Any, value: Value) -> float:
         if value.real:
-            return self._real(float(given), value)
+            return self._real(given, value)
         if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
             return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
         if isinstance(given, float):
             raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
-        if value.loose and given < 0:
-            given += 1 << 8 * self.parameter.size  # two's complement
-        if not _fits(value.code, int(given)):
+        bits = 8 * self.parameter.size
+        word = given + (1 << bits) if value.loose and -(1 << bits - 1) <= given < 0 else int(given)
+        if not _fits(value.code, word):
             raise Refusal(f"{self.title} cannot hold {given!r}")
-        return int(given)
+        return int(word)
 
     def _real(self, number: float, value: Value) -> float:
         """What is too large for the width becomes infinite, as in any conversion of floats."""
-        fits = not math.isfinite(number) or _fits(value.code, number)
-        return number if fits else math.copysign(math.inf, number)
+        if _fits(value.code, number):
+            return float(number)
+        return math.inf if number > 0 else -math.inf
 
     def _numpy(self, given: Any, value: Value) -> float:
         wanted, name = _NUMPY[value.code], str(given.dtype)
@@ -118,15 +119,16 @@ class Slot:
 
     def _ctypes(self, given: Any, value: Value) -> float:
         wanted = struct.calcsize(value.code)
-        if ctypes.sizeof(given) != wanted or isinstance(given.value, float) != value.real:
+        plain = isinstance(given.value, float if value.real else int)  # not bytes, nor None
+        if ctypes.sizeof(given) != wanted or not plain:
             raise Refusal(f"{self.title} cannot take {_describe(given)}")
         return self._python(given.value, value)
 
     def block(self, given: Any) -> bytes:
         """The bytes of a struct or tensor map given by value; `Refusal` unless the size is right."""
         size = self.parameter.size
-        if self.parameter.type == "__nv_bfloat16" and isinstance(given, float | int):
-            return bfloat16_bytes(float(given))
+        if self.parameter.type == "__nv_bfloat16":
+            return self._bfloat16(given)
         if hasattr(given, "getPtr"):  # cuda.bindings' own structs, such as CUtensorMap
             return ctypes.string_at(int(given.getPtr()), size)
         try:
@@ -139,6 +141,15 @@ class Slot:
         if len(data) != size:
             raise Refusal(f"{self.title} has {size} bytes, not {len(data)}")
         return data
+
+    def _bfloat16(self, given: Any) -> bytes:
+        if type(given) in (bool, int, float):
+            return bfloat16_bytes(self._real(given, Value("f")))
+        name = str(getattr(given, "dtype", ""))
+        if name in ("uint16", "bfloat16") and given.shape == ():
+            return bytes(given.tobytes())
+        hint = "pass a Python number, or its bits as numpy.uint16(…)"
+        raise Refusal(f"{self.title} cannot take {_describe(given)}", hint)
 
     def _advice(self, given: Any) -> str | None:
         if hasattr(given, "tag") or hasattr(given, "__dlpack__"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from preheat.device import base
 from preheat.dtypes import DType
-from preheat.errors import DeviceError, InputError, StaleBufferError
+from preheat.errors import InputError, StaleBufferError
 from preheat.runtime.context import Context, Tag
-from preheat.runtime.host import element_bytes, host_array, host_bytes
+from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes
 from preheat.runtime.memory import Buffer, use_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Array", "Scalar"]
 
 _CPU = 1  # DLPack's number for host memory
+_LEGACY_STREAM = 1  # CUDA's number for the stream that DLPack means by none
 
 
 class Array:
@@ -131,7 +133,8 @@ class Array:
         if len(pattern) > 8:
             return self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
         if self.size:
-            self._device.fill(self.address, pattern, self.size, self.buffer.home)
+            at, count, home = self.address, self.size, self.buffer.home
+            self._watch(lambda: self._device.fill(at, pattern, count, home), "fill()")
         return self
 
     def copy_from(self, other: Array) -> Array:
@@ -145,7 +148,8 @@ class Array:
         other.buffer.settle()
         other.buffer.before(home)
         if self.nbytes:
-            self._device.copy(self.address, other.address, self.nbytes, home)
+            target, source, size = self.address, other.address, self.nbytes
+            self._watch(lambda: self._device.copy(target, source, size, home), "copy_from()")
         other.buffer.after(home, use_of(self.buffer.context, home))
         return self
 
@@ -179,12 +183,8 @@ class Array:
         if self.buffer.lost is not None:
             raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}")
 
-    def _watch(self, work: Any, doing: str) -> None:
-        try:
-            work()
-        except DeviceError as error:
-            self.buffer.context.failed(error, doing)
-            raise
+    def _watch(self, work: Callable[[], None], doing: str) -> None:
+        self.buffer.context.watch(work, doing)
 
     # Other libraries
 
@@ -213,15 +213,16 @@ class Array:
         self._require("export")
         self.buffer.exported = True
         self.buffer.settle()
-        if stream is not None and stream >= 0 and self._device.dlpack[0] != _CPU:
+        if self._device.dlpack[0] != _CPU and stream != -1:
+            stream = _LEGACY_STREAM if stream is None else stream
             self.buffer.before(self.buffer.context.adopt(stream))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == _CPU:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self._export(None)
-        return {**self._interface(), "stream": self.buffer.home.handle}
+        self._export(-1)  # the consumer orders itself behind the stream it is told
+        return {**self._interface(), "stream": self.buffer.home.handle or _LEGACY_STREAM}
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -255,7 +256,8 @@ class Scalar(Array):
 
     def get(self) -> Any:
         """Its value, after all work submitted so far."""
-        return self.numpy()[()].item()
+        value = self.numpy()[()].item()
+        return bfloat16_value(value) if self.dtype.name == "bfloat16" else value
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from preheat.device import base
 from preheat.dtypes import DTYPES, DType
@@ -20,8 +20,11 @@ from preheat.errors import (
     fresh,
 )
 from preheat.events import Events
+from preheat.runtime import dlpack
 
 __all__ = ["Context", "Tag"]
+
+T = TypeVar("T")
 
 
 class Tag(NamedTuple):
@@ -118,6 +121,14 @@ class Context:
                 hint="start a new process (on the emulator, gpu.reset() will do)",
             )
 
+    def watch(self, work: Callable[[], T], doing: str) -> T:
+        """What `work` gives; an error that nothing on the device survives is taken note of."""
+        try:
+            return work()
+        except DeviceError as error:
+            self.failed(error, doing)
+            raise
+
     def close_streams(self) -> None:
         """Give our streams back to the device; only when nothing can use them any more."""
         for handle in self._own:
@@ -138,10 +149,10 @@ class Context:
         self.require()
         self.drain()
         try:
-            return self.device.allocate(size, stream)
+            return self.watch(lambda: self.device.allocate(size, stream), "an allocation")
         except MemoryError:
             self.synchronize()
-            return self.device.allocate(size, stream)
+            return self.watch(lambda: self.device.allocate(size, stream), "an allocation")
 
     def hold(self, until: Done, what: object) -> None:
         """Keep a reference to `what` until the work before an event has ended."""
@@ -168,11 +179,8 @@ class Context:
     def synchronize(self) -> None:
         """Wait for the device, then give back everything nobody holds."""
         self.require()
-        try:
-            self.device.synchronize()
-        except DeviceError as error:
-            self.failed(error, "gpu.synchronize()")
-            raise
+        self.watch(self.device.synchronize, "gpu.synchronize()")
+        dlpack.sweep()
         self.drain(modules=True)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.dtypes import DType, dtype_of_dlpack
 
-__all__ = ["Tensor", "capsule", "open_capsule"]
+__all__ = ["Tensor", "capsule", "open_capsule", "sweep"]
 
 
 class _Device(ctypes.Structure):
@@ -55,9 +58,8 @@ class _Versioned(ctypes.Structure):
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _READ_ONLY = 1
 _api = ctypes.pythonapi
-_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _new = _api.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _is_valid = _api.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
 _pointer = _api.PyCapsule_GetPointer
@@ -66,6 +68,9 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.
 # What was handed out, until whoever took it calls the deleter: the tensor, and what owns its memory.
 _handed_out: dict[int, tuple[object, ...]] = {}
 _numbers = itertools.count(1)
+# Capsules by those numbers until they are consumed. They have no destructor of their own, for it would
+# be Python: run where a consumer has just raised, it would lose that error.
+_offered: deque[tuple[int, Any]] = deque()
 
 
 class Tensor(NamedTuple):
@@ -101,6 +106,7 @@ def capsule(
         strides,
         0,
     )
+    sweep()
     number = next(_numbers)
     managed: _Managed | _Versioned
     if versioned:
@@ -108,7 +114,23 @@ def capsule(
     else:
         managed = _Managed(tensor, number, _delete_legacy)
     _handed_out[number] = (managed, extents, strides, owner)
-    return _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, _destroy)
+    made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
+    _offered.append((number, made))
+    return made
+
+
+def sweep() -> None:
+    """Let go of what was handed out and dropped without anybody taking it."""
+    alone = object()  # with one reference, as a capsule has that nobody else holds
+    with suppress(IndexError):  # another thread is at it too
+        for _ in range(len(_offered)):
+            number, given = _offered.popleft()
+            if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
+                continue  # consumed: whoever took it calls the deleter
+            if sys.getrefcount(given) > sys.getrefcount(alone):
+                _offered.append((number, given))
+            else:
+                _handed_out.pop(number, None)
 
 
 def open_capsule(given: Any) -> Tensor:
@@ -133,15 +155,6 @@ def _let_go(form: type[_Managed] | type[_Versioned], address: int) -> None:
     _handed_out.pop(form.from_address(address).context, None)
 
 
-def _unconsumed(handle: int) -> None:
-    """A capsule dies. A consumer has renamed it and calls the deleter itself; else we must."""
-    if _is_valid(handle, _VERSIONED):
-        _let_go(_Versioned, _pointer(handle, _VERSIONED))
-    elif _is_valid(handle, _LEGACY):
-        _let_go(_Managed, _pointer(handle, _LEGACY))
-
-
 # Called from C, so they live as long as the process.
 _delete_legacy = _Deleter(partial(_let_go, _Managed))
 _delete_versioned = _Deleter(partial(_let_go, _Versioned))
-_destroy = _Destructor(_unconsumed)

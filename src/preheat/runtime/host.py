@@ -13,7 +13,7 @@ from preheat.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["bfloat16_bytes", "element_bytes", "host_array", "host_bytes", "shape_of"]
+__all__ = ["bfloat16_bytes", "bfloat16_value", "element_bytes", "host_array", "host_bytes", "shape_of"]
 
 _FORMATS = {
     **{f"int{8 * n}": "bhiq"[n.bit_length() - 1] for n in (1, 2, 4, 8)},
@@ -27,15 +27,15 @@ _FORMATS = {
 
 def element_bytes(value: Any, dtype: DType) -> bytes:
     """The bytes of one element; a value that does not fit its type is an error."""
-    item = value.item() if hasattr(value, "item") else value
     if dtype.name in _FORMATS:
+        item = value.item() if hasattr(value, "item") else value
         try:
             return struct.pack(f"<{_FORMATS[dtype.name]}", item)
         except (struct.error, OverflowError, TypeError) as bad:
             raise InputError(f"{value!r} does not fit {dtype}: {bad}") from None
-    if dtype.name == "bfloat16" and isinstance(item, float | int):
-        return bfloat16_bytes(float(item))
-    return host_array(item, dtype).tobytes()
+    if dtype.name == "bfloat16" and isinstance(value, float | int):
+        return bfloat16_bytes(value)
+    return host_array(value, dtype).tobytes()
 
 
 def bfloat16_bytes(value: float) -> bytes:
@@ -43,10 +43,19 @@ def bfloat16_bytes(value: float) -> bytes:
     if value != value:
         return b"\xff\x7f"
     try:
-        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        single = struct.pack("<f", value)
     except OverflowError:
         raise InputError(f"{value!r} does not fit bfloat16") from None
+    (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
+    if near != value:  # a bit for what is cut off, so that it is not rounded twice
+        bits = bits - (abs(near) > abs(value)) | 1
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def bfloat16_value(bits: int) -> float:
+    """The number that the bits of a bfloat16 stand for."""
+    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
+    return float(value)
 
 
 def shape_of(shape: object) -> tuple[int, ...]:
@@ -81,7 +90,7 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
         return _as_bits(host, dtype)
     if dtype.numpy().kind in "iu" and host.dtype.kind in "iub":
         _check_range(host, dtype)
-    elif not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
+    elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
         raise InputError(f"{host.dtype} does not turn into {dtype} without loss")
     return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
 
@@ -101,8 +110,15 @@ def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:
         return numpy.ascontiguousarray(host).view(dtype.numpy())
     if dtype.name != "bfloat16":
+        if host.dtype.kind in "biuf" and not host.any():  # zero has no bits in any type
+            return numpy.zeros(host.shape, dtype.numpy())
         raise InputError(f"give {dtype} as raw bits ({dtype.host})")
+    exact = numpy.ascontiguousarray(host, "float64")
     with numpy.errstate(over="ignore"):
-        bits = numpy.ascontiguousarray(host, "float32").view("uint32")
+        near = exact.astype("float32")
+    bits = near.view("uint32")
+    # A bit for what is cut off, so that it is not rounded twice.
+    bits = numpy.where(near == exact, bits, bits - (abs(near) > abs(exact)) | 1)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return numpy.where(numpy.isnan(bits.view("float32")), 0x7FFF, rounded).astype("uint16")
+    rounded = numpy.where(numpy.isnan(near), 0x7FFF, rounded).astype("uint16")
+    return rounded.reshape(host.shape)

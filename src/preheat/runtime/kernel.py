@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -86,7 +87,10 @@ class SymbolView:
         context = self._module.context
         context.require()
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        context.device.copy_out(host_bytes(out), self.address, context.stream)
+        flat, stream = host_bytes(out), context.stream
+        context.watch(
+            lambda: context.device.copy_out(flat, self.address, stream), f"read of {self.name}"
+        )
         return out
 
     def write(self, data: object) -> None:
@@ -96,7 +100,10 @@ class SymbolView:
         host = host_bytes(host_array(data, None if self.dtype.name == "uint8" else self.dtype))
         if len(host) != self.nbytes:
             raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
-        context.device.copy_in(self.address, host, context.stream)
+        stream = context.stream
+        context.watch(
+            lambda: context.device.copy_in(self.address, host, stream), f"write of {self.name}"
+        )
 
     def __repr__(self) -> str:
         return f"<variable {self.name}, {self.nbytes} bytes on {self._module.context.device.name}>"
@@ -149,10 +156,14 @@ class Kernel:
         """The launch as a callable that is found again under `key`."""
         if len(self._launchers) >= _SHAPES:
             self._launchers.clear()
-        launcher = _Launcher(launch, self._launchers, key)
-        with suppress(TypeError):  # a geometry given as lists cannot be a key
-            self._launchers[key] = launcher
+        launcher = _Launcher(launch, weakref.ref(self), key)
+        self.replace(key, launcher)
         return launcher
+
+    def replace(self, key: object, launcher: Callable[..., None]) -> None:
+        """Find `launcher` under `key` from now on."""
+        with suppress(TypeError):  # a geometry given as lists is no key
+            self._launchers[key] = launcher
 
     def launch(
         self,
@@ -217,7 +228,7 @@ class Kernel:
         made = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
-            operator.index(shared),
+            self._bytes(shared),
             None if cluster is None else self._dim("cluster", cluster),
             bool(cooperative),
             bool(programmatic),
@@ -236,6 +247,12 @@ class Kernel:
         if made.cluster is not None:
             self._check_cluster(made, limits)
         return made
+
+    def _bytes(self, shared: Any) -> int:
+        try:
+            return operator.index(shared)
+        except TypeError:
+            raise LaunchError(self.name, f"shared {shared!r} is not a number of bytes") from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
         parts = given if isinstance(given, tuple | list) else (given,)
@@ -275,10 +292,10 @@ class Kernel:
 class _Launcher:
     """A launch that may be used again: from the second time on its quick function takes its place."""
 
-    __slots__ = ("_found", "_key", "_launch", "_quick", "_seen")
+    __slots__ = ("_kernel", "_key", "_launch", "_quick", "_seen")
 
-    def __init__(self, launch: Launch, found: dict[object, Callable[..., None]], key: object) -> None:
-        self._launch, self._found, self._key = launch, found, key
+    def __init__(self, launch: Launch, kernel: weakref.ref[Kernel], key: object) -> None:
+        self._launch, self._kernel, self._key = launch, kernel, key
         self._seen = False
         self._quick: Callable[..., None] | None = None
 
@@ -288,9 +305,9 @@ class _Launcher:
             return
         self._launch.run(*args)
         if self._seen:
-            self._quick = made = quick(self._launch, args)
-            with suppress(TypeError):  # a geometry given as lists is no key
-                self._found[self._key] = made
+            self._quick = quick(self._launch, args)
+            if (kernel := self._kernel()) is not None:
+                kernel.replace(self._key, self._quick)
         self._seen = True
 
 

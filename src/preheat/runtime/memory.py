@@ -65,9 +65,9 @@ class Buffer:
             self.users[stream.handle] = use
 
     def settle(self) -> None:
-        """Order `home` behind every other stream that used this memory."""
-        for user in list(self.users.values()):
-            follow(self.home, user)
+        """Order `home` behind every other stream that used this memory; they are new to it again."""
+        while self.users:
+            follow(self.home, self.users.popitem()[1])
 
     def tell(self, dependent: Dependent) -> None:
         """Let `dependent` know when this memory is closed."""

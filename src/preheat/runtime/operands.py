@@ -108,6 +108,8 @@ def _from_host(value: Any, stream: int) -> Operand:
     del stream
     face = value.__array_interface__
     address, read_only = face["data"]
+    if face["typestr"].startswith(">"):
+        raise InputError("an array of big-endian numbers means other numbers to a kernel")
     dtype = dtype_of_typestr(face["typestr"])
     return Operand(address, _span(face), dtype, (_CPU, 0), value, writable=not read_only)
 
@@ -145,9 +147,11 @@ def _find(kind: type) -> Kind | None:
         return Kind(library, _from_torch, _torch_stream())
     if library == "cupy" and hasattr(kind, "data"):
         return Kind(library, _from_cupy, _cupy_stream())
-    if hasattr(kind, "__array_interface__") and library == "numpy" and kind.__name__ == "ndarray":
+    if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in kind.__mro__):
         return Kind(library, _from_host)
-    if hasattr(kind, "__dlpack__") and library not in ("numpy", "preheat"):
+    if library in ("numpy", "preheat"):  # scalars, and arrays of our own
+        return None
+    if hasattr(kind, "__dlpack__"):
         return Kind(library, _from_dlpack)
     if hasattr(kind, "__cuda_array_interface__"):
         return Kind(library, _from_cuda_interface)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from preheat.device import base
-from preheat.errors import DeviceError, InputError
+from preheat.errors import InputError
 from preheat.runtime.context import Context
 
 __all__ = ["Event", "Stream", "raw_stream"]
@@ -27,12 +27,17 @@ class Event:
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
         self._context.require()
-        _watched(self._context, self.raw.synchronize, "event.synchronize()")
+        self._context.watch(self.raw.synchronize, "event.synchronize()")
 
     def elapsed(self, since: Event) -> float:
         """Seconds from `since` to this event, once both are done; both need `timing=True`."""
-        self._context.require()
+        self.require()
+        since.require()
         return self.raw.elapsed(since.raw)
+
+    def require(self) -> None:
+        """Raise when the context it was recorded in is lost."""
+        self._context.require()
 
     def __del__(self) -> None:
         if hasattr(self, "raw"):
@@ -71,6 +76,7 @@ class Stream:
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
+        event.require()
         self.raw.wait(event.raw)
 
     def done(self) -> bool:
@@ -79,7 +85,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
-        _watched(self._context, self.raw.synchronize, "stream.synchronize()")
+        self._context.watch(self.raw.synchronize, "stream.synchronize()")
 
     def close(self) -> None:
         """Give it back; its work goes on. Twice is fine."""
@@ -105,15 +111,6 @@ class Stream:
     def __repr__(self) -> str:
         state = "closed" if self._raw is None else f"0x{self._raw.handle:x}"
         return f"<Stream {state} on {self._context.device.name}>"
-
-
-def _watched(context: Context, wait: object, doing: str) -> None:
-    assert callable(wait)
-    try:
-        wait()
-    except DeviceError as error:
-        context.failed(error, doing)
-        raise
 
 
 def raw_stream(context: Context, stream: object) -> base.Stream:

@@ -23,16 +23,17 @@ def _turns(a: Array) -> Array:
 
 
 def _rounded(function: Run, of: Run = _double) -> Run:
-    """`function` of doubles for singles, rounded once, and for float16, cut off."""
+    """`function`, computed in double precision."""
+    return lambda a: function(of(a)).astype(a.dtype)
 
-    def run(a: Array) -> Array:
-        exact = function(of(a))
-        nearest = exact.astype(a.dtype)
-        if a.dtype != HALF:
-            return nearest
-        return choose(np.isinf(nearest), nearest, narrow(exact, HALF, "rz"))
 
-    return run
+def power(a: Array) -> Array:
+    """2 to the power of `a`; in float16, what is left of it when it is cut off."""
+    exact = np.exp2(_double(a))
+    nearest = exact.astype(a.dtype)
+    if a.dtype != HALF:
+        return nearest
+    return choose(np.isinf(nearest), nearest, narrow(exact, HALF, "rz"))
 
 
 def cut_to_brain(run: Run) -> Run:
@@ -74,5 +75,5 @@ def divide_by_inverse(a: Array, b: Array) -> Array:
 
 reciprocal, root, inverse_root = _rounded(_inverse), _rounded(np.sqrt), _rounded(_inverse_root)
 reciprocal_seed, inverse_root_seed = _upper_word(_inverse), _upper_word(_inverse_root)
-power, logarithm, tangent = _rounded(np.exp2), _rounded(np.log2), _rounded(np.tanh)
+logarithm, tangent = _rounded(np.log2), _rounded(np.tanh)
 sine, cosine = _rounded(np.sin, of=_turns), _rounded(np.cos, of=_turns)

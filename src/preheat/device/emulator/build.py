@@ -40,8 +40,12 @@ def _element(name: str) -> np.dtype[Any]:
     return TYPES[name.removesuffix("x2")]
 
 
+def _without(m: Modifiers, name: str) -> Modifiers:
+    return {key: text for key, text in m.items() if key != name}
+
+
 def _alike(m: Modifiers, run: Run, count: int) -> Instruction:
-    """All operands and the result are of the opcode's type; on packed types `run` works on either half."""
+    """Operands and result of the opcode's type; of a packed one, `run` is given either half."""
     name, kind = _name(m), _kind(m)
     if name.endswith("x2"):
         run = integer.by_halves(run, _element(name))
@@ -86,7 +90,7 @@ def shift(plain: Run, careful: Run) -> Build:
 
 
 def moded(name: str, make: Callable[[str], Run], *sources: np.dtype[Any]) -> Build:
-    """A row whose function depends on the modifier `name`; the result is of the first operand's type."""
+    """A function that depends on the modifier `name`; the result is of the first operand's type."""
     return lambda m: Instruction((sources[0],), sources, make(m[name]))
 
 
@@ -145,7 +149,7 @@ def rounded(operation: str) -> Build:
             run = floating.TO_ODD[operation]
         else:
             run = make(operation, _element(_name(m)), m.get("rnd", "rn"))
-        return floats(run, ARITY[operation])({name: text for name, text in m.items() if name != "ftz"})
+        return floats(run, ARITY[operation])(_without(m, "ftz"))
 
     return build
 
@@ -183,7 +187,7 @@ def _test(table: dict[str, Run], m: Modifiers) -> Run:
 
 
 def setp(table: dict[str, Run]) -> Build:
-    """A predicate, or two of which the second starts from the negation; `.bool` joins a third operand."""
+    """A predicate, or two, the second from the negation; `.bool` joins a third operand."""
 
     def build(m: Modifiers) -> Instruction:
         test, kind, results = _test(table, m), _kind(m), (BOOL,) * (1 + ("both" in m))
@@ -250,9 +254,7 @@ def _convert(of: np.dtype[Any], to: np.dtype[Any], run: Run, m: Modifiers) -> In
         run = floating.of(run, floating.flush)
     if "ftz" in m and to == F32:
         run = floating.then(run, floating.flush)
-    return Instruction(
-        (to,), (of,), _finish(run, {name: text for name, text in m.items() if name != "ftz"})
-    )
+    return Instruction((to,), (of,), _finish(run, _without(m, "ftz")))
 
 
 def int_to_int(m: Modifiers) -> Instruction:
@@ -263,8 +265,7 @@ def int_to_int(m: Modifiers) -> Instruction:
 def float_to_int(m: Modifiers) -> Instruction:
     of, to = _kind(m), TYPES[m["to"]]
     # Without being asked, an integer saturates: `.sat` adds nothing.
-    asked = {name: text for name, text in m.items() if name != "sat"}
-    return _convert(of, to, convert.float_to_integer(of, to, m["integral"]), asked)
+    return _convert(of, to, convert.float_to_integer(of, to, m["integral"]), _without(m, "sat"))
 
 
 def brain_to_int(m: Modifiers) -> Instruction:
@@ -286,7 +287,7 @@ def float_to_float(of: np.dtype[Any], to: np.dtype[Any]) -> Build:
 
 
 def single_to_half(m: Modifiers) -> Instruction:
-    """Rounded once; what `.ftz` would flush before is far below the smallest result, and not flushed."""
+    """A single rounded once; `.ftz` does not reach operands so far below any result."""
     run = convert.float_to_float(F16, m["rnd"])
     return Instruction((F16,), (F32,), floating.then(run, floating.saturate) if "sat" in m else run)
 

@@ -14,7 +14,7 @@ TO_INTEGRAL: dict[str, Run] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor,
 
 
 def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> Run:
-    """Truncated or extended by the sign of the source; or clamped to the nearest value that `to` has."""
+    """Cut off, or extended by the sign of the source; or clamped to what `to` can hold."""
 
     def clamp(a: Array) -> Array:
         ours, theirs = np.iinfo(to), np.iinfo(a.dtype)
@@ -24,9 +24,9 @@ def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> Run:
 
 
 def float_to_integer(of: np.dtype[Any], to: np.dtype[Any], mode: str) -> Run:
-    """Rounded to an integer by `mode` and clamped to the range of `to`; NaN becomes what the hardware gives."""
+    """Rounded by `mode` and clamped to what `to` can hold; NaN is zero, or the highest bit."""
     integral, limits = TO_INTEGRAL[mode], np.iinfo(to)
-    # Where 64 bits are on either side, NaN is the highest bit alone.
+    # NaN is the highest bit alone where there are 64 bits on either side.
     wide = of.itemsize == 8 or to.itemsize == 8
     nan = np.array(1 << limits.bits - 1, f"u{to.itemsize}").view(to)[()] if wide else to.type(0)
     beyond = float(limits.max) + 1 if limits.bits < 64 else 2.0 ** (limits.bits - (limits.min < 0))

@@ -355,16 +355,17 @@ def _table_branch(w: Writer, op: Op) -> str:
 
 
 def _call(w: Writer, op: Op) -> str | None:
-    callee = next(operand for operand in op.operands if not isinstance(operand, Vector))
-    if isinstance(callee, Symbol):
-        w.code.callees.add(callee.name)
+    name, _, _ = called(w, op)
+    if name is not None:
+        w.code.callees.add(name)
         return None
     w.code.indirect = True
-    return w.read(callee, U64)
+    return w.read(next(o for o in op.operands if not isinstance(o, Vector)), U64)
 
 
-def called(w: Writer, op: Op) -> dict[str, Any]:
-    """Whom a call calls, and the variables that hold its arguments and results."""
+def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+    """Whom a call calls, if it names one, and the variables that hold its arguments and results."""
+    w.op = op
     operands = list(op.operands)
     returns = operands.pop(0) if isinstance(operands[0], Vector) else None
     callee = operands.pop(0)
@@ -375,8 +376,7 @@ def called(w: Writer, op: Op) -> dict[str, Any]:
         if not all(isinstance(item, Symbol) and item.name in w.code.offsets for item in items):
             raise w.unsupported("a call with registers as parameters")
         sides.append(tuple(item.name for item in items if isinstance(item, Symbol)))
-    name = callee.name if isinstance(callee, Symbol) else None
-    return {"callee": name, "arguments": sides[0], "returns": sides[1]}
+    return callee.name if isinstance(callee, Symbol) else None, sides[0], sides[1]
 
 
 def _barrier(w: Writer, op: Op) -> str | None:

@@ -1,9 +1,9 @@
 """Floating-point arithmetic in every rounding mode, exact to the last bit.
 
-NumPy rounds to the nearest. Fused multiply-add and the other modes need to know what that rounding lost. In single
-precision the result is first rounded to odd in double precision, where the last bit says whether anything is
-missing, which makes the second rounding right (Boldo and Melquiond). In double precision exact fractions decide
-where sums without error cannot.
+NumPy rounds to the nearest. Fused multiply-add and the other modes need to know what that lost. In
+single precision the result is first rounded to odd in double precision, where the last bit says whether
+anything is missing, which makes the second rounding right (Boldo and Melquiond). In double precision
+exact fractions decide where sums without error cannot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from preheat.device.emulator.integer import Array, Run, choose
+from preheat.device.emulator.integer import Array, Run, choose, unsigned
 
 HALF, SINGLE, DOUBLE = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 TINY = {kind: np.finfo(kind).tiny for kind in (HALF, SINGLE, DOUBLE)}
@@ -52,6 +52,22 @@ def relu(a: Array) -> Array:
     return np.maximum(a, a.dtype.type(0)) + a.dtype.type(0)
 
 
+BLOCK = 4096
+
+
+def in_blocks(run: Run) -> Run:
+    """`run` on pieces short enough that its many intermediate arrays stay in the processor's cache."""
+
+    def blocked(*operands: Array) -> Array:
+        count = max(np.size(a) for a in operands)
+        if count <= BLOCK:
+            return run(*operands)
+        pieces = (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
+        return np.concatenate([run(*(a[at] if a.ndim else a for a in operands)) for at in pieces])
+
+    return blocked
+
+
 def step(nearest: Array, lacking: Array, mode: str) -> Array:
     """The result in `mode`, from the nearest one and the sign of what it lacks."""
     infinity = nearest.dtype.type(np.inf)
@@ -68,15 +84,23 @@ def step(nearest: Array, lacking: Array, mode: str) -> Array:
 def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
     """A double as `kind`, rounded once."""
     nearest = a.astype(kind)
-    return nearest if mode == "rn" else step(nearest, a - nearest.astype(np.float64), mode)
+    if mode == "rn":
+        return nearest
+    size, exact = np.abs(nearest), np.abs(a)
+    over, under = size > exact, size < exact
+    found = unsigned(nearest) - over
+    if mode != "rz":
+        away = np.signbit(a) if mode == "rm" else ~np.signbit(a)
+        found = found + ((over | under) & away)
+    return found.view(kind)
 
 
 def to_odd(nearest: Array, lacking: Array) -> Array:
-    """`nearest`, or where something is lacking and its last bit is zero, the neighbour towards the exact value."""
-    bits = nearest.view(np.int64)
-    even = ((lacking > 0) | (lacking < 0)) & (bits & 1 == 0)
-    outward = (lacking > 0) == (nearest > 0)
-    return (bits + even * choose(outward, np.int64(1), np.int64(-1))).view(np.float64)
+    """`nearest`, or its odd neighbour towards the exact value where it is even and lacks something."""
+    number, rest = nearest.view(np.int64), lacking.view(np.int64)
+    inexact = np.abs(lacking) > 0
+    inward = (number ^ rest < 0) & inexact
+    return (number - inward | inexact).view(np.float64)
 
 
 def sum_error(a: Array, b: Array, total: Array) -> Array:
@@ -174,7 +198,7 @@ def _fma_by_sums(a: Array, b: Array, c: Array, product: Array) -> Array:
 
 
 def _fma_by_fractions(a: Array, b: Array, c: Array, result: Array, safe: Array) -> Array:
-    """`result` where it is `safe`; elsewhere by NumPy where a term is zero or not finite, else by fractions."""
+    """`result` where `safe`; elsewhere NumPy's if a term is zero or not finite, else by fractions."""
     a, b, c = np.broadcast_arrays(a, b, c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
     # An infinite or undefined c is the sum, whatever a finite product would overflow to.
@@ -213,7 +237,7 @@ def _lacking(operation: str) -> Run:
     def sign(result: float, *operands: float) -> float:
         if not all(map(math.isfinite, operands)) or math.isnan(result):
             return 0.0
-        # An infinite result is an overflow, unless it came from a division by zero, which lacks nothing.
+        # An infinite result overflowed, unless a division by zero gave it, which lacks nothing.
         finite = math.copysign(min(abs(result), np.finfo(np.float64).max), result)
         missing = LACKING[operation](*map(Fraction, (finite, *operands)))
         if finite != result and missing:
@@ -234,7 +258,7 @@ NEAREST: dict[str, dict[np.dtype[Any], Run]] = {
     "div": {SINGLE: np.divide, DOUBLE: np.divide},
     "rcp": {SINGLE: reciprocal, DOUBLE: reciprocal},
     "sqrt": {SINGLE: np.sqrt, DOUBLE: np.sqrt},
-    "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: fma_double},
+    "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: in_blocks(fma_double)},
 }
 TO_ODD: dict[str, Run] = {
     "add": _add_single,
@@ -245,8 +269,8 @@ TO_ODD: dict[str, Run] = {
     "sqrt": _root_single,
     "fma": _fma_single,
 }
-# Which operands to negate so that the result is negated: rounding down is rounding up in the mirror. It makes an
-# exact sum of zero negative, as it must be.
+# Which operands to negate to negate the result: rounding down is rounding up in the mirror, which makes
+# an exact sum of zero negative, as it must be.
 MIRROR = {"add": (-1, -1), "sub": (-1, -1), "fma": (-1, 1, -1)}
 
 
@@ -259,7 +283,7 @@ def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
         result = flush(run(*operands))
         at_limit = np.abs(result) == limit
         if np.any(at_limit):
-            # Flushed, too, is what only the coarser rounding of subnormal numbers lifted to a normal one.
+            # Flushed, too, is what only the coarser rounding of subnormal numbers made a normal one.
             finer = narrow(exact(*operands) * 2.0**8, kind, mode)
             small = at_limit & (np.abs(finer) < limit * kind.type(2.0**8))
             result = choose(small, np.copysign(kind.type(0), result), result)
@@ -280,7 +304,7 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
         )
     if kind == SINGLE:
         exact = TO_ODD[operation]
-        return lambda *operands: narrow(exact(*operands), SINGLE, mode)
+        return in_blocks(lambda *operands: narrow(exact(*operands), SINGLE, mode))
     lacking = _lacking(operation)
 
     def directed(*operands: Array) -> Array:
@@ -291,19 +315,17 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
 
 
 def extreme(operation: str, *, nan: bool) -> Run:
-    """The lesser ("min") or greater ("max") number, -0 below +0; NaN if both are or, with `nan`, if either is."""
+    """The "min" or "max" of two numbers, -0 below +0; NaN if both are or, with `nan`, either is."""
     pick = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[operation][nan]
     merge = np.bitwise_or if operation == "min" else np.bitwise_and
 
     def run(a: Array, b: Array) -> Array:
-        equal = merge(bits(a), bits(b)).view(a.dtype)  # equal numbers differ in the sign of zero alone
+        equal = merge(unsigned(a), unsigned(b)).view(
+            a.dtype
+        )  # equal numbers differ in the sign of zero alone
         return choose(a == b, equal, pick(a, b))
 
     return run
-
-
-def bits(a: Array) -> Array:
-    return a.view(f"u{a.dtype.itemsize}")
 
 
 def xor_sign(run: Run) -> Run:

@@ -88,9 +88,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
 class Instruction:
     """What one opcode reads and writes, and the function that does it.
 
-    `run` takes arrays and NumPy scalars of the dtypes in `sources` and returns one result, or a tuple of several, of
-    those in `results`; it never changes an operand, but may return one. It is meant to run under
-    `np.errstate(all="ignore")`. Where `exact` is false the result is within the bound that the row states.
+    `run` takes arrays and NumPy scalars of the dtypes in `sources` and returns one result, or a tuple
+    of several, of those in `results`. It never changes an operand, but may return one. It is meant to
+    run under `np.errstate(all="ignore")`. An instruction that is not `exact` keeps its row's bound.
     """
 
     results: tuple[np.dtype[Any], ...]

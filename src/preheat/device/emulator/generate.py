@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,13 @@ from preheat.device.emulator.emit import EMITTERS, NAMESPACE, called, pure
 from preheat.device.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
 from preheat.device.emulator.special import SPECIAL
 from preheat.device.emulator.table import instruction
-from preheat.device.emulator.writer import U32, DType, Registers, Writer, register_type
+from preheat.device.emulator.writer import DType, Registers, Writer, register_type
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
 __all__ = ["Code", "Generator", "Step", "generate"]
 
+_NOBODY: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
 _KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
 
 
@@ -30,7 +31,8 @@ class Step:
     index: int
     kind: str
     targets: tuple[int, ...]
-    site: int  # its last operation
+    first: int  # its first operation, by number
+    site: int  # its last
     live_in: frozenset[int]
     live_out: frozenset[int]
     writes: frozenset[int]
@@ -47,7 +49,7 @@ class Code:
     """A function that can run. Registers are numbered; `special` and `symbols` have numbers too."""
 
     name: str
-    steps: list[Step]
+    steps: dict[int, Step]  # by the number of the block
     sites: list[Op]
     zeros: list[Any]
     special: list[tuple[int, str]]
@@ -72,7 +74,8 @@ class Generator:
         self.body = decode(function)
         self.blocks = blocks_of(self.body)
         self.registers = Registers()
-        self.sites: list[Op] = []
+        self.sites = [op for block in self.blocks for op in block.ops]
+        self._site_of = {id(op): site for site, op in enumerate(self.sites)}
         self.globals: dict[str, Any] = {}
         self._constants: dict[Any, str] = {}
         self.callees: set[str] = set()
@@ -126,9 +129,7 @@ class Generator:
 
     def site(self, op: Op) -> int:
         """The number of an operation, by which an error finds its line."""
-        if not self.sites or self.sites[-1] is not op:
-            self.sites.append(op)
-        return len(self.sites) - 1
+        return self._site_of[id(op)]
 
     def drops(self, block: Block, slot: int) -> bool:
         """Whether a register's old value is of no use once this block has read it."""
@@ -152,17 +153,12 @@ class Generator:
 
     def code(self) -> Code:
         """The function, ready to run."""
-        sources: dict[str, str] = {}
-        parts = []
-        for block in self.blocks:
-            if block.reachable:
-                parts.append((block, *self._step(block, sources)))
+        reachable = [block for block in self.blocks if block.reachable]
+        text = "\n".join(source for block in reachable for source in self._sources(block))
         self.globals.update(NAMESPACE)
-        exec(compile("\n".join(sources.values()), f"<{self.function.name}>", "exec"), self.globals)
-        steps: list[Any] = [None] * len(self.blocks)
-        for block, site, extra in parts:
-            steps[block.index] = self._finished(block, site, extra)
-        params = [] if self.is_entry else self.function.params
+        exec(compile(text, f"<{self.function.name}>", "exec"), self.globals)
+        steps = {block.index: self._step(block) for block in reachable}
+        offsets = self.offsets
         return Code(
             name=self.function.name,
             steps=steps,
@@ -170,51 +166,46 @@ class Generator:
             zeros=[dtype.type(0) for dtype in self.registers.kept],
             special=self.registers.special,
             symbols=self.registers.symbols,
-            offsets=self.offsets,
+            offsets=offsets,
             frame_bytes=self.frame_bytes,
             parameters=self.parameters,
-            arguments=[(self.offsets[p.name], p.size) for p in params],
-            returns=[(self.offsets[p.name], p.size) for p in self.function.returns],
+            arguments=[(offsets[p.name], p.size) for p in self.function.params if not self.is_entry],
+            returns=[(offsets[p.name], p.size) for p in self.function.returns],
             callees=frozenset(self.callees),
             indirect=self.indirect,
             variables=self.body.variables,
             takes_parameter_address=any(name in self.parameters for _, name in self.registers.symbols),
         )
 
-    def _step(self, block: Block, sources: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        writer = Writer(self, block)
-        sources[f"b{block.index}"] = writer.function(f"b{block.index}")
-        extra: dict[str, Any] = {}
+    def _sources(self, block: Block) -> Iterator[str]:
+        """The text of a block's functions: what it does and, at a rendezvous, for whom it waits."""
+        yield Writer(self, block).function(f"b{block.index}")
         if is_rendezvous(block.ops[0]):
             asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
-            asks.op = block.ops[0]
-            asks.lines.append(f"return {asks.read(block.ops[0].operands[-1], U32)}")
-            sources[f"m{block.index}"] = (
-                f"def m{block.index}(G, R, W):\n    " + "\n    ".join(asks.lines) + "\n"
-            )
-        writer.op = block.ops[-1]
-        if writer.op.mnemonic == "call":
-            extra = called(writer, writer.op)
-        return self.site(writer.op), extra
+            yield asks.question(f"m{block.index}", block.ops[0].operands[-1])
 
-    def _finished(self, block: Block, site: int, extra: dict[str, Any]) -> Step:
-        number = self.registers.number
-        end = block.end
-        kind = "next" if end is None else "barrier" if is_barrier(end) else _KINDS[end.mnemonic]
-        if end is not None and end.mnemonic == "bra" and end.guard is None:
-            kind = "next"
+    def _step(self, block: Block) -> Step:
+        number, end = self.registers.number, block.end
+        kind = "next"
+        if end is not None and (end.mnemonic != "bra" or end.guard):
+            kind = "barrier" if is_barrier(end) else _KINDS[end.mnemonic]
+        calls = end is not None and end.mnemonic == "call"
+        callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
         return Step(
             index=block.index,
             kind=kind,
             targets=block.targets,
-            site=site,
+            first=self.site(block.ops[0]),
+            site=self.site(block.ops[-1]),
             live_in=frozenset(number[name] for name in block.live_in),
             live_out=frozenset(number[name] for name in block.live_out),
-            writes=frozenset(number[r.name] for op in block.ops for r in defined(op)),
+            writes=frozenset(number[name] for name in block.defines),
             run=self.globals[f"b{block.index}"],
             mask=self.globals.get(f"m{block.index}"),
+            callee=callee,
+            arguments=arguments,
+            returns=returns,
             leaves=kind in ("ret", "exit") and len(block.ops) == 1,
-            **extra,
         )
 
 

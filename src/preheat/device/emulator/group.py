@@ -128,7 +128,7 @@ class Group:
         for group in (self, other):
             group.flush(self.step.live_in)
         lanes = np.concatenate((self.all_lanes, other.all_lanes))
-        lanes.sort()
+        lanes.sort(kind="stable")  # two runs: merged in one pass
         return Group(self.frame, self.pc, None if len(lanes) == self.wave.layout.count else lanes)
 
     def chosen(self, where: Array) -> Array | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preheat.device.emulator.floating import SINGLE, narrow
+from preheat.device.emulator.floating import SINGLE, in_blocks, narrow
 from preheat.device.emulator.integer import Array, Run, choose, each_half, join
 
 NAN = np.uint16(0x7FFF).view(np.float16)
@@ -45,7 +45,7 @@ def double_to_brain(a: Array, mode: str = "rn") -> Array:
 
 def brain(run: Run) -> Run:
     """`run`, a function of singles whose result is exact or rounded to odd, as one of bfloat16."""
-    return lambda *operands: to_brain(run(*map(from_brain, operands)))
+    return in_blocks(lambda *operands: to_brain(run(*map(from_brain, operands))))
 
 
 def single_to_tensor(mode: str) -> Run:
@@ -60,8 +60,8 @@ def single_to_tensor(mode: str) -> Run:
     return run
 
 
-# The formats of 8 bits are float16 with fewer bits after the point: e5m2 in its upper byte, and e4m3, whose
-# exponents are 8 lower, one bit further down.
+# The formats of 8 bits are float16 with fewer bits after the point: e5m2 in its upper byte, and e4m3,
+# whose exponents are 8 lower, one bit further down.
 
 
 def to_byte(format: str) -> Run:

@@ -292,7 +292,7 @@ SELECTIONS = {
 
 
 def permute(a: Array, b: Array, selector: Array) -> Array:
-    """Four bytes picked from the eight of `a` and `b`, each by three bits; a fourth asks for its sign alone."""
+    """Four of the eight bytes of `a` and `b`, each picked by three bits; a fourth asks for its sign."""
     pair = _pair(a, b)
     result = np.uint32(0)
     for place in range(4):

@@ -382,7 +382,7 @@ FORMS: tuple[Form, ...] = (
 
 @lru_cache(maxsize=4096)
 def instruction(opcode: str) -> Instruction | None:
-    """The instruction that `opcode` names, or None; `|` at the end of a comparison asks for both predicates."""
+    """The instruction that `opcode` names, or None; a comparison with `|` after it has two results."""
     for form in _by_mnemonic().get(opcode.split(".", 1)[0], ()):
         modifiers = form.modifiers(opcode)
         if modifiers is not None:

@@ -124,7 +124,7 @@ class Wave:
             return self.ready.pop(min(self.ready, key=_order))
         for group in self.waiting.values():
             self.running = group
-            raise Violation("waits for threads of its warp that never come", group.step.site)
+            raise Violation("waits for threads of its warp that never come", group.step.first)
         self.barriers.complain()
         return None
 

@@ -229,8 +229,15 @@ class Writer:
                 kept = self.code.registers.kept[slot]
                 value = held if dtype == kept else _as(held, dtype, kept, self.constant)
                 self.lines.append(f"R[{slot}] = {value}")
-        self.lines.append(f"return {result}")
-        body = "\n    ".join(_with_deletes(self.lines))
+        return self._text(name, result)
+
+    def question(self, name: str, operand: Operand | None) -> str:
+        """The text of a function that gives an operand of the block's first operation."""
+        self.op = self.block.ops[0]
+        return self._text(name, self.read(operand, U32))
+
+    def _text(self, name: str, result: str) -> str:
+        body = "\n    ".join(_with_deletes([*self.lines, f"return {result}"]))
         return f"def {name}(G, R, W):\n    {body}\n"
 
 

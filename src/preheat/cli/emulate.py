@@ -1,0 +1,56 @@
+"""`preheat emulate`: what the emulator can run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from preheat.cli.output import columns, count, data, emit_json, say
+from preheat.errors import InputError
+from preheat.toolchain import ptx
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  preheat emulate --coverage kernel.ptx
+  preheat emulate --coverage kernel.ptx --json | jq '.[] | select(.supported | not)'
+
+Exit status 1 when the file has an instruction that the emulator cannot run.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--coverage",
+    "file",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="List the instructions of a PTX file, and which of them can run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def command(file: Path, as_json: bool) -> int:
+    """See what the CPU emulator can run."""
+    from preheat.device.emulator.coverage import coverage
+
+    try:
+        forms = coverage(ptx.parse(file.read_text()))
+    except ptx.SyntaxFault as bad:
+        raise InputError(f"{file}:{bad.line}: {bad}") from None
+    except (OSError, UnicodeDecodeError) as fault:
+        raise InputError(f"cannot read {file}: {getattr(fault, 'strerror', None) or fault}") from None
+    missing = [form for form in forms if not form.supported]
+    if as_json:
+        emit_json([asdict(form) for form in forms])
+    else:
+        rows = [(form.opcode, str(form.count), "yes" if form.supported else "no") for form in forms]
+        for row in columns([("instruction", "count", "supported"), *rows], right=[1]):
+            data(row)
+        known = f"{count(len(forms) - len(missing), 'form')} supported"
+        say(f"{known}, {len(missing)} not" if missing else known)
+        for form in missing:
+            say(f"{file}:{form.line}: {form.opcode}")
+    return 1 if missing else 0

@@ -1,0 +1,54 @@
+"""Devices whose calls are counted and can be made to fail, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from preheat.builder import Builder
+from preheat.device.faults import Faulty
+from preheat.gpu import Gpu
+from tests.runtime.support import Bench, Flaky, bench
+
+
+@pytest.fixture
+def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
+    """Opens devices with a seam that can fail, by kind, and closes them."""
+    opened: list[Gpu] = []
+
+    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
+        if kind == "emulator":
+            from preheat.device.emulator.device import EmulatorDevice
+
+            seam = Faulty(EmulatorDevice(0, "sm_90"))
+        else:
+            from preheat.device.cuda.device import CudaDevice
+
+            seam = Faulty(CudaDevice(0))
+        whole: Any = seam
+        opened.append(Gpu(whole, builder, **more))
+        return Flaky(opened[-1], seam)
+
+    yield open_one
+    for gpu in opened:
+        gpu.close()
+
+
+@pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kinds of devices there are."""
+    return str(request.param)
+
+
+@pytest.fixture
+def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
+    """Every kind of device, with a seam that can fail."""
+    return open_flaky(kind)
+
+
+@pytest.fixture
+def setup(device: Gpu) -> Bench:
+    """saxpy and its operands on every device."""
+    return bench(device)

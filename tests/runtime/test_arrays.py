@@ -1,0 +1,276 @@
+"""Arrays and scalars: what goes in comes out, views share memory, and nothing is changed silently."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.dtypes import DTYPES
+from preheat.errors import InputError, StaleBufferError
+from preheat.gpu import Gpu
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (31,), (0,), (3, 0, 5), (7, 33), (2, 3, 5, 7))
+
+
+def sample(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Random elements of a type, as the host holds them."""
+    random = np.random.default_rng(len(name) * 100 + len(shape))
+    if name == "bool":
+        return random.integers(0, 2, shape).astype(bool)
+    dtype = DTYPES[name].numpy()
+    if dtype.kind in "fc":
+        return np.asarray(random.standard_normal(shape) * (1 if dtype.kind == "f" else 1 + 2j), dtype)
+    top = np.iinfo(dtype)
+    return random.integers(top.min, top.max, shape, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_type_and_shape_comes_back_as_it_went_in(
+    name: str, shape: tuple[int, ...], device: Gpu
+) -> None:
+    data = sample(name, shape)
+    made = device.array(data, dtype=name)
+    assert (made.shape, made.dtype.name, made.ndim, made.size) == (shape, name, len(shape), data.size)
+    assert made.nbytes == data.nbytes
+    back = made.numpy()
+    assert back.shape == shape
+    assert back.dtype == DTYPES[name].numpy()
+    assert back.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("name", [n for n in DTYPES if DTYPES[n].host == n])
+def test_the_type_is_taken_from_the_data_where_none_is_given(name: str, device: Gpu) -> None:
+    assert device.array(sample(name, (5,))).dtype is DTYPES[name]
+
+
+def test_lists_numbers_and_strided_arrays_become_contiguous_copies(device: Gpu) -> None:
+    assert device.array([[1, 2], [3, 4]]).numpy().tolist() == [[1, 2], [3, 4]]
+    assert device.array(2.5).shape == ()
+    table = np.arange(60, dtype=np.int32).reshape(5, 12)
+    for view in (table.T, table[::2, 1::3], table[::-1]):
+        assert np.array_equal(device.array(view).numpy(), view)
+    swapped = table.astype(">i4")
+    assert np.array_equal(device.array(swapped, dtype="int32").numpy(), table)
+
+
+def test_an_array_of_arrays_is_a_copy(device: Gpu) -> None:
+    first = device.array(np.arange(33, dtype=np.float32))
+    copy = device.array(first)
+    first.fill(-1)
+    assert np.array_equal(copy.numpy(), np.arange(33))
+    with pytest.raises(InputError, match="cannot be copied as float64"):
+        device.array(first, dtype="float64")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_fill_sets_every_element(name: str, device: Gpu) -> None:
+    value = sample(name, ())[()]
+    for shape in ((37,), (), (0,), (3, 11)):
+        made = device.empty(shape, name)
+        assert made.fill(value) is made
+        assert made.numpy().tobytes() == np.full(shape, value).tobytes()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_zeros_are_zeros_whatever_was_there_before(name: str, device: Gpu) -> None:
+    for _ in range(3):  # memory that was given back is used again
+        device.array(sample(name, (501,)), dtype=name).close()
+        assert not device.zeros((501,), name).numpy().any()
+
+
+def test_slices_are_views_of_the_first_axis(device: Gpu) -> None:
+    data = np.arange(7 * 5, dtype=np.int32).reshape(7, 5)
+    whole = device.array(data)
+    cases: list[Any] = [
+        0, 6, -1, -7, slice(2, 5), slice(None), slice(5, 99), slice(-2, None), slice(4, 2), np.int64(3),
+    ]  # fmt: skip
+    for index in cases:
+        assert np.array_equal(whole[index].numpy(), data[index]), index
+    assert np.array_equal(whole[2:6][1:][0].numpy(), data[3])
+    whole[2:5].fill(-7)
+    data[2:5] = -7
+    whole[6].write(np.arange(5, dtype=np.int32))
+    data[6] = np.arange(5)
+    assert np.array_equal(whole.numpy(), data)
+    assert [len(whole), len(whole[1]), len(list(whole))] == [7, 5, 7]
+
+
+def test_write_and_copy_from_give_the_array_back(device: Gpu) -> None:
+    data = np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)
+    first, second = device.empty((3, 4)), device.empty((3, 4))
+    assert first.write(data) is first
+    assert second.copy_from(first) is second
+    assert np.array_equal(second.numpy(), data)
+    assert np.array_equal(second[1].copy_from(first[2]).numpy(), data[2])
+    device.empty(0).copy_from(device.empty(0))
+
+
+def test_what_is_written_may_change_at_once(device: Gpu) -> None:
+    data = np.arange(100_003, dtype=np.int64)
+    made = device.array(data)
+    data[:] = -1
+    assert np.array_equal(made.numpy(), np.arange(100_003))
+
+
+def test_a_large_array_comes_back_whole(device: Gpu) -> None:
+    data = np.random.default_rng(4).integers(0, 256, (9 << 20) + 13, np.uint8)  # more than two pieces
+    assert np.array_equal(device.array(data).numpy(), data)
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype", "words"),
+    [
+        ([300], "uint8", "values from 300 to 300 do not fit uint8"),
+        ([-1], "uint64", "do not fit uint64"),
+        ([2**31], "int32", "do not fit int32"),
+        ([1.5], "int32", "float64 does not turn into int32 without loss"),
+        ([1], "bool", "int64 does not turn into bool without loss"),
+        ([1j], "float32", "complex128 does not turn into float32"),
+        (["a"], "float32", "does not turn into float32"),
+        ([[1], [2, 3]], "int32", "cannot read list as an array"),
+        ([1.0], "float8_e5m2", "give float8_e5m2 as raw bits"),
+    ],
+)
+def test_data_that_would_lose_something_is_refused(
+    data: Any, dtype: str, words: str, device: Gpu
+) -> None:
+    with pytest.raises(InputError, match=words):
+        device.array(data, dtype=dtype)
+
+
+def test_data_without_an_element_type_is_refused(device: Gpu) -> None:
+    for data in (["a", "b"], [None], np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
+        with pytest.raises(InputError, match="is not an element type"):
+            device.array(data)
+
+
+def test_in_range_integers_of_any_width_are_taken(device: Gpu) -> None:
+    assert device.array([0, 255], "uint8").numpy().tolist() == [0, 255]
+    assert device.array(np.array([-128, 127], np.int64), "int8").numpy().tolist() == [-128, 127]
+    assert device.array([True, False], "int16").numpy().tolist() == [1, 0]
+    assert device.array([], "int8").shape == (0,)
+    assert device.array([2, 3], "float32").numpy().tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("shape", [-1, (3, -1), 2.5, "ab", (2.0,), None])
+def test_a_shape_that_is_none_is_refused(shape: Any, device: Gpu) -> None:
+    with pytest.raises(InputError, match="shape"):
+        device.empty(shape)
+
+
+def test_an_array_larger_than_any_memory_is_refused(device: Gpu) -> None:
+    with pytest.raises(InputError, match="bytes"):
+        device.empty((1 << 30, 1 << 30))
+
+
+def test_scalars_hold_one_value_at_a_fixed_address(device: Gpu) -> None:
+    step = device.scalar("int32", 7, name="step")
+    address = step.address
+    assert step.get() == 7
+    for value in (0, -(2**31), 2**31 - 1):
+        step.set(value)
+        assert step.get() == value
+    assert step.address == address
+    assert repr(step) == f"<Scalar 'step' int32 on {device.name}>"
+    for wrong in (2**31, 1.5, 1j, "a"):
+        with pytest.raises(InputError, match="does not fit int32"):
+            step.set(wrong)  # type: ignore[arg-type]
+    assert step.get() == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bool", True), ("float16", 1.5), ("float64", math.pi), ("complex64", 1 - 2j),
+        ("complex128", 1 - 2j), ("bfloat16", -1.5), ("uint64", 2**64 - 1), ("float32", math.inf),
+    ],
+)  # fmt: skip
+def test_scalars_of_every_kind_give_their_value_back(name: str, value: complex, device: Gpu) -> None:
+    assert device.scalar(name, value).get() == value
+
+
+def nearest_bfloat16(value: float) -> int:
+    """The bits of the nearest bfloat16, ties to even, in exact arithmetic."""
+    exact, sign = Fraction(abs(value)), int(math.copysign(1, value) < 0)
+    candidates = range(0x7F81)
+
+    def number(bits: int) -> Fraction:
+        exponent, fraction = bits >> 7, bits & 0x7F
+        whole = fraction if exponent == 0 else fraction | 0x80
+        return Fraction(whole) * Fraction(2) ** (max(exponent, 1) - 127 - 7)
+
+    at = min(candidates, key=lambda bits: (abs(number(bits) - exact), bits & 1))
+    return sign << 15 | at
+
+
+HARD = (1 + 2**-8 + 2**-40, 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8 - 2**-40), 1e-41, 3.3895e38, 0.1, -math.pi)
+
+
+def test_bfloat16_is_rounded_once_to_the_nearest(device: Gpu) -> None:
+    expected = [nearest_bfloat16(value) for value in HARD]
+    assert device.array(HARD, "bfloat16").numpy().tolist() == expected
+    one = device.scalar("bfloat16")
+    for value, bits in zip(HARD, expected, strict=True):
+        one.set(value)
+        assert int(one.numpy()) == bits
+    special = device.array([math.inf, -math.inf, math.nan, 1e39], "bfloat16").numpy()
+    assert special.tolist() == [0x7F80, 0xFF80, 0x7FFF, 0x7F80]
+    with pytest.raises(InputError, match="does not fit bfloat16"):
+        one.set(1e39)
+
+
+def test_float8_and_bfloat16_take_their_bits(device: Gpu) -> None:
+    bits = np.arange(256, dtype=np.uint8)
+    for name in ("float8_e4m3fn", "float8_e5m2"):
+        assert np.array_equal(device.array(bits, name).numpy(), bits)
+    words = np.arange(0, 65536, 31, dtype=np.uint16)
+    assert np.array_equal(device.array(words, "bfloat16").numpy(), words)
+    assert int(device.empty((), "bfloat16").fill(np.uint16(0x3FC0)).numpy()) == 0x3FC0  # type: ignore[arg-type]
+
+
+def test_a_closed_array_is_told_at_every_door(device: Gpu) -> None:
+    made = device.array([1.0, 2.0])
+    part = made[1:]
+    with made:
+        pass
+    made.close()  # twice is fine
+    other = device.zeros(2, "float64")
+    for door in (
+        made.numpy, part.numpy, lambda: made.write([1.0, 2.0]), lambda: made.fill(1),
+        lambda: made.copy_from(other), lambda: other.copy_from(made), lambda: device.array(made),
+        lambda: made.__dlpack__(), lambda: made[0].numpy(),
+    ):  # fmt: skip
+        with pytest.raises(StaleBufferError, match="its memory was freed"):
+            door()
+    assert "freed" in repr(made)
+    assert made.tag is None
+    assert part.tag is None
+
+
+def test_memory_at_the_same_address_has_another_generation(device: Gpu) -> None:
+    seen = set()
+    for _ in range(20):
+        made = device.empty(64)
+        seen.add(made.buffer.generation)
+        made.close()
+    assert len(seen) == 20
+
+
+def test_arrays_say_what_they_are(device: Gpu) -> None:
+    made = device.zeros((2, 3), "int16")
+    assert repr(made) == f"<Array int16[2, 3] on {device.name}>"
+    assert made.device == device.name
+    with pytest.raises(TypeError, match="no length"):
+        len(device.empty(()))
+    with pytest.raises(InputError, match="cannot be sliced"):
+        device.empty(())[0]
+    with pytest.raises(InputError, match="step 1"):
+        made[::2]
+    for index in (2, -3):
+        with pytest.raises(IndexError, match=r"outside the first axis of \(2, 3\)"):
+            made[index]

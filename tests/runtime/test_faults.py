@@ -1,0 +1,243 @@
+"""Faults of a device: named once, remembered where nothing survives them, gone after a reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.device.emulator.device import EmulatorDevice
+from preheat.device.faults import Faulty
+from preheat.errors import (
+    ContextLostError,
+    DeviceError,
+    DriverError,
+    EmulatorFault,
+    StaleBufferError,
+    UnsupportedInstructionError,
+)
+from preheat.gpu import Gpu
+from tests.conftest import SAXPY
+from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+
+
+def illegal_address(call: str = "cuStreamSynchronize") -> DriverError:
+    """An error that a context does not survive."""
+    meaning = "an illegal memory access was encountered"
+    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
+
+
+def not_supported(call: str = "cuMemsetD32Async") -> DriverError:
+    """An error that leaves everything as it was."""
+    return DriverError(call, 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+
+
+Door = Callable[[Bench], object]
+#: What a user does, by the verb of the seam that it comes to and what the error is remembered by.
+DOORS: dict[str, tuple[Door, str]] = {
+    "launch": (lambda b: b.launch(), "the launch of saxpy"),
+    "allocate": (lambda b: b.gpu.empty(3), "an allocation"),
+    "copy_in": (lambda b: b.x.write(b.xs), "write()"),
+    "copy_out": (lambda b: b.y.numpy(), "numpy()"),
+    "copy": (lambda b: b.y.copy_from(b.x), "copy_from()"),
+    "fill": (lambda b: b.y.fill(1.0), "fill()"),
+    "load": (lambda b: b.gpu.kernel(SAXPY, "saxpy", label="mine.cu"), "the load of mine.cu"),
+    "synchronize": (lambda b: b.gpu.synchronize(), "gpu.synchronize()"),
+}
+
+
+@pytest.mark.parametrize("warm", [0, 4])
+@pytest.mark.parametrize("verb", DOORS)
+def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
+    verb: str, warm: int, flaky: Flaky
+) -> None:
+    made, (door, doing) = bench(flaky.gpu), DOORS[verb]
+    made.launch(warm)
+    flaky.seam.fail(verb, illegal_address())
+    with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
+        door(made)
+    assert first.value.sticky
+    lost = f"{flaky.gpu.name} is lost since {doing}: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"
+    with flaky.asked() as asked:
+        for other, _ in DOORS.values():
+            with pytest.raises((ContextLostError, StaleBufferError)) as later:
+                other(made)
+            assert lost in str(later.value)
+    assert asked == {}  # the device is left alone
+    assert ", lost>" in repr(made.x)
+
+
+@pytest.mark.parametrize("verb", DOORS)
+def test_an_error_that_passes_leaves_everything_usable(verb: str, flaky: Flaky) -> None:
+    made, (door, _) = bench(flaky.gpu), DOORS[verb]
+    for launches in range(0, 5, 2):
+        flaky.seam.fail(verb, not_supported())
+        with pytest.raises(DriverError, match="CUDA_ERROR_NOT_SUPPORTED"):
+            door(made)
+        made.check(launches)
+        made.launch(2)
+        made.check(launches + 2)
+    door(made)
+
+
+@pytest.mark.parametrize("wait", ["stream", "event"])
+def test_waiting_tells_of_errors_of_the_work_before(
+    wait: str, open_flaky: Callable[..., Flaky]
+) -> None:
+    flaky = open_flaky("emulator")
+    stream = flaky.gpu.stream()
+    if wait == "stream":
+        flaky.seam.fail("stream.synchronize", illegal_address())
+        door = stream.synchronize
+    else:
+        event, raised = stream.record(), illegal_address()
+
+        def failing() -> None:
+            raise raised
+
+        event.raw.synchronize = failing  # type: ignore[method-assign]
+        door = event.synchronize
+    with pytest.raises(DriverError):
+        door()
+    with pytest.raises(ContextLostError, match=rf"lost since {wait}.synchronize\(\)"):
+        flaky.gpu.empty(1)
+
+
+def test_a_blocking_device_names_the_kernel_that_failed(
+    kind: str, open_flaky: Callable[..., Flaky]
+) -> None:
+    flaky = open_flaky(kind, blocking=True)
+    made = bench(flaky.gpu)
+    made.launch(3)
+    flaky.seam.fail("stream.synchronize", illegal_address())
+    with pytest.raises(DriverError, match="saxpy: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        made.launch()
+    with pytest.raises(ContextLostError, match="lost since the run of saxpy"):
+        made.launch()
+
+
+def test_a_driver_error_carries_call_code_name_and_meaning() -> None:
+    error = illegal_address("cuLaunchKernel")
+    assert (error.call, error.code, error.name) == ("cuLaunchKernel", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert error.meaning == "an illegal memory access was encountered"
+    words = "cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered"
+    assert str(error) == words
+    assert isinstance(error, DeviceError)
+
+
+def test_a_status_that_a_launch_gives_becomes_an_error(open_flaky: Callable[..., Flaky]) -> None:
+    flaky = open_flaky("emulator")
+    made = bench(flaky.gpu)
+    for warm in (0, 4):
+        made.launch(warm)
+        statuses = iter([(7,)])
+        for function, _ in made.saxpy.module._functions.values():
+            part: Any = function
+            part._part.prepare = lambda geometry, stream: lambda pointers, end: next(statuses)
+        with pytest.raises(DriverError, match=r"launch of saxpy failed: EMULATOR_ERROR \(7\)"):
+            made.saxpy[3, 32 + warm](2.0, made.x, made.y, made.n)
+        del part._part.prepare
+
+
+# The emulator's own faults
+
+
+def overrun(made: Bench) -> None:
+    made.saxpy[5, 64](2.0, made.x, made.y, made.n + 1)
+
+
+@pytest.mark.parametrize("warm", [0, 4])
+def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
+    warm: int, open_device: Callable[..., Gpu]
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    made.launch(warm)
+    with pytest.raises(EmulatorFault, match="past the end of the 1028-byte buffer") as caught:
+        overrun(made)
+    fault = caught.value
+    assert (fault.kernel, fault.block, fault.thread) == ("saxpy", (4, 0, 0), (1, 0, 0))
+    assert fault.address == made.x.address + made.x.nbytes
+    assert fault.line is not None
+    assert "ld.global" in made.saxpy.module.artifact.ptx.decode().splitlines()[fault.line - 1]
+    with pytest.raises(ContextLostError, match="is lost since the launch of saxpy: saxpy, PTX line") as lost:
+        made.launch()
+    assert "gpu.reset() will do" in str(lost.value.hint)
+    with pytest.raises(StaleBufferError, match="is lost since the launch of saxpy"):
+        made.x.numpy()
+    gpu.reset()
+    again = bench(gpu)
+    again.launch(4)
+    again.check(4)
+
+
+def test_a_fault_of_one_emulator_leaves_the_others_alone(open_device: Callable[..., Gpu]) -> None:
+    first, second = bench(open_device("emulator")), bench(open_device("emulator:1"))
+    with pytest.raises(EmulatorFault):
+        overrun(first)
+    second.launch(4)
+    second.check(4)
+
+
+def test_an_instruction_the_emulator_does_not_know_ends_nothing(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    strange = PTX.replace("    ret;", "    wgmma.fence.sync.aligned;\n    ret;").replace("sm_80", "sm_90a")
+    with pytest.raises((UnsupportedInstructionError, DeviceError)) as caught:
+        gpu.kernel(strange, "keep")[1, 1](made.x, 1, 2, 0.0)
+    assert isinstance(caught.value, UnsupportedInstructionError)
+    assert "wgmma" in str(caught.value)
+    made.launch()
+    made.check(1)
+
+
+def test_use_after_free_within_the_device_is_seen(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    source = """
+        extern "C" __global__ void keep(float** to, float* x) { *to = x; }
+        extern "C" __global__ void use(float** to) { **to = 1; }
+    """
+    to, x = gpu.zeros(1, "int64"), gpu.zeros(8)
+    gpu.kernel(source, "keep")[1, 1](to, x)
+    x.close()
+    with pytest.raises(EmulatorFault, match=r"use, PTX line .* in a freed 32-byte buffer"):
+        gpu.kernel(source, "use")[1, 1](to)
+
+
+def test_fresh_memory_is_poison_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
+    found = open_device("emulator").empty(64, "uint8").numpy()
+    assert len(set(found.tolist())) == 1
+    assert found[0] not in (0, 255)
+
+
+# The wrapper itself
+
+
+def test_a_faulty_device_counts_and_fails_in_turn() -> None:
+    seam = Faulty(EmulatorDevice())
+    stream = seam.stream()
+    seam.fail("allocate", None, not_supported("allocate"), illegal_address("allocate"))
+    address = seam.allocate(16, stream)
+    for name in ("NOT_SUPPORTED", "ILLEGAL_ADDRESS"):
+        with pytest.raises(DriverError, match=name):
+            seam.allocate(16, stream)
+    seam.allocate(16, stream)
+    seam.free(address, stream)
+    stream.record()
+    assert seam.calls == {"stream": 1, "allocate": 4, "free": 1, "stream.record": 1}
+    assert (seam.name, seam.dlpack) == ("emulator:0", (1, 0))
+    with pytest.raises(AttributeError, match="nonsense"):
+        seam.nonsense()
+
+
+def test_a_faulty_device_sees_through_to_modules_functions_and_launches(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    made.launch()
+    flaky.seam.fail("module.function", not_supported("cuModuleGetFunction"))
+    with pytest.raises(DriverError, match="cuModuleGetFunction"):
+        flaky.gpu.kernel(KERNELS, "add")
+    calls = flaky.seam.calls
+    assert (calls["load"], calls["module.function"], calls["function.prepare"], calls["launch"]) == (1, 2, 1, 1)
+    assert np.array_equal(made.x.numpy(), made.xs)

@@ -1,0 +1,257 @@
+"""Memory shared with other libraries: DLPack and the array interfaces, without a copy, kept alive."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.dtypes import DTYPES
+from preheat.errors import LaunchError, StaleBufferError
+from preheat.gpu import Gpu
+from preheat.runtime import dlpack
+from preheat.runtime.operands import kind_of
+from tests.runtime.support import KERNELS, bench
+
+NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
+
+
+@pytest.fixture
+def emulator(open_device: Callable[..., Gpu]) -> Gpu:
+    return open_device("emulator")
+
+
+@pytest.mark.parametrize("name", NUMPY_TYPES)
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (), (0, 4)], ids=str)
+def test_numpy_shares_memory_through_dlpack(name: str, shape: tuple[int, ...], emulator: Gpu) -> None:
+    made = emulator.zeros(shape, name)
+    shared = np.from_dlpack(made)  # type: ignore[arg-type]
+    assert (shared.shape, shared.dtype) == (shape, np.dtype(name))
+    if made.size:
+        assert shared.ctypes.data == made.address
+    made.fill(1)
+    assert (shared == 1).all()
+
+
+def test_what_was_exported_lives_on_after_its_name(emulator: Gpu) -> None:
+    made = emulator.array(np.arange(1000.0))
+    alive = weakref.ref(made.buffer)
+    shared = np.from_dlpack(made[500:])  # type: ignore[arg-type]
+    del made
+    gc.collect()
+    emulator.array(np.full(1000, -1.0))
+    assert alive() is not None
+    assert np.array_equal(shared, np.arange(500.0, 1000.0))
+    view = shared[1:]
+    del shared
+    gc.collect()
+    assert view[0] == 501
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 1), (2, 0)])
+def test_a_capsule_speaks_the_version_it_was_asked_for(version: Any, device: Gpu) -> None:
+    made = device.array(np.arange(12, dtype=np.int16).reshape(3, 4))
+    given = made.__dlpack__(max_version=version, stream=-1 if made.__dlpack_device__()[0] == 2 else None)
+    assert ("versioned" in repr(given)) == (version is not None and version >= (1, 0))
+    tensor = dlpack.open_capsule(given)
+    assert tensor.address == made.address
+    assert (tensor.shape, tensor.dtype) == ((3, 4), DTYPES["int16"])
+    assert tensor.device == made.__dlpack_device__()
+    assert not tensor.read_only
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_type_is_described_to_other_libraries(name: str, device: Gpu) -> None:
+    made = device.zeros((2, 3), name)
+    assert dlpack.open_capsule(made.__dlpack__(stream=None)).dtype is DTYPES[name]
+
+
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_a_capsule_nobody_takes_holds_its_array_no_longer_than_needed(
+    version: Any, device: Gpu
+) -> None:
+    made = device.array([1, 2, 3])
+    alive = weakref.ref(made.buffer)
+    given = made.__dlpack__(max_version=version)
+    del made
+    gc.collect()
+    device.synchronize()
+    assert alive() is not None  # somebody has the capsule and may take it yet
+    del given
+    device.synchronize()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_consumer_that_refuses_says_why(emulator: Gpu) -> None:
+    for name in ("bfloat16", "float8_e4m3fn"):
+        made = emulator.zeros(3, name)
+        alive = weakref.ref(made.buffer)
+        with pytest.raises((BufferError, RuntimeError), match="(?i)unsupported"):
+            np.from_dlpack(made)  # type: ignore[arg-type]
+        del made
+        gc.collect()
+        emulator.synchronize()
+        assert alive() is None
+
+
+def test_a_copy_or_another_device_is_not_what_an_export_is(device: Gpu) -> None:
+    made = device.zeros(3)
+    for asked in ({"copy": True}, {"dl_device": (2, 7)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            made.__dlpack__(**asked)
+    made.__dlpack__(copy=False, dl_device=made.__dlpack_device__())
+    made.close()
+    with pytest.raises(StaleBufferError, match="its memory was freed"):
+        made.__dlpack__()
+
+
+def test_memory_that_others_hold_is_freed_after_all_work_on_the_device(flaky: Any) -> None:
+    made, other = flaky.gpu.array([1.0, 2.0]), flaky.gpu.array([3.0])
+    dlpack.open_capsule(made.__dlpack__())
+    with flaky.asked("synchronize", "free") as asked:
+        other.close()
+    assert asked == {"free": 1}
+    with flaky.asked("synchronize", "free") as asked:
+        made.close()
+    assert asked == {"free": 1, "synchronize": 1}
+
+
+def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> None:
+    made = emulator.array(np.arange(6, dtype=np.float32).reshape(2, 3))
+    face = made.__array_interface__
+    assert (face["shape"], face["typestr"], face["strides"], face["version"]) == ((2, 3), "<f4", None, 3)
+    assert face["data"] == (made.address, False)
+    shared = np.asarray(made)
+    shared[1, 2] = 77
+    assert made.numpy()[1, 2] == 77
+    assert not hasattr(made, "__cuda_array_interface__")
+    assert np.add(made, 1).tolist() == [[1, 2, 3], [4, 5, 78]]
+
+
+@pytest.mark.gpu
+def test_the_cuda_array_interface_is_there_on_a_gpu_alone(open_device: Callable[..., Gpu]) -> None:
+    made = open_device("cuda").zeros((2, 3), "int16")
+    face = made.__cuda_array_interface__
+    assert (face["shape"], face["typestr"], face["version"]) == ((2, 3), "<i2", 3)
+    assert face["data"] == (made.address, False)
+    assert face["stream"] == made.buffer.home.handle
+    assert not hasattr(made, "__array_interface__")
+
+
+# Arrays of other libraries as arguments
+
+
+class Tensor:
+    """A tensor of some library that speaks DLPack and nothing else."""
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self.data = data
+        self.asked: list[dict[str, Any]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **more: Any) -> Any:
+        self.asked.append(more)
+        return self.data.__dlpack__()
+
+
+class OnGpu(Tensor):
+    """One that says it is in a GPU's memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 3)
+
+
+class Interface:
+    """An array of some library that has the CUDA array interface and nothing else."""
+
+    def __init__(self, address: int = 4096) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": (8,), "typestr": "<f4", "data": (address, False), "stream": 1,
+        }  # fmt: skip
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._face
+
+    @__cuda_array_interface__.setter
+    def __cuda_array_interface__(self, face: dict[str, Any]) -> None:
+        self._face = face
+
+
+@pytest.mark.parametrize("warm", [0, 4])
+def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> None:
+    made = bench(emulator)
+    made.launch(warm)
+    x, y = Tensor(made.xs), Tensor(made.ys.copy())
+    made.saxpy[5, 64](2.0, x, y, made.n)
+    np.testing.assert_allclose(y.data, made.ys + 2.0 * made.xs, rtol=1e-5, atol=1e-5)
+    assert x.asked == [{}]  # no stream is named for memory of the host
+    with pytest.raises(LaunchError, match=r"saxpy, argument 1: float const\* cannot take a Tensor of int32"):
+        made.saxpy[5, 64](2.0, Tensor(made.xs.view(np.int32)), y, made.n)
+
+
+def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
+    made = bench(emulator)
+    for foreign in (Interface(), Interface(0)):
+        with pytest.raises(LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"):
+            made.saxpy[5, 64](2.0, foreign, made.y, made.n)
+
+
+def test_a_type_is_looked_at_once() -> None:
+    first, second = kind_of(Tensor(np.zeros(1))), kind_of(Tensor(np.zeros(2)))
+    assert first is not None
+    assert first is second
+    assert kind_of(np.zeros(1)) is not None
+    for plain in (1, 1.5, "a", None, np.float32(1), object(), b""):
+        assert kind_of(plain) is None
+
+
+def test_our_own_arrays_are_no_other_librarys(device: Gpu) -> None:
+    assert kind_of(device.zeros(1)) is None
+    assert kind_of(device.scalar("int32")) is None
+
+
+def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu) -> None:
+    table = np.arange(40, dtype=np.int32).reshape(4, 10)
+    out = emulator.zeros(31, "int32")
+    emulator.kernel(KERNELS, "add")[1, 32](table[:, 0], 1, out, 31)  # spans 31 elements
+    assert np.array_equal(out.numpy(), np.arange(31) + 1)
+
+
+def test_exports_of_many_arrays_do_not_pile_up(emulator: Gpu) -> None:
+    before = len(dlpack._handed_out)
+    for n in range(50):
+        assert np.from_dlpack(emulator.array([n]))[0] == n  # type: ignore[arg-type]
+        emulator.array([n]).__dlpack__()
+    emulator.synchronize()
+    assert len(dlpack._handed_out) <= before
+    assert not dlpack._offered
+
+
+def test_a_consumer_in_c_gives_the_memory_back_by_the_deleter(device: Gpu) -> None:
+    made = device.array([1.0])
+    alive = weakref.ref(made.buffer)
+    given = made.__dlpack__()
+    address = dlpack._pointer(id(given), b"dltensor")
+    rename = ctypes.pythonapi.PyCapsule_SetName
+    rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    name = b"used_dltensor"
+    rename(given, name)
+    del given, made
+    device.synchronize()
+    gc.collect()
+    assert alive() is not None
+    dlpack._Managed.from_address(address).deleter(address)
+    gc.collect()
+    assert alive() is None

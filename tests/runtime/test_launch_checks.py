@@ -1,0 +1,105 @@
+"""Limits of a launch: what is just allowed runs, what is just beyond is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.device.base import Geometry
+from preheat.errors import LaunchError
+from preheat.gpu import Gpu
+from tests.runtime.support import KERNELS, Bench
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [(1, 1024), (1, (1, 1024)), (1, (16, 1, 64)), (1, (32, 32)), ((1, 257), 3), ((1, 1, 129), 5)],
+)
+def test_the_largest_blocks_and_every_axis_run(grid: Any, block: Any, device: Gpu) -> None:
+    kernel = device.kernel(KERNELS, "places")
+    geometry = kernel.geometry(grid, block)
+    blocks, threads = int(np.prod(geometry.grid)), int(np.prod(geometry.block))
+    out = device.zeros(blocks * threads, "int32")
+    kernel[grid, block](out)
+    expected = np.arange(blocks)[:, None] * 1000 + np.arange(threads)
+    assert np.array_equal(out.numpy(), expected.ravel())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("what", ["grid", "block"])
+def test_the_limit_of_each_axis_is_allowed_and_one_more_is_not(
+    what: str, axis: int, setup: Bench
+) -> None:
+    most = getattr(setup.gpu.limits, what)[axis]
+    for size, fits in ((most, True), (most + 1, False)):
+        extents = [1, 1, 1]
+        extents[axis] = size
+        given: dict[str, Any] = {"grid": 1, "block": 1, what: tuple(extents)}
+        if fits:
+            assert getattr(setup.saxpy.geometry(**given), what) == tuple(extents)
+        else:
+            with pytest.raises(LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) is beyond the device's"):
+                setup.saxpy.geometry(**given)
+
+
+def test_the_limit_of_shared_memory_counts_what_is_static(device: Gpu) -> None:
+    source = """
+        extern "C" __global__ void fixed(int* out) {
+            __shared__ int room[256];
+            room[threadIdx.x] = threadIdx.x;
+            __syncthreads();
+            out[threadIdx.x] = room[255 - threadIdx.x];
+        }
+    """
+    kernel, most = device.kernel(source, "fixed"), device.limits.shared_optin
+    assert kernel.attributes.shared == 1024
+    out = device.zeros(256, "int32")
+    kernel.launch(out, grid=1, block=256, shared=most - 1024)
+    assert np.array_equal(out.numpy(), np.arange(255, -1, -1))
+    words = f"{most - 1023} bytes of dynamic and 1024 of static shared memory; a block can have {most}"
+    with pytest.raises(LaunchError, match=f"fixed: {words}"):
+        kernel.launch(out, grid=1, block=256, shared=most - 1023)
+
+
+def test_launch_bounds_are_the_limit_of_that_kernel(device: Gpu) -> None:
+    kernel = device.kernel(KERNELS, "narrow")
+    assert kernel.attributes.threads == 64
+    out = device.zeros(64, "int32")
+    kernel[1, 64](out)
+    assert np.array_equal(out.numpy(), np.arange(64))
+    with pytest.raises(LaunchError, match="narrow: a block of 65 threads; the most of narrow is 64"):
+        kernel[1, 65](out)
+
+
+def test_a_geometry_holds_everything_that_was_said(setup: Bench) -> None:
+    made = setup.saxpy.geometry((4, 2), [8, 4], 128, (2, 1), cooperative=True, programmatic=True)
+    assert made == Geometry((4, 2, 1), (8, 4, 1), 128, (2, 1, 1), True, True)
+    with pytest.raises(LaunchError, match="cluster 0 is not one to three positive integers"):
+        setup.saxpy.geometry(4, 8, cluster=0)
+
+
+def test_attributes_and_occupancy_are_plausible(setup: Bench) -> None:
+    used = setup.saxpy.attributes
+    assert 0 < used.registers < 256
+    assert (used.shared, used.local, used.threads) == (0, 0, 1024)
+    assert setup.gpu.kernel(KERNELS, "weigh").attributes.constant >= 16
+    full = setup.saxpy.occupancy(256)
+    assert full.fraction == 1.0
+    assert full.blocks * 256 == 2048
+    assert setup.saxpy.occupancy((16, 16)) == full
+    for shared, blocks in ((40 << 10, 5), (100 << 10, 2)):
+        crowded = setup.saxpy.occupancy(256, shared)
+        assert (crowded.blocks, crowded.fraction) == (blocks, blocks / 8)
+    with pytest.raises(LaunchError, match="block 0"):
+        setup.saxpy.occupancy(0)
+
+
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_a_programmatic_launch_gives_the_same_result(programmatic: bool, setup: Bench) -> None:
+    for times in range(1, 5):
+        setup.saxpy.launch(
+            2.0, setup.x, setup.y, setup.n, grid=5, block=64, programmatic=programmatic
+        )
+        setup.check(times)

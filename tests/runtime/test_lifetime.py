@@ -1,0 +1,211 @@
+"""Life and death of memory: queued by finalizers, given back at safe points, never used when gone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
+from preheat.gpu import Gpu
+from tests.conftest import SAXPY
+from tests.runtime.support import KERNELS, Flaky, bench
+
+
+def test_dropping_an_array_asks_nothing_of_the_device_until_the_next_allocation(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    made = [gpu.array(np.ones(1000)) for _ in range(3)]
+    with flaky.asked() as asked:
+        del made
+        gc.collect()
+    assert asked == {}
+    with flaky.asked("allocate", "free") as asked:
+        gpu.empty(1)
+    assert asked == {"free": 3, "allocate": 1}
+
+
+def test_closing_gives_memory_back_at_once_and_only_once(flaky: Flaky) -> None:
+    made = flaky.gpu.array(np.ones(10))
+    with flaky.asked("free") as asked:
+        made.close()
+        made.close()
+        with made:
+            pass
+        del made
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"free": 1}
+
+
+def test_a_view_keeps_the_memory_it_is_a_part_of(flaky: Flaky) -> None:
+    whole = flaky.gpu.array(np.arange(10, dtype=np.int32))
+    part = whole[4:]
+    with flaky.asked("free") as asked:
+        del whole
+        gc.collect()
+        flaky.gpu.synchronize()
+        assert part.numpy().tolist() == [4, 5, 6, 7, 8, 9]
+    assert asked == {}
+    with flaky.asked("free") as asked:
+        part.close()
+    assert asked == {"free": 1}
+
+
+@pytest.mark.parametrize("safe_point", ["synchronize", "trim", "empty"])
+def test_every_safe_point_gives_back_what_was_dropped(safe_point: str, flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    gpu.array(np.ones(1000))
+    gc.collect()
+    with flaky.asked("free") as asked:
+        gpu.empty(1) if safe_point == "empty" else getattr(gpu, safe_point)()
+    assert asked["free"] >= 1
+
+
+def test_arrays_dropped_in_any_thread_are_given_back(flaky: Flaky) -> None:
+    def work() -> None:
+        for _ in range(20):
+            flaky.gpu.array(np.arange(5))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    with flaky.asked("allocate", "free") as asked:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"allocate": 120, "free": 120}
+
+
+def test_memory_in_use_does_not_grow_with_work(device: Gpu) -> None:
+    add = device.kernel(KERNELS, "add")
+    free = []
+    for _ in range(4):
+        for _ in range(25):
+            out = device.empty(1 << 18, "int32")
+            add[1, 1](out, 1, out, 0)
+        device.synchronize()
+        free.append(device.memory().free)
+    assert min(free[2:]) >= free[1]
+    assert device.memory().total >= free[0]
+
+
+def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Flaky) -> None:
+    full = OutOfMemoryError("cuMemAllocFromPoolAsync", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    flaky.seam.fail("allocate", full)
+    with flaky.asked("allocate", "synchronize") as asked:
+        made = flaky.gpu.array([1, 2, 3])
+    assert asked == {"allocate": 2, "synchronize": 1}
+    assert made.numpy().tolist() == [1, 2, 3]
+    flaky.seam.fail("allocate", full, full)
+    with pytest.raises(MemoryError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\)") as caught:
+        flaky.gpu.empty(3)
+    assert isinstance(caught.value, OutOfMemoryError)
+    assert flaky.gpu.empty(3).size == 3  # nothing is lost
+    assert made.numpy().tolist() == [1, 2, 3]
+
+
+def test_a_failed_allocation_leaves_nothing_to_free(flaky: Flaky) -> None:
+    full = OutOfMemoryError("allocate", 2, "OUT_OF_MEMORY", "out of memory")
+    flaky.seam.fail("allocate", full, full)
+    with flaky.asked("free") as asked:
+        with pytest.raises(OutOfMemoryError):
+            flaky.gpu.empty(3)
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {}
+
+
+def test_the_emulator_says_when_its_memory_is_used_up(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    with pytest.raises(OutOfMemoryError, match="no room for"):
+        gpu.empty(gpu.memory().total + 1, "uint8")
+    assert gpu.zeros(3).numpy().tolist() == [0, 0, 0]
+
+
+# Reset and close
+
+
+def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    made.launch(4)
+    module = gpu.module(KERNELS)
+    symbol, view, step = module.symbol("table", "float32"), made.x[1:], gpu.scalar("int32")
+    bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64)
+    gpu.reset()
+    for stale in (made.x.numpy, view.numpy, step.get, lambda: step.set(3), lambda: made.x.write(made.xs)):
+        with pytest.raises(StaleBufferError, match="it was reset"):
+            stale()
+    for lost in (
+        made.launch, bound, symbol.numpy, lambda: symbol.write([1.0] * 3), lambda: module.symbol("table"),
+        lambda: made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64),
+    ):  # fmt: skip
+        with pytest.raises(ContextLostError, match="emulator:0: it was reset") as caught:
+            lost()
+        assert caught.value.hint == "make the array or kernel again"
+    assert "lost" in repr(made.x)
+    again = bench(gpu)
+    assert again.saxpy is not made.saxpy
+    for warm in range(3):
+        again.launch(2)
+        with pytest.raises(StaleBufferError, match=r"saxpy, argument 1: .*, lost>: emulator:0: it was reset"):
+            again.saxpy[5, 64](2.0, made.x, again.y, again.n)
+        again.check(2 * warm + 2)
+    made.x.close()
+    made.y.close()
+    gpu.synchronize()
+
+
+def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    old = [flaky.gpu.array([1.0] * 8) for _ in range(4)]
+    flaky.gpu.reset()
+    new = [flaky.gpu.array([2.0] * 8) for _ in range(4)]
+    with flaky.asked("free") as asked:
+        old[0].close()
+        del old
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {}
+    assert all(each.numpy().tolist() == [2.0] * 8 for each in new)
+
+
+def test_a_closed_device_refuses_everything(device: Gpu) -> None:
+    made = bench(device)
+    made.launch(4)
+    with device:
+        pass
+    device.close()  # twice is fine
+    for door in (
+        lambda: device.empty(3), lambda: device.array([1]), lambda: device.scalar("int32"), device.stream,
+        device.record, device.synchronize, device.trim, device.memory, made.launch,
+        lambda: device.module(SAXPY + "// other"), lambda: device.kernel(KERNELS, "saxpy"),
+    ):  # fmt: skip
+        with pytest.raises(ContextLostError, match=f"{device.name}: it was closed"):
+            door()
+    with pytest.raises(StaleBufferError, match="it was closed"):
+        made.x.numpy()
+    made.x.close()
+    del made
+    gc.collect()
+
+
+def test_closing_a_device_unloads_and_gives_back(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    made.launch()
+    x = made.x
+    del made
+    gc.collect()
+    with flaky.asked("module.unload", "free", "synchronize", "stream.close", "close") as asked:
+        flaky.gpu.close()
+    assert asked == {"module.unload": 1, "free": 1, "synchronize": asked["synchronize"],
+                     "stream.close": 1, "close": 1}  # fmt: skip
+    del x

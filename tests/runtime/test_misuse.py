@@ -1,0 +1,305 @@
+"""What users get wrong: each mistake is refused before the device sees it, in words that help.
+
+Every row is tried on the first launch of a kernel and again once its launches have become quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import (
+    EmulatorFault,
+    InputError,
+    LaunchError,
+    StaleBufferError,
+    TargetError,
+    UnknownEntryError,
+)
+from preheat.gpu import Gpu, device
+from preheat.program import Program
+from preheat.runtime.operands import Pointer
+from tests.conftest import SAXPY
+from tests.runtime.support import KERNELS, PTX, Bench, bench
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """What the user writes, and what must be in the answer."""
+
+    code: str
+    do: Callable[[Bench], object]
+    error: type[Exception]
+    says: tuple[str, ...]
+    hint: str | None = None
+
+
+def closed(b: Bench) -> Any:
+    """An array that was closed."""
+    made = b.gpu.array(b.xs)
+    made.close()
+    return made
+
+
+def closed_view(b: Bench) -> Any:
+    made = b.gpu.array(b.xs)
+    view = made[1:]
+    made.close()
+    return view
+
+
+def closed_stream(b: Bench) -> Any:
+    stream = b.gpu.stream()
+    stream.close()
+    return stream
+
+
+def kernel(b: Bench, name: str) -> Any:
+    return b.gpu.kernel(KERNELS, name)
+
+
+class Version1:
+    """Speaks a later version of the stream protocol."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+TAKES = "it takes 4 (float, float const*, float*, int)"
+LAUNCHES = (
+    Misuse("saxpy[5, 64](2.0, x, y)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y),
+           LaunchError, ("saxpy: 3 arguments given", TAKES)),
+    Misuse("saxpy[5, 64]()", lambda b: b.saxpy[5, 64](), LaunchError, ("saxpy: 0 arguments given", TAKES)),
+    Misuse("saxpy[5, 64](2.0, x, y, n, 1)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, b.n, 1),
+           LaunchError, ("saxpy: 5 arguments given", TAKES)),
+    Misuse("saxpy[5, 64](x, x, y, n)", lambda b: b.saxpy[5, 64](b.x, b.x, b.y, b.n),
+           LaunchError, ("saxpy, argument 0: float cannot take", "Array"), "make it a pointer: const float*"),
+    Misuse('saxpy[5, 64]("2", x, y, n)', lambda b: b.saxpy[5, 64]("2", b.x, b.y, b.n),
+           LaunchError, ("saxpy, argument 0: float cannot take '2' (str)",)),
+    Misuse("saxpy[5, 64](None, x, y, n)", lambda b: b.saxpy[5, 64](None, b.x, b.y, b.n),
+           LaunchError, ("saxpy, argument 0: float cannot take NoneType",)),
+    Misuse("saxpy[5, 64](numpy.float64(2), x, y, n)",
+           lambda b: b.saxpy[5, 64](np.float64(2), b.x, b.y, b.n),
+           LaunchError, ("saxpy, argument 0: float cannot take", "numpy.float64"), "numpy.float32(…)"),
+    Misuse("saxpy[5, 64](2.0, 7, y, n)", lambda b: b.saxpy[5, 64](2.0, 7, b.y, b.n),
+           LaunchError, ("saxpy, argument 1: float const* cannot take int 7",), "preheat.Pointer(address)"),
+    Misuse("saxpy[5, 64](2.0, [1.0, 2.0], y, n)", lambda b: b.saxpy[5, 64](2.0, [1.0, 2.0], b.y, b.n),
+           LaunchError, ("saxpy, argument 1: float const* cannot take list [1.0, 2.0]",), "pass an array"),
+    Misuse("saxpy[5, 64](2.0, x, y64, n)  # of float64",
+           lambda b: b.saxpy[5, 64](2.0, b.x, b.gpu.zeros(b.n, "float64"), b.n),
+           LaunchError, ("saxpy, argument 2: float* cannot take an array of float64",)),
+    Misuse("saxpy[5, 64](2.0, x, y, 3.5)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, 3.5),
+           LaunchError, ("saxpy, argument 3: int cannot take 3.5, a float",), "convert it: int(…)"),
+    Misuse("saxpy[5, 64](2.0, x, y, 2**31)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, 2**31),
+           LaunchError, ("saxpy, argument 3: int cannot hold 2147483648",)),
+    Misuse("saxpy[5, 64](2.0, x, y, numpy.int64(257))",
+           lambda b: b.saxpy[5, 64](2.0, b.x, b.y, np.int64(257)),
+           LaunchError, ("saxpy, argument 3: int cannot take", "numpy.int64"), "numpy.int32(…)"),
+    Misuse("saxpy[5, 64](2.0, x, y, y)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, b.y),
+           LaunchError, ("saxpy, argument 3: int cannot take", "Array"), "make it a pointer: const int*"),
+    Misuse("x.close(); saxpy[5, 64](2.0, x, y, n)", lambda b: b.saxpy[5, 64](2.0, closed(b), b.y, b.n),
+           StaleBufferError, ("saxpy, argument 1: <Array float32[257]", "its memory was freed")),
+    Misuse("part = x[1:]; x.close(); saxpy[5, 64](2.0, part, y, n)",
+           lambda b: b.saxpy[5, 64](2.0, closed_view(b), b.y, b.n),
+           StaleBufferError, ("saxpy, argument 1: <Array float32[256]", "its memory was freed")),
+    Misuse("unpack[1, 1](b'123', out)", lambda b: kernel(b, "unpack")[1, 1](b"123", b.x),
+           LaunchError, ("unpack, argument 0: Pair has 16 bytes, not 3",)),
+    Misuse("unpack[1, 1](5, out)", lambda b: kernel(b, "unpack")[1, 1](5, b.x),
+           LaunchError, ("unpack, argument 0: Pair is passed by value: it takes 16 bytes, not 5 (int)",),
+           "pass bytes, a ctypes.Structure or a NumPy record"),
+)  # fmt: skip
+
+GEOMETRIES = (
+    Misuse("saxpy[5]", lambda b: b.saxpy[5],
+           LaunchError, ("saxpy: kernel[grid, block] takes two things",), "kernel.launch("),
+    Misuse("saxpy[5, 64, 0]", lambda b: b.saxpy[5, 64, 0],
+           LaunchError, ("saxpy: kernel[grid, block] takes two things",), "shared=, stream="),
+    Misuse("saxpy[0, 64]", lambda b: b.saxpy[0, 64],
+           LaunchError, ("saxpy: grid 0 is not one to three positive integers",)),
+    Misuse("saxpy[-1, 64]", lambda b: b.saxpy[-1, 64],
+           LaunchError, ("saxpy: grid -1 is not one to three positive integers",)),
+    Misuse("saxpy[5, 0]", lambda b: b.saxpy[5, 0],
+           LaunchError, ("saxpy: block 0 is not one to three positive integers",)),
+    Misuse("saxpy[1.5, 64]", lambda b: b.saxpy[1.5, 64],
+           LaunchError, ("saxpy: grid 1.5 is not one to three integers",)),
+    Misuse('saxpy["5", 64]', lambda b: b.saxpy["5", 64],
+           LaunchError, ("saxpy: grid '5' is not one to three integers",)),
+    Misuse("saxpy[(1, 1, 1, 1), 64]", lambda b: b.saxpy[(1, 1, 1, 1), 64],
+           LaunchError, ("saxpy: grid (1, 1, 1, 1) is not one to three positive integers",)),
+    Misuse("saxpy[5, 2048]", lambda b: b.saxpy[5, 2048],
+           LaunchError, ("saxpy: block (2048, 1, 1) is beyond the device's (1024, 1024, 64)",)),
+    Misuse("saxpy[5, (64, 32)]", lambda b: b.saxpy[5, (64, 32)],
+           LaunchError, ("saxpy: a block of 2048 threads; the most on this device is 1024",)),
+    Misuse("saxpy[5, (1, 1, 65)]", lambda b: b.saxpy[5, (1, 1, 65)],
+           LaunchError, ("saxpy: block (1, 1, 65) is beyond the device's (1024, 1024, 64)",)),
+    Misuse("narrow[1, 128]  # has __launch_bounds__(64)", lambda b: kernel(b, "narrow")[1, 128],
+           LaunchError, ("narrow: a block of 128 threads; the most of narrow is 64",)),
+    Misuse("saxpy[2**31, 64]", lambda b: b.saxpy[2**31, 64],
+           LaunchError, ("saxpy: grid (2147483648, 1, 1) is beyond the device's (2147483647, 65535, 65535)",)),
+    Misuse("saxpy[(1, 65536), 64]", lambda b: b.saxpy[(1, 65536), 64],
+           LaunchError, ("saxpy: grid (1, 65536, 1) is beyond the device's",)),
+    Misuse("saxpy.launch(…, shared=300_000)", lambda b: b.saxpy.geometry(1, 1, shared=300_000),
+           LaunchError, ("saxpy: 300000 bytes of dynamic and 0 of static shared memory", "a block can have 232448")),
+    Misuse("saxpy.launch(…, shared=-1)", lambda b: b.saxpy.geometry(1, 1, shared=-1),
+           LaunchError, ("saxpy: -1 bytes of dynamic",)),
+    Misuse("saxpy.launch(…, shared=1.5)", lambda b: b.saxpy.geometry(1, 1, shared=1.5),  # type: ignore[arg-type]
+           LaunchError, ("saxpy: shared 1.5 is not a number of bytes",)),
+    Misuse("saxpy.launch(…, grid=5, cluster=2)", lambda b: b.saxpy.geometry(5, 1, cluster=2),
+           LaunchError, ("saxpy: grid (5, 1, 1) is no whole number of clusters (2, 1, 1)",)),
+    Misuse("saxpy.launch(…, grid=34, cluster=17)", lambda b: b.saxpy.geometry(34, 1, cluster=17),
+           LaunchError, ("saxpy: a cluster of 17 blocks; the device allows",)),
+    Misuse("saxpy.launch(…, stream=7)",
+           lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=7),
+           InputError, ("7 is not a stream",), "__cuda_stream__"),
+    Misuse("stream.close(); saxpy.launch(…, stream=stream)",
+           lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=closed_stream(b)),
+           InputError, ("this stream is closed",)),
+    Misuse("saxpy.launch(…, stream=of_a_later_protocol)",
+           lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=Version1()),
+           InputError, ("speaks version 1 of __cuda_stream__, not 0",)),
+)  # fmt: skip
+
+ARRAYS = (
+    Misuse("x.close(); x.numpy()", lambda b: closed(b).numpy(),
+           StaleBufferError, ("numpy(): <Array float32[257]", "its memory was freed")),
+    Misuse("x.close(); x.write(data)", lambda b: closed(b).write(b.xs),
+           StaleBufferError, ("write():", "its memory was freed")),
+    Misuse("x.write(data[1:])", lambda b: b.x.write(b.xs[1:]),
+           InputError, ("cannot write shape (256,) into an array of shape (257,)",)),
+    Misuse("x.write(1j * data)", lambda b: b.x.write(1j * b.xs),
+           InputError, ("complex64 does not turn into float32 without loss",)),
+    Misuse('gpu.array([300], "uint8")', lambda b: b.gpu.array([300], "uint8"),
+           InputError, ("values from 300 to 300 do not fit uint8",)),
+    Misuse('gpu.array([1.5], "int32")', lambda b: b.gpu.array([1.5], "int32"),
+           InputError, ("float64 does not turn into int32 without loss",)),
+    Misuse('gpu.array(["a"])', lambda b: b.gpu.array(["a"]), InputError, ("'<U1' is not an element type",)),
+    Misuse('gpu.empty(3, "flot32")', lambda b: b.gpu.empty(3, "flot32"),
+           InputError, ("'flot32' is not an element type",), "did you mean 'float32'?"),
+    Misuse("gpu.empty((3, -1))", lambda b: b.gpu.empty((3, -1)),
+           InputError, ("shape (3, -1) has a negative extent",)),
+    Misuse('gpu.zeros(3, "int32").fill(1.5)', lambda b: b.gpu.zeros(3, "int32").fill(1.5),
+           InputError, ("1.5 does not fit int32",)),
+    Misuse('gpu.scalar("uint8", 256)', lambda b: b.gpu.scalar("uint8", 256),
+           InputError, ("256 does not fit uint8",)),
+    Misuse("x[::2]", lambda b: b.x[::2], InputError, ("a slice of the first axis has step 1, not 2",)),
+    Misuse("x[257]", lambda b: b.x[257], IndexError, ("index 257 is outside the first axis of (257,)",)),
+    Misuse("x.copy_from(y[1:])", lambda b: b.x.copy_from(b.y[1:]),
+           InputError, ("cannot copy <Array float32[256]", "into <Array float32[257]")),
+)  # fmt: skip
+
+PROGRAMS = (
+    Misuse('gpu.kernel(source, "saxpi")', lambda b: b.gpu.kernel(SAXPY, "saxpi"),
+           UnknownEntryError, ("has no kernel 'saxpi'; it has: saxpy",), "did you mean 'saxpy'?"),
+    Misuse('gpu.module(source).symbol("nothing")', lambda b: b.gpu.module(KERNELS).symbol("nothing"),
+           InputError, ("has no variable 'nothing'",), "names=['&ns::table']"),
+    Misuse('gpu.module(source).symbol("table", "float64")  # of 12 bytes',
+           lambda b: b.gpu.module(KERNELS).symbol("table", "float64"),
+           InputError, ("table has 12 bytes, which are no whole number of float64",)),
+    Misuse('gpu.module(source).symbol("table", "float32").write([1.0])',
+           lambda b: b.gpu.module(KERNELS).symbol("table", "float32").write([1.0]),
+           InputError, ("table has 12 bytes, not 4",)),
+    Misuse('gpu.kernel(program, "saxpy", options=["-G"])',
+           lambda b: b.gpu.kernel(Program.of(SAXPY), "saxpy", options=["-G"]),
+           InputError, ("a Program already has its label, options",)),
+    Misuse('gpu.kernel(source, "saxpy", arch="sm_91x")',
+           lambda b: b.gpu.kernel(SAXPY, "saxpy", arch="sm_91x"),
+           InputError, ("'sm_91x' is not a GPU architecture",), "sm_90"),
+    Misuse('gpu.kernel(source, "saxpy", arch="sm_120")',
+           lambda b: b.gpu.kernel(SAXPY, "saxpy", arch="sm_120"),
+           TargetError, ("targets sm_120 and cannot run on", "sm_90", "the target is newer than the device")),
+    Misuse('gpu.kernel(ptx, "keep")  # with .target sm_120',
+           lambda b: b.gpu.kernel(PTX.replace("sm_80", "sm_120").replace("8.0", "8.7", 1), "keep"),
+           TargetError, ("targets sm_120 and cannot run on", "sm_90", "the target is newer than the device")),
+    Misuse('gpu.kernel(ptx, "keep", strict=True)  # with .target sm_80',
+           lambda b: b.gpu.kernel(PTX, "keep", strict=True),
+           TargetError, ("targets sm_80", "sm_90", "strict matching demands the same architecture")),
+)  # fmt: skip
+
+DEVICES = (
+    Misuse('preheat.device("emulatr")', lambda _: device("emulatr"),
+           InputError, ("'emulatr' is not a device",), "did you mean 'emulator'?"),
+    Misuse('preheat.device("cuda:x")', lambda _: device("cuda:x"), InputError, ("'cuda:x' is not a device",)),
+    Misuse('preheat.device("gpu")', lambda _: device("gpu"),
+           InputError, ("'gpu' is not a device",), "use cuda, cuda:1, emulator, emulator:1 or auto"),
+    Misuse('preheat.device("emulator:99")', lambda _: device("emulator:99"),
+           InputError, ("there is no emulator:99",), "they are numbered 0 to 7"),
+    Misuse('preheat.device("cuda", arch="sm_90")', lambda _: device("cuda", arch="sm_90"),
+           InputError, ("arch belongs to the emulator: a GPU has its own",)),
+)  # fmt: skip
+
+MISUSES = (*LAUNCHES, *GEOMETRIES, *ARRAYS, *PROGRAMS, *DEVICES)
+
+
+@pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
+@pytest.mark.parametrize("misuse", MISUSES, ids=lambda misuse: misuse.code)
+def test_a_mistake_is_refused_in_words_that_help(misuse: Misuse, warm: int, setup: Bench) -> None:
+    setup.launch(warm)
+    with pytest.raises(misuse.error) as caught:
+        misuse.do(setup)
+    assert type(caught.value) is misuse.error
+    for words in misuse.says:
+        assert words in str(caught.value)
+    if misuse.hint is not None:
+        assert misuse.hint in str(getattr(caught.value, "hint", None))
+    setup.check(warm)  # nothing has happened
+    setup.launch()
+    setup.check(warm + 1)
+
+
+@pytest.mark.parametrize("misuse", LAUNCHES, ids=lambda misuse: misuse.code)
+def test_a_refused_launch_tells_kernel_and_argument_as_data(misuse: Misuse, setup: Bench) -> None:
+    with pytest.raises(LaunchError) as caught:
+        misuse.do(setup)
+    head = str(caught.value).partition(":")[0]
+    error = caught.value
+    expected = error.kernel if error.argument is None else f"{error.kernel}, argument {error.argument}"
+    assert head == expected
+
+
+@pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
+def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..., Gpu]) -> None:
+    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    setup.launch(warm)
+    with pytest.raises(LaunchError, match=r"saxpy, argument 1: .*emulator:1> is on another device") as caught:
+        setup.saxpy[5, 64](2.0, other.array(setup.xs), setup.y, setup.n)
+    assert "emulator:0" in str(caught.value)
+    with pytest.raises(InputError, match="is on another device than emulator:0"):
+        setup.gpu.array(other.array(setup.xs))
+    with pytest.raises(InputError, match="cannot copy"):
+        setup.x.copy_from(other.array(setup.xs))
+    setup.check(warm)
+
+
+def test_a_stream_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
+    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    with pytest.raises(InputError, match="does not belong to emulator:0"):
+        setup.saxpy.launch(2.0, setup.x, setup.y, setup.n, grid=5, block=64, stream=other.stream())
+    with pytest.raises(InputError, match="does not belong to emulator:0"):
+        setup.gpu.empty(3, stream=other.stream())
+
+
+FAULTS = (
+    Misuse("saxpy[5, 64](2.0, x, y, n + 1)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, b.n + 1),
+           EmulatorFault, ("saxpy, PTX line", "(block (4, 0, 0), thread (1, 0, 0)): reads 4 bytes at 0x",
+                           "0 bytes past the end of the 1028-byte buffer")),
+    Misuse("saxpy[5, 64](2.0, preheat.Pointer(0), y, n)",
+           lambda b: b.saxpy[5, 64](2.0, Pointer(0), b.y, b.n),
+           EmulatorFault, ("saxpy, PTX line", "thread (0, 0, 0)): reads 4 bytes at 0x0")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
+@pytest.mark.parametrize("misuse", FAULTS, ids=lambda misuse: misuse.code)
+def test_the_emulator_stops_at_what_a_gpu_would_not_survive(
+    misuse: Misuse, warm: int, open_device: Callable[..., Gpu]
+) -> None:
+    setup = bench(open_device("emulator"))
+    setup.launch(warm)
+    with pytest.raises(misuse.error) as caught:
+        misuse.do(setup)
+    for words in misuse.says:
+        assert words in str(caught.value)

@@ -1,0 +1,468 @@
+"""Kernels and modules: found again for nothing, loaded once, unloaded when nobody holds them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preheat.builder import Builder
+from preheat.errors import (
+    CompileError,
+    DeviceError,
+    DriverError,
+    InputError,
+    InvalidCodeError,
+    OutOfMemoryError,
+    TargetError,
+    UnknownEntryError,
+)
+from preheat.gpu import Gpu
+from preheat.program import Program
+from tests.conftest import SAXPY, Recorder
+from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+
+OpenBuilder = Callable[..., Builder]
+OpenFlaky = Callable[..., Flaky]
+OpenDevice = Callable[..., Gpu]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Without the cycle collector: what goes, goes because nobody holds it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# Found again
+
+
+def test_asking_again_gives_the_same_kernel_and_asks_nobody(
+    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+) -> None:
+    flaky = open_flaky(kind, open_builder())
+    options = ["-use_fast_math"]
+    plain = flaky.gpu.kernel(SAXPY, "saxpy")
+    fast = flaky.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
+    module = flaky.gpu.module(SAXPY)
+    seen = len(recorder.seen)
+    with flaky.asked() as asked:
+        for _ in range(3):
+            assert flaky.gpu.kernel(SAXPY, "saxpy") is plain
+            again = flaky.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
+            assert again is fast
+            assert flaky.gpu.module(SAXPY) is module
+    assert asked == {}
+    assert len(recorder.seen) == seen  # not even a hit: nothing was looked up
+    assert plain is not fast
+
+
+def test_two_entries_of_one_program_share_one_module(flaky: Flaky) -> None:
+    with flaky.asked("load", "module.function") as asked:
+        saxpy, add = flaky.gpu.kernel(KERNELS, "saxpy"), flaky.gpu.kernel(KERNELS, "add")
+        module = flaky.gpu.module(KERNELS)
+        assert saxpy.module is add.module is module
+        assert module["add"] == add
+        assert module["add"] != saxpy
+        assert hash(module["add"]) == hash(add)
+        assert {module["add"], add, saxpy} == {add, saxpy}
+    assert asked == {"load": 1, "module.function": 2}
+    assert "saxpy" in set(module)
+    assert len(module) == len(list(module)) == KERNELS.count("__global__")
+
+
+def test_the_same_name_with_new_source_is_another_kernel(device: Gpu) -> None:
+    out = device.zeros(1, "int32")
+    seen = []
+    for value in (1, 2, 1):
+        source = f'extern "C" __global__ void same(int* out) {{ *out = {value}; }}'
+        device.kernel(source, "same")[1, 1](out)
+        seen.append(int(out.numpy()[0]))
+    assert seen == [1, 2, 1]
+
+
+def test_options_headers_and_names_make_other_kernels(device: Gpu) -> None:
+    source = '#include "which.h"\nextern "C" __global__ void which(int* out) { *out = N * WHICH; }'
+    out = device.zeros(1, "int32")
+    for which in (3, 5):
+        for n in (1, 2):
+            headers = {"which.h": f"#define WHICH {which}"}
+            device.kernel(source, "which", headers=headers, options=[f"-DN={n}"])[1, 1](out)
+            assert out.numpy()[0] == which * n
+
+
+def test_templates_and_plain_cpp_names_are_found(device: Gpu) -> None:
+    source = """
+        namespace deep { template <class T, int N> __global__ void times(T* x) { x[threadIdx.x] *= N; } }
+        __global__ void plain(float* x) { x[threadIdx.x] += 1; }
+    """
+    data = np.arange(1, 6, dtype=np.float32)
+    x = device.array(data)
+    device.kernel(source, "deep::times<float, 3>")[1, 5](x)
+    device.kernel(source, "plain")[1, 5](x)
+    assert np.array_equal(x.numpy(), data * 3 + 1)
+    with pytest.raises(UnknownEntryError, match="no kernel 'plane'; it has: plain"):
+        device.kernel(source, "plane")
+
+
+def test_source_may_be_a_file_or_a_program(device: Gpu, tmp_path: Path) -> None:
+    file = tmp_path / "saxpy.cu"
+    file.write_text(SAXPY)
+    kernels = [device.kernel(s, "saxpy") for s in (file, str(file), Program.of(SAXPY), SAXPY)]
+    made = bench(device)
+    for times, kernel in enumerate(kernels, start=1):
+        kernel[5, 64](2.0, made.x, made.y, made.n)
+        made.check(times)
+    assert device.kernel(file, "saxpy") is kernels[0]
+
+
+def test_a_compile_error_comes_out_and_the_next_source_is_tried(device: Gpu) -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError, match="missing"):
+            device.kernel('extern "C" __global__ void k(int* x) { x[0] = missing; }', "k")
+    assert bench(device).saxpy.name == "saxpy"
+
+
+def test_32_threads_load_once(flaky: Flaky) -> None:
+    start, got = threading.Barrier(32), list[object]()
+
+    def work() -> None:
+        start.wait()
+        got.append(flaky.gpu.kernel(SAXPY + "// for 32 threads", "saxpy"))
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    with flaky.asked("load", "module.function") as asked:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(got) == 32
+    assert len(set(map(id, got))) == 1
+    assert asked == {"load": 1, "module.function": 1}
+
+
+def test_a_load_that_failed_is_tried_again(flaky: Flaky) -> None:
+    full = OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    flaky.seam.fail("load", full)
+    with pytest.raises(OutOfMemoryError):
+        flaky.gpu.kernel(SAXPY, "saxpy")
+    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"
+
+
+def test_every_load_is_an_event(device: Gpu, open_builder: OpenBuilder, recorder: Recorder) -> None:
+    gpu = Gpu(device._device, open_builder())
+    kernel = gpu.kernel(SAXPY, "saxpy", label="mine.cu")
+    gpu.kernel(SAXPY, "saxpy", label="mine.cu")
+    (event,) = recorder.named("load")
+    assert (event["device"], event["program"]) == (device.name, "mine.cu")
+    assert event["key"] == kernel.module.artifact.digest
+    assert event["seconds"] > 0
+
+
+# Unloaded
+
+
+@pytest.mark.parametrize("launches", [0, 1, 2, 5])
+def test_trim_unloads_what_only_the_memo_holds(launches: int, flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    with no_collector():
+        held = gpu.kernel(KERNELS, "add")
+        dropped = gpu.kernel(SAXPY, "saxpy")
+        made = gpu.zeros(4)
+        for _ in range(launches):
+            dropped[1, 4](1.0, made, made, 4)
+            dropped.launch(1.0, made, made, 4, grid=1, block=4)
+        assert gpu.trim() == 0  # somebody holds both
+        del dropped
+        with flaky.asked("module.unload", "synchronize") as asked:
+            assert gpu.trim() == 1
+        assert asked == {"module.unload": 1, "synchronize": 1}
+        assert gpu.kernel(KERNELS, "add") is held
+        with flaky.asked("load") as asked:
+            gpu.kernel(SAXPY, "saxpy")
+        assert asked == {"load": 1}
+
+
+def test_whatever_can_still_run_keeps_its_module(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    made = bench(gpu)
+    holders: dict[str, Callable[[], object]] = {
+        "bound": lambda: gpu.kernel(SAXPY, "saxpy").bind(2.0, made.x, made.y, made.n, grid=5, block=64),
+        "launcher": lambda: gpu.kernel(SAXPY, "saxpy")[5, 64],
+        "symbol": lambda: gpu.module(KERNELS + "//").symbol("table"),
+        "module": lambda: gpu.module(SAXPY),
+    }
+    with no_collector():
+        for hold in holders.values():
+            holder = hold()
+            assert gpu.trim() == 0
+            del holder
+            with flaky.asked("module.unload") as asked:
+                assert gpu.trim() == 1
+            assert asked == {"module.unload": 1}
+
+
+def test_a_launcher_outlives_its_kernel(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    launcher = flaky.gpu.kernel(SAXPY, "saxpy")[5, 64]
+    flaky.gpu.trim()
+    for times in range(1, 6):
+        launcher(2.0, made.x, made.y, made.n)
+        made.check(times)
+
+
+def test_a_module_nobody_holds_is_unloaded_at_a_safe_point_alone(flaky: Flaky) -> None:
+    with no_collector():
+        kernel = flaky.gpu.kernel(SAXPY, "saxpy")
+        with flaky.asked("module.unload") as asked:
+            flaky.gpu._kernels.clear()
+            flaky.gpu._modules.clear()
+            del kernel
+            flaky.gpu.array([1.0]).numpy()
+        assert asked == {}
+        with flaky.asked("module.unload") as asked:
+            flaky.gpu.synchronize()
+        assert asked == {"module.unload": 1}
+
+
+# Variables
+
+
+def test_variables_are_read_and_written(device: Gpu) -> None:
+    module = device.module(KERNELS)
+    table = module.symbol("table", "float32")
+    assert table.numpy().tolist() == [1.5, 2.5, 3.5]
+    table.write([4.0, 5.0, 6.0])
+    assert table.numpy().tolist() == [4.0, 5.0, 6.0]
+    assert module.symbol("table").numpy().tobytes() == np.float32([4, 5, 6]).tobytes()
+    assert repr(table) == f"<variable table, 12 bytes on {device.name}>"
+    assert (table.nbytes, table.dtype.name) == (12, "float32")
+
+
+def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> None:
+    module, out = device.module(KERNELS), device.zeros(4, "int32")
+    module["weigh"][1, 4](out)
+    assert out.numpy().tolist() == [10, 20, 30, 40]
+    module.symbol("weights", "int32").write([7, -8, 9, 10])
+    module["weigh"][1, 4](out)
+    assert out.numpy().tolist() == [70, -80, 90, 100]
+
+
+def test_variables_keep_their_value_while_a_handle_lives(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    with no_collector():
+        kernel = gpu.kernel(KERNELS, "count")
+        for _ in range(3):
+            kernel[1, 1]()
+            gpu.trim()
+        assert kernel.module.symbol("counter", "int32").numpy().tolist() == [44]
+        del kernel
+        gpu.trim()
+        assert gpu.module(KERNELS).symbol("counter", "int32").numpy().tolist() == [41]  # a new life
+
+
+def test_a_variable_in_a_namespace_has_a_name_expression(device: Gpu) -> None:
+    source = "namespace ns { __device__ int hidden = 9; } __global__ void k(int* o) { *o = ns::hidden; }"
+    module = device.module(source, names=["&ns::hidden"])
+    assert module.symbol("ns::hidden", "int32").numpy().tolist() == [9]
+    with pytest.raises(InputError, match="has no variable 'hidden'"):
+        module.symbol("hidden")
+
+
+def test_modules_and_kernels_say_what_they_are(setup: Bench) -> None:
+    name = setup.gpu.name
+    assert repr(setup.saxpy) == f"<Kernel saxpy(float, float const*, float*, int) on {name}>"
+    module = setup.gpu.module(SAXPY, label="mine.cu")
+    assert repr(module) == f"<Module mine.cu on {name}: saxpy(float, float const*, float*, int)>"
+
+
+# Architectures
+
+
+def test_code_for_the_a_variant_runs_on_its_own_device(device: Gpu) -> None:
+    kernel = device.kernel(SAXPY, "saxpy", arch="sm_90a")
+    assert str(kernel.module.artifact.arch) == "sm_90a"
+    assert kernel is not device.kernel(SAXPY, "saxpy")
+    made = bench(device)
+    kernel[5, 64](2.0, made.x, made.y, made.n)
+    made.check(1)
+
+
+@pytest.mark.parametrize(
+    ("target", "strict", "why"),
+    [
+        ("sm_80", False, None),
+        ("sm_90", False, None),
+        ("sm_90a", False, None),
+        ("sm_90", True, None),
+        ("sm_80", True, "strict matching demands the same architecture"),
+        ("sm_90a", True, "strict matching demands the same architecture"),
+        ("sm_100", False, "the target is newer than the device"),
+        ("sm_100a", False, "an 'a' target runs on compute capability 10.0 alone"),
+    ],
+)
+def test_ptx_runs_where_its_target_allows(
+    target: str, strict: bool, why: str | None, device: Gpu
+) -> None:
+    source = PTX.replace(".version 8.0", ".version 8.6").replace("sm_80", target)
+    if why is None:
+        kernel = device.kernel(source, "keep", strict=strict)
+        out = device.zeros(16, "uint8")
+        kernel[1, 1](out, 7, 9, 0.5)
+        assert out.numpy()[0] == 9
+        return
+    with pytest.raises(TargetError, match=why) as caught:
+        device.kernel(source, "keep", strict=strict)
+    assert target in str(caught.value)
+    assert "sm_90" in str(caught.value)
+
+
+def test_strict_takes_no_code_made_for_a_lower_minor(
+    open_device: OpenDevice, open_builder: OpenBuilder
+) -> None:
+    builder = open_builder()
+    builder.build(Program.of(SAXPY), "sm_80")
+    gpu = open_device("emulator", builder=builder, arch="sm_86")
+    assert str(gpu.kernel(SAXPY, "saxpy").module.artifact.arch) == "sm_80"  # found, not compiled
+    strict = gpu.kernel(SAXPY, "saxpy", strict=True)
+    assert str(strict.module.artifact.arch) == "sm_86"
+
+
+@pytest.mark.parametrize(
+    ("stored", "device", "used"),
+    [
+        (["sm_80"], "sm_86", "sm_80"),
+        (["sm_80", "sm_86"], "sm_86", "sm_86"),
+        (["sm_90a"], "sm_90", "sm_90a"),
+        (["sm_100f"], "sm_103", "sm_100f"),
+        (["sm_90"], "sm_100", "sm_100"),  # another major: compiled
+        (["sm_89"], "sm_86", "sm_86"),  # a higher minor: compiled
+    ],
+)
+def test_stored_code_is_used_along_the_ladder(
+    stored: list[str], device: str, used: str,
+    open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder,
+) -> None:  # fmt: skip
+    builder = open_builder()
+    for arch in stored:
+        builder.build(Program.of(SAXPY), arch)
+    compiled = len(recorder.named("compile"))
+    made = bench(open_device("emulator:5", arch=device))
+    gpu = open_device("emulator", builder=builder, arch=device)
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    assert str(kernel.module.artifact.arch) == used
+    assert len(recorder.named("compile")) - compiled == (0 if used in stored else 1)
+    y = gpu.array(made.ys)
+    kernel[5, 64](2.0, gpu.array(made.xs), y, made.n)
+    np.testing.assert_allclose(y.numpy(), made.ys + 2.0 * made.xs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_device_newer_than_the_compiler_says_so_and_runs_where_its_driver_may_compile(
+    open_device: OpenDevice,
+) -> None:
+    new = open_device("emulator", arch="sm_130")
+    with pytest.raises(DeviceError, match=r"emulator:0 is sm_130, which .* cannot compile for") as caught:
+        new.kernel(SAXPY, "saxpy")
+    assert "pip install -U 'preheat[cu13]'" in str(caught.value.hint)
+    assert "PREHEAT_JIT=1" in str(caught.value.hint)
+    made = bench(open_device("emulator:1", arch="sm_130", jit=True))
+    made.launch(4)
+    made.check(4)
+    assert made.saxpy.module.artifact.arch < new.arch
+
+
+def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
+    open_flaky: OpenFlaky,
+) -> None:
+    flaky = open_flaky("emulator", jit=True)
+    asked: list[bool] = []
+    load = flaky.seam._part.load
+    flaky.seam._part.load = lambda artifact, *, jit=False: (asked.append(jit), load(artifact, jit=jit))[1]
+    bench(flaky.gpu)
+    assert asked == [False]
+
+
+# Code the driver does not take
+
+
+def invalid() -> InvalidCodeError:
+    return InvalidCodeError("cuModuleLoadData", 200, "CUDA_ERROR_INVALID_IMAGE", "invalid kernel image")
+
+
+def test_code_the_driver_calls_invalid_is_purged_and_rebuilt_once(
+    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    flaky = open_flaky(kind, open_builder())
+    flaky.seam.fail("load", invalid())
+    kernel = flaky.gpu.kernel(SAXPY, "saxpy")
+    assert flaky.seam.calls["load"] == 2
+    assert len(recorder.named("compile")) == 2
+    (damaged,) = recorder.named("damaged")
+    assert damaged["tier"] == "device"
+    assert damaged["key"] == kernel.module.artifact.digest
+    assert "CUDA_ERROR_INVALID_IMAGE" in damaged["reason"]
+    made = bench(flaky.gpu)
+    kernel[5, 64](2.0, made.x, made.y, made.n)
+    made.check(1)
+    again = open_flaky(kind, open_builder())  # another process finds what was rebuilt
+    again.gpu.kernel(SAXPY, "saxpy")
+    assert recorder.named("hit")[-1]["tier"] == "disk"
+
+
+def test_code_that_stays_invalid_is_reported(
+    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    flaky = open_flaky(kind, open_builder())
+    flaky.seam.fail("load", invalid(), invalid())
+    with pytest.raises(InvalidCodeError, match="CUDA_ERROR_INVALID_IMAGE") as caught:
+        flaky.gpu.kernel(SAXPY, "saxpy")
+    assert (caught.value.code, caught.value.call) == (200, "cuModuleLoadData")
+    assert flaky.seam.calls["load"] == 2
+    assert len(recorder.named("damaged")) == 1
+    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"  # a later call tries again
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
+        DriverError("cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX is too new"),
+    ],
+    ids=lambda error: error.name,
+)
+def test_a_load_that_fails_for_another_reason_purges_nothing(
+    error: DriverError, kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+) -> None:
+    flaky = open_flaky(kind, open_builder())
+    flaky.seam.fail("load", error)
+    with pytest.raises(type(error), match=error.name):
+        flaky.gpu.kernel(SAXPY, "saxpy")
+    assert flaky.seam.calls["load"] == 1
+    flaky.gpu.kernel(SAXPY, "saxpy")
+    assert len(recorder.named("compile")) == 1
+    assert recorder.named("damaged") == []
+
+
+def test_ptx_the_emulator_cannot_read_is_rebuilt_too(
+    open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    builder = open_builder()
+    program = Program.of(SAXPY)
+    artifact = builder.build(program, "sm_90")
+    object.__setattr__(artifact, "ptx", b"\xff\xfe not a text")
+    gpu = open_device("emulator", builder=builder)
+    kernel = gpu.kernel(program, "saxpy")
+    assert len(recorder.named("damaged")) == 1
+    assert kernel.module.artifact.ptx.startswith(b"//")

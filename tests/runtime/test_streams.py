@@ -1,0 +1,196 @@
+"""Streams and events: work in order, memory that waits for its users, handles that are reused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import ContextLostError, InputError
+from preheat.gpu import Gpu
+from tests.runtime.support import Bench, Flaky, bench
+
+
+class Foreign:
+    """Another library's stream, by the protocol that all of them speak."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
+class Older:
+    """A stream that says its number as torch did before the protocol, and CuPy."""
+
+    def __init__(self, name: str, handle: int) -> None:
+        setattr(self, name, handle)
+
+
+def run_in(made: Bench, stream: object) -> None:
+    made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+
+
+def test_launches_in_any_stream_are_right(setup: Bench) -> None:
+    with setup.gpu.stream() as first, setup.gpu.stream(priority=-1) as second:
+        for times in range(1, 9):
+            stream = first if times % 2 else second
+            stream.wait((second if times % 2 else first).record())
+            run_in(setup, stream)
+            setup.check(times)
+
+
+def test_streams_of_other_libraries_are_taken_by_every_protocol(setup: Bench) -> None:
+    own = setup.gpu.stream()
+    assert own.__cuda_stream__() == (0, own.handle)
+    others: list[Any] = [Foreign(own.handle), Older("cuda_stream", own.handle), Older("ptr", own.handle)]
+    for times, stream in enumerate([own, *others], start=1):
+        run_in(setup, stream)
+        setup.check(times)
+        setup.gpu.synchronize()
+    attribute = Older("__cuda_stream__", 0)
+    attribute.__cuda_stream__ = (0, own.handle)  # type: ignore[attr-defined]
+    run_in(setup, attribute)
+    setup.check(5)
+    for wrong in (object(), "stream", 0, Older("handle", own.handle)):
+        with pytest.raises(InputError, match="is not a stream"):
+            run_in(setup, wrong)
+
+
+def test_arrays_can_be_at_home_in_a_stream_of_their_own(setup: Bench) -> None:
+    stream = setup.gpu.stream()
+    x = setup.gpu.array(setup.xs, stream=stream)
+    zeros = setup.gpu.zeros(setup.n, stream=stream)
+    assert x.buffer.home is stream.raw
+    for times in range(1, 5):
+        setup.saxpy.launch(2.0, x, setup.y, setup.n, grid=5, block=64, stream=stream)
+        setup.check(times)
+    setup.saxpy[5, 64](1.0, x, zeros, setup.n)  # at home elsewhere, launched here
+    assert np.array_equal(zeros.numpy(), setup.xs)
+
+
+def test_events_measure_and_order(setup: Bench) -> None:
+    start = setup.gpu.record(timing=True)
+    setup.launch(3)
+    stop = setup.gpu.record(timing=True)
+    stop.synchronize()
+    assert start.done()
+    assert stop.done()
+    assert 0 < stop.elapsed(start) < 10
+    assert start.elapsed(start) == 0
+    stream = setup.gpu.stream()
+    stream.wait(stop)
+    stream.synchronize()
+    assert stream.done()
+    later = stream.record()
+    later.synchronize()
+    assert later.done()
+
+
+def test_a_closed_stream_is_refused(device: Gpu) -> None:
+    stream = device.stream()
+    assert repr(stream) == f"<Stream 0x{stream.handle:x} on {device.name}>"
+    stream.close()
+    stream.close()  # twice is fine
+    assert repr(stream) == f"<Stream closed on {device.name}>"
+    for door in (
+        stream.synchronize, stream.record, stream.done, stream.__cuda_stream__,
+        lambda: stream.wait(device.record()), lambda: device.empty(3, stream=stream),
+        lambda: stream.handle,
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="this stream is closed"):
+            door()
+
+
+def test_what_belongs_to_a_lost_context_is_refused(device: Gpu, open_device: Callable[..., Gpu]) -> None:
+    gone, here = open_device("emulator:3"), open_device("emulator:4")
+    stream, event, late = gone.stream(), gone.record(timing=True), here.record(timing=True)
+    gone.reset()
+    for door in (
+        stream.synchronize, stream.record, event.done, event.synchronize,
+        lambda: event.elapsed(late), lambda: late.elapsed(event), lambda: here.stream().wait(event),
+    ):  # fmt: skip
+        with pytest.raises(ContextLostError, match="emulator:3: it was reset"):
+            door()
+    stream.close()
+    del stream, event
+    assert device.stream().done()
+
+
+def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    first = gpu.stream()
+    handle = first.handle
+    first.close()
+    with flaky.asked("stream") as asked:
+        again = gpu.stream()
+        assert again.handle == handle
+        urgent = gpu.stream(priority=-1)
+        assert urgent.handle != handle
+        del again
+        gc.collect()
+        assert gpu.stream().handle == handle
+    assert asked == {"stream": 1}
+
+
+# Order between streams: what the device was asked to wait for
+
+
+def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: Flaky) -> None:
+    made, stream = bench(flaky.gpu), flaky.gpu.stream()
+    waits: list[int] = []
+
+    def count(act: Callable[[], object]) -> None:
+        with flaky.asked("stream.wait") as asked:
+            act()
+        waits.append(asked.get("stream.wait", 0))
+
+    count(lambda: run_in(made, stream))  # both operands are new to the stream
+    for _ in range(3):
+        count(lambda: run_in(made, stream))  # known; from the third time on by the quick way
+    count(lambda: made.x.write(made.xs))  # home waits for the stream that read it
+    count(lambda: run_in(made, stream))  # which has to wait for what home wrote
+    count(lambda: run_in(made, stream))
+    count(lambda: made.launch())  # in the device's own stream, where the arrays are at home
+    assert waits == [2, 0, 0, 0, 1, 1, 0, 0]
+    made.check(7)
+
+
+def test_reading_an_array_waits_for_every_stream_that_used_it(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    streams = [flaky.gpu.stream() for _ in range(3)]
+    for stream in streams:
+        run_in(made, stream)
+    with flaky.asked("stream.wait") as asked:
+        made.y.numpy()
+    assert asked == {"stream.wait": 3}
+    with flaky.asked("stream.wait") as asked:
+        made.y.numpy()
+    assert asked == {}
+
+
+def test_memory_is_given_back_after_every_stream_that_used_it(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    streams = [flaky.gpu.stream() for _ in range(2)]
+    for stream in streams:
+        run_in(made, stream)
+    with flaky.asked("stream.wait", "free") as asked:
+        made.x.close()
+    assert asked == {"stream.wait": 2, "free": 1}
+
+
+def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Flaky) -> None:
+    made, own = bench(flaky.gpu), flaky.gpu.stream()
+    own.close()
+    handle = flaky.seam.stream().handle  # a stream that the device knows and we do not own
+    with flaky.asked("stream.record") as asked:
+        run_in(made, Foreign(handle))
+    assert asked["stream.record"] == 3  # home twice, for its two arrays; then the use
+    made.check(1)
+    with flaky.asked("stream.wait", "free") as asked:
+        made.x.close()
+    assert asked == {"stream.wait": 1, "free": 1}
