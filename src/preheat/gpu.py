@@ -64,6 +64,7 @@ class Gpu:
         self._modules: dict[object, Module] = {}
         self._kernels: dict[object, Kernel] = {}
         self._loading: Flights[Module] = Flights(builder.events)
+        self._closed = False
 
     # What it is
 
@@ -288,13 +289,15 @@ class Gpu:
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
+        if self._closed:
+            self._context.require()
         self._end("it was reset, and what was on it is gone", "make the array or kernel again")
         self._device.reset()
         self._context = Context(self._device, self.builder.events)
 
     def close(self) -> None:
         """Give the device back. Nothing of it can be used again; twice is fine."""
-        if isinstance(self._context.lost, _ClosedError):
+        if self._closed:
             return
         alive = self._context.lost is None
         if alive:
@@ -302,8 +305,9 @@ class Gpu:
             self._kernels.clear()
             self._context.synchronize()
             self._context.close_streams()
+        self._closed = True
         self._end("it was closed", None)
-        self._context.lost = _ClosedError(f"{self.name}: it was closed")
+        self._context.lost = ContextLostError(f"{self.name}: it was closed")
         if alive:
             self._device.close()
         with _opening:
@@ -325,10 +329,6 @@ class Gpu:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _ClosedError(ContextLostError):
-    """Closed on purpose."""
 
 
 def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:

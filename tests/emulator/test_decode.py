@@ -258,3 +258,10 @@ def test_what_an_operation_writes_and_reads(text: str, writes: set[str], reads: 
 def test_a_jump_to_nowhere_is_a_fault() -> None:
     with pytest.raises(ptx.SyntaxFault, match="no label there"):
         blocks_of(body("bra there;"))
+
+
+@pytest.mark.parametrize("number", ["09", "1x", "0xG", "1.2.3", "0f12", "--1"])
+def test_what_is_no_number_is_a_fault(number: str) -> None:
+    for text in (f"add.s32 %r1, %r2, {number};", f"ld.shared.b32 %r1, [%r2+{number}];"):
+        with pytest.raises(ptx.SyntaxFault):
+            operands(text)

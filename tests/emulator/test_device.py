@@ -135,7 +135,7 @@ def test_a_status_that_is_not_zero_is_an_error(device: EmulatorDevice) -> None:
         ("", "no .version directive"),
         (f"{HEAD}.entry k() {{ ret;", "never closed"),
         (f"{HEAD}.entry k() {{ frobnicate %r1; }}", "no kernel"),
-        (f"{HEAD}.global .u64 a = missing;", "missing, which is not defined"),
+        (f"{HEAD}.global .u64 a = missing;", "missing, not defined"),
         (f"{HEAD}.global .u8 a[2] = {{1, 2, 3}};", "more values than room"),
         (f"{HEAD}.global .nonsense a;", "no known type"),
     ],
@@ -153,7 +153,7 @@ def test_text_that_cannot_be_loaded_is_invalid_code(
     ("body", "said"),
     [
         ("bra nowhere;", "no label nowhere"),
-        ("mov.u32 %r1, elsewhere; st.shared.u32 [%r1], 1;", "elsewhere, which is not defined"),
+        ("mov.u32 %r1, elsewhere; st.shared.u32 [%r1], 1;", "elsewhere, not defined"),
         ("add.u32 %r1, %r2, ?;", "is no operand"),
     ],
 )

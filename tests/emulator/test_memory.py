@@ -408,6 +408,25 @@ def test_shared_memory_ends_where_the_launch_says(
         assert f"there are {64 + dynamic} bytes of it" in str(found)
 
 
+def test_a_bad_generic_address_among_good_ones_names_its_thread(cuda: Cuda) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(int* global, int bad, int far) {
+        __shared__ int shared[32];
+        int i = threadIdx.x;
+        int* p = i % 2 ? &shared[i] : &global[i];
+        if (i == bad) p += far;
+        *(volatile int*)p = i;
+    }""")
+    values = np.zeros(32, np.int32)
+    machine(1, 32, values, np.int32(7), np.int32(0))
+    np.testing.assert_array_equal(values, np.where(np.arange(32) % 2, 0, np.arange(32)))
+    found = fault(machine, 1, 32, values, np.int32(7), np.int32(100))
+    assert found.thread == (7, 0, 0)
+    assert "shared address 0x1ac; there are 128 bytes of it" in str(found)
+    found = fault(machine, 1, 32, values, np.int32(8), np.int32(100))
+    assert (found.thread, found.address) == ((8, 0, 0), values.ctypes.data + 4 * 108)
+
+
 def test_local_memory_ends_with_the_thread_own_frame(cuda: Cuda) -> None:
     machine = cuda("""
     extern "C" __global__ void k(int* out, int index) {

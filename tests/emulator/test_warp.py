@@ -99,6 +99,23 @@ def test_sums_over_warps_of_diverged_blocks(cuda: Cuda) -> None:
     np.testing.assert_allclose(out, np.reshape(each, (32, 32)).sum(1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 37])
+def test_warps_go_on_when_others_have_exited(cuda: Cuda, rows: int) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(const int* x, int* out, int rows) {
+        int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x & 31;
+        if (row >= rows || row % 5 == 4) return;
+        int v = x[32 * row + lane], w = __shfl_up_sync(0xffffffff, v, 3);
+        out[32 * row + lane] = w * 2 + (__ballot_sync(0xffffffff, v > 0) >> lane & 1);
+    }""")
+    x = RNG.integers(-(2**20), 2**20, (rows, 32), dtype=np.int32)
+    out = np.full_like(x, 7)
+    machine(-(-rows // 4), 128, x, out, np.int32(rows))
+    above = np.concatenate([x[:, :3], x[:, :-3]], 1)
+    skipped = (np.arange(rows) % 5 == 4)[:, None]
+    np.testing.assert_array_equal(out, np.where(skipped, 7, above * 2 + (x > 0)))
+
+
 ASK = """
 extern "C" __global__ void k(const int* v, const unsigned* mask, unsigned* out, int rounds) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, part = (threadIdx.x / rounds) & 1;

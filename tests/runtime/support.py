@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from preheat.device.faults import Faulty
 from preheat.gpu import Gpu
@@ -16,7 +19,9 @@ from tests.conftest import SAXPY
 
 SIZES = (1, 31, 33, 257, 1009)
 
-KERNELS = SAXPY + """
+KERNELS = (
+    SAXPY
+    + """
 struct Pair { int a; float b; double c; };
 struct __align__(64) Wide { unsigned char bytes[128]; };
 
@@ -31,7 +36,10 @@ extern "C" __global__ void add(const int* x, int by, int* out, int n) {
 extern "C" __global__ void count() { counter += 1; }
 extern "C" __global__ void weigh(int* out) { out[threadIdx.x] = weights[threadIdx.x] * 10; }
 extern "C" __global__ void unpack(Pair p, double* out) { out[0] = p.a; out[1] = p.b; out[2] = p.c; }
-extern "C" __global__ void pick(int before, Wide w, int i, int* out) { out[0] = before; out[1] = w.bytes[i]; }
+extern "C" __global__ void pick(int before, Wide w, int i, int* out) {
+    out[0] = before;
+    out[1] = w.bytes[i];
+}
 extern "C" __global__ void any_memory(const void* x, long long* out) { *out = (long long)x; }
 extern "C" __global__ void follow(int** chain, int* out) { *out = chain == 0 ? -1 : 1; }
 extern "C" __global__ void __launch_bounds__(64) narrow(int* out) { out[threadIdx.x] = threadIdx.x; }
@@ -47,6 +55,7 @@ extern "C" __global__ void places(int* out) {
     out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
 }
 """
+)
 
 PTX = """\
 .version 8.0
@@ -100,6 +109,16 @@ def bench(gpu: Gpu, n: int = 257) -> Bench:
     return Bench(gpu, gpu.kernel(KERNELS, "saxpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
 
 
+def library(name: str) -> Any:
+    """Another library, or a skip where it is not installed; its own warnings are its own business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError as missing:
+            pytest.skip(f"{name} cannot be imported: {missing}")
+
+
 class Flaky(NamedTuple):
     """A device whose calls are counted and can be made to fail."""
 
@@ -111,4 +130,6 @@ class Flaky(NamedTuple):
         """How often each verb was called meanwhile (all verbs where none is named), at the end."""
         before, counts = self.seam.calls.copy(), dict[str, int]()
         yield counts
-        counts |= {verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs}
+        counts |= {
+            verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs
+        }

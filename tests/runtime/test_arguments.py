@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,9 @@ INTEGERS = tuple(
         ("unsigned long long", "uint64"),
     )
 )  # fmt: skip
-REALS = tuple(Kind(*row) for row in (("float", "float32"), ("double", "float64"), ("__half", "float16")))
+REALS = tuple(
+    Kind(*row) for row in (("float", "float32"), ("double", "float64"), ("__half", "float16"))
+)
 KINDS = (*INTEGERS, *REALS)
 by_type = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.cpp)
 
@@ -83,12 +86,15 @@ def test_python_integers_take_the_width_of_the_parameter(kind: Kind, take: Any, 
         assert take(device, kind, value) == value
     assert take(device, kind, True) == 1
     if kind.cpp == "bool":
+        assert [take(device, kind, given) for given in (2, 256, -1, 2**80, False)] == [1, 1, 1, 1, 0]
         return
     for value in (low - 1, high + 1, 2**80, -(2**80)):
         with pytest.raises(LaunchError, match=f"argument 1: {kind.cpp} cannot hold {value}"):
             take(device, kind, value)
     for wrong in (1.0, 1.5, math.nan):
-        with pytest.raises(LaunchError, match=rf"argument 1: {kind.cpp} cannot take .* a float") as caught:
+        with pytest.raises(
+            LaunchError, match=rf"argument 1: {kind.cpp} cannot take .* a float"
+        ) as caught:
             take(device, kind, wrong)
         assert caught.value.hint == "convert it: int(…)"
 
@@ -118,8 +124,6 @@ def test_numpy_scalars_must_match(kind: Kind, name: str, device: Gpu) -> None:
     if name == kind.numpy or (name == "bool" and kind.cpp == "unsigned char"):
         assert taken(device, kind, value) == 1
         assert taken_quickly(device, kind, np.asarray(value)) == 1  # an array without axes
-    elif (kind.cpp, name) == ("bool", "uint8"):
-        assert taken(device, kind, value) == 1
     else:
         with pytest.raises(LaunchError, match=rf"argument 1: {kind.cpp} cannot take") as caught:
             taken(device, kind, value)
@@ -128,7 +132,7 @@ def test_numpy_scalars_must_match(kind: Kind, name: str, device: Gpu) -> None:
 
 @both_ways
 def test_a_numpy_array_with_axes_is_no_number(take: Any, device: Gpu) -> None:
-    with pytest.raises(LaunchError, match="argument 1: int cannot take numpy.ndarray"):
+    with pytest.raises(LaunchError, match=r"argument 1: int cannot take numpy\.ndarray"):
         take(device, Kind("int", "int32"), np.ones(1, np.int32))
 
 
@@ -189,7 +193,8 @@ def test_bfloat16_takes_python_numbers_and_raw_bits(value: Any, bits: int, devic
 
 
 @pytest.mark.parametrize(
-    "value", [np.float16(1), np.float32(1), np.float64(1), np.int16(1), np.ones(1, np.uint16), "1", None, b"12"]
+    "value",
+    [np.float16(1), np.float32(1), np.float64(1), np.int16(1), np.ones(1, np.uint16), "1", None, b"12"],
 )
 def test_bfloat16_takes_no_other_numbers(value: Any, device: Gpu) -> None:
     with pytest.raises(LaunchError, match="take_bfloat16, argument 1: __nv_bfloat16 cannot take"):
@@ -237,7 +242,10 @@ def test_a_struct_is_read_when_it_is_launched(device: Gpu) -> None:
         (ctypes.c_int(3), "Pair has 16 bytes, not 4"),
         (7, r"Pair is passed by value: it takes 16 bytes, not 7 \(int\)"),
         (None, "Pair is passed by value: it takes 16 bytes, not NoneType"),
-        (np.zeros((4, 4), np.uint8)[:, ::2], "Pair is passed by value: it takes 16 bytes, not numpy.ndarray"),
+        (
+            np.zeros((4, 4), np.uint8)[:, ::2],
+            "Pair is passed by value: it takes 16 bytes, not numpy.ndarray",
+        ),
     ],
 )
 def test_a_struct_of_another_size_is_refused(value: Any, words: str, device: Gpu) -> None:
@@ -274,11 +282,12 @@ def test_the_parameter_block_has_every_parameter_at_its_offset(device: Gpu) -> N
 
 
 def kept(gpu: Gpu, word: Any, wide: Any, real: Any) -> bytes:
+    """What a kernel written by hand sees of three untyped words."""
     out = gpu.zeros(16, "uint8")
     kernel = gpu.kernel(PTX, "keep")
     for _ in range(4):
         kernel[1, 1](out, word, wide, real)
-    return out.numpy().tobytes()
+    return bytes(out.numpy().data)
 
 
 @pytest.mark.parametrize(
@@ -293,17 +302,21 @@ def kept(gpu: Gpu, word: Any, wide: Any, real: Any) -> bytes:
         (np.uint32(7), np.int64(-7)),
     ],
 )
-def test_untyped_words_take_integers_of_either_sign_and_floats(word: Any, wide: Any, device: Gpu) -> None:
+def test_untyped_words_take_integers_of_either_sign_and_floats(
+    word: Any, wide: Any, device: Gpu
+) -> None:
     def raw(value: Any, size: int) -> bytes:
         if isinstance(value, float):
-            return np.array(value, f"<f{size}").tobytes()
-        return (int(value) % 2 ** (8 * size)).to_bytes(size, "little")
+            return struct.pack("<f" if size == 4 else "<d", value)
+        return (int(value) % (1 << 8 * size)).to_bytes(size, "little")
 
     expected = raw(wide, 8) + raw(word, 4) + np.float32(0.1).tobytes()
     assert kept(device, word, wide, 0.1) == expected
 
 
-@pytest.mark.parametrize(("word", "wide"), [(2**32, 0), (-(2**31) - 1, 0), (0, 2**64), (0, -(2**63) - 1)])
+@pytest.mark.parametrize(
+    ("word", "wide"), [(2**32, 0), (-(2**31) - 1, 0), (0, 2**64), (0, -(2**63) - 1)]
+)
 def test_untyped_words_refuse_what_has_more_bits(word: int, wide: int, device: Gpu) -> None:
     with pytest.raises(LaunchError, match=r"keep, argument [12]: b(32|64) cannot hold"):
         kept(device, word, wide, 0.0)
@@ -335,6 +348,8 @@ def test_none_is_the_null_pointer_and_a_bare_address_needs_its_own_word(device: 
     for given, seen in ((None, -1), (Pointer(0), -1), (Pointer(out.address), 1), (out, 1)):
         kernel[1, 1](given, out)
         assert out.numpy()[0] == seen
-    with pytest.raises(LaunchError, match=r"follow, argument 0: int\*\* cannot take int 4096") as caught:
+    with pytest.raises(
+        LaunchError, match=r"follow, argument 0: int\*\* cannot take int 4096"
+    ) as caught:
         kernel[1, 1](4096, out)
     assert caught.value.hint == "pass an array; for a bare address, preheat.Pointer(address)"

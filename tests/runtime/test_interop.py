@@ -16,7 +16,7 @@ from preheat.errors import LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import kind_of
-from tests.runtime.support import KERNELS, bench
+from tests.runtime.support import KERNELS, Flaky, bench, library
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
@@ -30,7 +30,7 @@ def emulator(open_device: Callable[..., Gpu]) -> Gpu:
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (), (0, 4)], ids=str)
 def test_numpy_shares_memory_through_dlpack(name: str, shape: tuple[int, ...], emulator: Gpu) -> None:
     made = emulator.zeros(shape, name)
-    shared = np.from_dlpack(made)  # type: ignore[arg-type]
+    shared = np.from_dlpack(made)
     assert (shared.shape, shared.dtype) == (shape, np.dtype(name))
     if made.size:
         assert shared.ctypes.data == made.address
@@ -41,7 +41,7 @@ def test_numpy_shares_memory_through_dlpack(name: str, shape: tuple[int, ...], e
 def test_what_was_exported_lives_on_after_its_name(emulator: Gpu) -> None:
     made = emulator.array(np.arange(1000.0))
     alive = weakref.ref(made.buffer)
-    shared = np.from_dlpack(made[500:])  # type: ignore[arg-type]
+    shared = np.from_dlpack(made[500:])
     del made
     gc.collect()
     emulator.array(np.full(1000, -1.0))
@@ -59,7 +59,9 @@ def test_what_was_exported_lives_on_after_its_name(emulator: Gpu) -> None:
 @pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 1), (2, 0)])
 def test_a_capsule_speaks_the_version_it_was_asked_for(version: Any, device: Gpu) -> None:
     made = device.array(np.arange(12, dtype=np.int16).reshape(3, 4))
-    given = made.__dlpack__(max_version=version, stream=-1 if made.__dlpack_device__()[0] == 2 else None)
+    given = made.__dlpack__(
+        max_version=version, stream=-1 if made.__dlpack_device__()[0] == 2 else None
+    )
     assert ("versioned" in repr(given)) == (version is not None and version >= (1, 0))
     tensor = dlpack.open_capsule(given)
     assert tensor.address == made.address
@@ -95,8 +97,8 @@ def test_a_consumer_that_refuses_says_why(emulator: Gpu) -> None:
     for name in ("bfloat16", "float8_e4m3fn"):
         made = emulator.zeros(3, name)
         alive = weakref.ref(made.buffer)
-        with pytest.raises((BufferError, RuntimeError), match="(?i)unsupported"):
-            np.from_dlpack(made)  # type: ignore[arg-type]
+        with pytest.raises((BufferError, RuntimeError), match=r"(?i)unsupported"):
+            np.from_dlpack(made)
         del made
         gc.collect()
         emulator.synchronize()
@@ -114,7 +116,7 @@ def test_a_copy_or_another_device_is_not_what_an_export_is(device: Gpu) -> None:
         made.__dlpack__()
 
 
-def test_memory_that_others_hold_is_freed_after_all_work_on_the_device(flaky: Any) -> None:
+def test_memory_that_others_hold_is_freed_after_all_work_on_the_device(flaky: Flaky) -> None:
     made, other = flaky.gpu.array([1.0, 2.0]), flaky.gpu.array([3.0])
     dlpack.open_capsule(made.__dlpack__())
     with flaky.asked("synchronize", "free") as asked:
@@ -128,13 +130,18 @@ def test_memory_that_others_hold_is_freed_after_all_work_on_the_device(flaky: An
 def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> None:
     made = emulator.array(np.arange(6, dtype=np.float32).reshape(2, 3))
     face = made.__array_interface__
-    assert (face["shape"], face["typestr"], face["strides"], face["version"]) == ((2, 3), "<f4", None, 3)
+    assert (face["shape"], face["typestr"], face["strides"], face["version"]) == (
+        (2, 3),
+        "<f4",
+        None,
+        3,
+    )
     assert face["data"] == (made.address, False)
     shared = np.asarray(made)
     shared[1, 2] = 77
     assert made.numpy()[1, 2] == 77
     assert not hasattr(made, "__cuda_array_interface__")
-    assert np.add(made, 1).tolist() == [[1, 2, 3], [4, 5, 78]]
+    assert (np.asarray(made) + 1).tolist() == [[1, 2, 3], [4, 5, 78]]
 
 
 @pytest.mark.gpu
@@ -197,14 +204,51 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
     made.saxpy[5, 64](2.0, x, y, made.n)
     np.testing.assert_allclose(y.data, made.ys + 2.0 * made.xs, rtol=1e-5, atol=1e-5)
     assert x.asked == [{}]  # no stream is named for memory of the host
-    with pytest.raises(LaunchError, match=r"saxpy, argument 1: float const\* cannot take a Tensor of int32"):
+    with pytest.raises(
+        LaunchError, match=r"saxpy, argument 1: float const\* cannot take a Tensor of int32"
+    ):
         made.saxpy[5, 64](2.0, Tensor(made.xs.view(np.int32)), y, made.n)
+
+
+@pytest.mark.parametrize("warm", [0, 4])
+def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -> None:
+    torch = library("torch")
+    made = bench(emulator)
+    made.launch(warm)
+    x, y = torch.from_numpy(made.xs), torch.from_numpy(made.ys.copy())
+    for given in (x, x.clone().requires_grad_()):
+        made.saxpy[5, 64](2.0, given, y, made.n)
+    np.testing.assert_allclose(y.numpy(), made.ys + 4.0 * made.xs, rtol=1e-5, atol=1e-5)
+    source = """
+        #include <cuda_bf16.h>
+        extern "C" __global__ void twice(__nv_bfloat16* x) {
+            x[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x];
+        }
+    """
+    small = torch.arange(32).to(torch.bfloat16)
+    emulator.kernel(source, "twice")[1, 32](small)
+    assert torch.equal(small, (torch.arange(32) * 2).to(torch.bfloat16))
+    with pytest.raises(LaunchError, match=r"cannot take a Tensor of float64"):
+        made.saxpy[5, 64](2.0, x.double(), y, made.n)
+
+
+def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
+    torch = library("torch")
+    for name in ("float32", "int64", "bool", "bfloat16"):
+        made = emulator.zeros((3, 5), name)
+        shared = torch.from_dlpack(made)
+        assert (shared.data_ptr(), tuple(shared.shape)) == (made.address, (3, 5))
+        made.fill(1)
+        assert bool((shared == 1).all())
+    assert emulator.array(torch.arange(5)).numpy().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
     made = bench(emulator)
     for foreign in (Interface(), Interface(0)):
-        with pytest.raises(LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"):
+        with pytest.raises(
+            LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"
+        ):
             made.saxpy[5, 64](2.0, foreign, made.y, made.n)
 
 
@@ -232,7 +276,7 @@ def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu)
 def test_exports_of_many_arrays_do_not_pile_up(emulator: Gpu) -> None:
     before = len(dlpack._handed_out)
     for n in range(50):
-        assert np.from_dlpack(emulator.array([n]))[0] == n  # type: ignore[arg-type]
+        assert np.from_dlpack(emulator.array([n]))[0] == n
         emulator.array([n]).__dlpack__()
     emulator.synchronize()
     assert len(dlpack._handed_out) <= before

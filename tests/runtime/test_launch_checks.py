@@ -40,7 +40,9 @@ def test_the_limit_of_each_axis_is_allowed_and_one_more_is_not(
         if fits:
             assert getattr(setup.saxpy.geometry(**given), what) == tuple(extents)
         else:
-            with pytest.raises(LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) is beyond the device's"):
+            with pytest.raises(
+                LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) is beyond the device's"
+            ):
                 setup.saxpy.geometry(**given)
 
 
@@ -96,10 +98,17 @@ def test_attributes_and_occupancy_are_plausible(setup: Bench) -> None:
         setup.saxpy.occupancy(0)
 
 
-@pytest.mark.parametrize("programmatic", [False, True])
-def test_a_programmatic_launch_gives_the_same_result(programmatic: bool, setup: Bench) -> None:
-    for times in range(1, 5):
-        setup.saxpy.launch(
-            2.0, setup.x, setup.y, setup.n, grid=5, block=64, programmatic=programmatic
-        )
-        setup.check(times)
+def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> None:
+    source = """
+        extern "C" __global__ void chain(long long* y, int n) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) y[i] = y[i] * 3 + 1;
+        }
+    """
+    kernel, data = device.kernel(source, "chain"), np.arange(1009, dtype=np.int64)
+    y = device.array(data)
+    for _ in range(20):
+        kernel.launch(y, 1009, grid=8, block=128, programmatic=True)
+        data = data * 3 + 1
+    assert np.array_equal(y.numpy(), data)

@@ -139,11 +139,18 @@ def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
     symbol, view, step = module.symbol("table", "float32"), made.x[1:], gpu.scalar("int32")
     bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64)
     gpu.reset()
-    for stale in (made.x.numpy, view.numpy, step.get, lambda: step.set(3), lambda: made.x.write(made.xs)):
+    for stale in (
+        made.x.numpy,
+        view.numpy,
+        step.get,
+        lambda: step.set(3),
+        lambda: made.x.write(made.xs),
+    ):
         with pytest.raises(StaleBufferError, match="it was reset"):
             stale()
     for lost in (
-        made.launch, bound, symbol.numpy, lambda: symbol.write([1.0] * 3), lambda: module.symbol("table"),
+        made.launch, bound, symbol.numpy, lambda: symbol.write([1.0] * 3),
+        lambda: module.symbol("table"),
         lambda: made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64),
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match="emulator:0: it was reset") as caught:
@@ -154,7 +161,9 @@ def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
     assert again.saxpy is not made.saxpy
     for warm in range(3):
         again.launch(2)
-        with pytest.raises(StaleBufferError, match=r"saxpy, argument 1: .*, lost>: emulator:0: it was reset"):
+        with pytest.raises(
+            StaleBufferError, match=r"saxpy, argument 1: .*, lost>: emulator:0: it was reset"
+        ):
             again.saxpy[5, 64](2.0, made.x, again.y, again.n)
         again.check(2 * warm + 2)
     made.x.close()
@@ -166,8 +175,12 @@ def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
-    old = [flaky.gpu.array([1.0] * 8) for _ in range(4)]
+    old, context = [flaky.gpu.array([1.0] * 8) for _ in range(4)], flaky.gpu._context
+    flaky.gpu.array([3.0])  # dropped, and not given back yet
+    flaky.gpu.stream()
     flaky.gpu.reset()
+    assert not context.garbage
+    assert not context.idle
     new = [flaky.gpu.array([2.0] * 8) for _ in range(4)]
     with flaky.asked("free") as asked:
         old[0].close()
@@ -185,12 +198,14 @@ def test_a_closed_device_refuses_everything(device: Gpu) -> None:
         pass
     device.close()  # twice is fine
     for door in (
-        lambda: device.empty(3), lambda: device.array([1]), lambda: device.scalar("int32"), device.stream,
-        device.record, device.synchronize, device.trim, device.memory, made.launch,
+        lambda: device.empty(3), lambda: device.array([1]), lambda: device.scalar("int32"),
+        device.stream, device.record, device.synchronize, device.trim, device.memory, device.reset,
+        made.launch,
         lambda: device.module(SAXPY + "// other"), lambda: device.kernel(KERNELS, "saxpy"),
     ):  # fmt: skip
-        with pytest.raises(ContextLostError, match=f"{device.name}: it was closed"):
+        with pytest.raises(ContextLostError, match=f"{device.name}: it was closed") as caught:
             door()
+        assert type(caught.value) is ContextLostError
     with pytest.raises(StaleBufferError, match="it was closed"):
         made.x.numpy()
     made.x.close()

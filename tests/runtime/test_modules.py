@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.errors import (
     CompileError,
@@ -90,6 +91,16 @@ def test_the_same_name_with_new_source_is_another_kernel(device: Gpu) -> None:
     assert seen == [1, 2, 1]
 
 
+def test_the_same_program_on_two_devices_is_two_kernels(open_device: OpenDevice) -> None:
+    first, second = bench(open_device("emulator")), bench(open_device("emulator:1"))
+    assert first.saxpy != second.saxpy
+    for made in (first, second):
+        made.gpu.module(KERNELS)["count"][1, 1]()
+        made.launch(4)
+        made.check(4)
+        assert made.gpu.module(KERNELS).symbol("counter", "int32").numpy().tolist() == [42]
+
+
 def test_options_headers_and_names_make_other_kernels(device: Gpu) -> None:
     source = '#include "which.h"\nextern "C" __global__ void which(int* out) { *out = N * WHICH; }'
     out = device.zeros(1, "int32")
@@ -102,7 +113,9 @@ def test_options_headers_and_names_make_other_kernels(device: Gpu) -> None:
 
 def test_templates_and_plain_cpp_names_are_found(device: Gpu) -> None:
     source = """
-        namespace deep { template <class T, int N> __global__ void times(T* x) { x[threadIdx.x] *= N; } }
+        namespace deep {
+        template <class T, int N> __global__ void times(T* x) { x[threadIdx.x] *= N; }
+        }
         __global__ void plain(float* x) { x[threadIdx.x] += 1; }
     """
     data = np.arange(1, 6, dtype=np.float32)
@@ -243,7 +256,7 @@ def test_variables_are_read_and_written(device: Gpu) -> None:
     assert table.numpy().tolist() == [1.5, 2.5, 3.5]
     table.write([4.0, 5.0, 6.0])
     assert table.numpy().tolist() == [4.0, 5.0, 6.0]
-    assert module.symbol("table").numpy().tobytes() == np.float32([4, 5, 6]).tobytes()
+    assert module.symbol("table").numpy().tobytes() == np.array([4, 5, 6], np.float32).tobytes()
     assert repr(table) == f"<variable table, 12 bytes on {device.name}>"
     assert (table.nbytes, table.dtype.name) == (12, "float32")
 
@@ -271,7 +284,9 @@ def test_variables_keep_their_value_while_a_handle_lives(flaky: Flaky) -> None:
 
 
 def test_a_variable_in_a_namespace_has_a_name_expression(device: Gpu) -> None:
-    source = "namespace ns { __device__ int hidden = 9; } __global__ void k(int* o) { *o = ns::hidden; }"
+    source = (
+        "namespace ns { __device__ int hidden = 9; } __global__ void k(int* o) { *o = ns::hidden; }"
+    )
     module = device.module(source, names=["&ns::hidden"])
     assert module.symbol("ns::hidden", "int32").numpy().tolist() == [9]
     with pytest.raises(InputError, match="has no variable 'hidden'"):
@@ -370,7 +385,9 @@ def test_a_device_newer_than_the_compiler_says_so_and_runs_where_its_driver_may_
     open_device: OpenDevice,
 ) -> None:
     new = open_device("emulator", arch="sm_130")
-    with pytest.raises(DeviceError, match=r"emulator:0 is sm_130, which .* cannot compile for") as caught:
+    with pytest.raises(
+        DeviceError, match=r"emulator:0 is sm_130, which .* cannot compile for"
+    ) as caught:
         new.kernel(SAXPY, "saxpy")
     assert "pip install -U 'preheat[cu13]'" in str(caught.value.hint)
     assert "PREHEAT_JIT=1" in str(caught.value.hint)
@@ -386,7 +403,12 @@ def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
     flaky = open_flaky("emulator", jit=True)
     asked: list[bool] = []
     load = flaky.seam._part.load
-    flaky.seam._part.load = lambda artifact, *, jit=False: (asked.append(jit), load(artifact, jit=jit))[1]
+
+    def watched(artifact: Artifact, *, jit: bool = False) -> object:
+        asked.append(jit)
+        return load(artifact, jit=jit)
+
+    flaky.seam._part.load = watched
     bench(flaky.gpu)
     assert asked == [False]
 
@@ -437,7 +459,9 @@ def test_code_that_stays_invalid_is_reported(
     "error",
     [
         OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
-        DriverError("cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX is too new"),
+        DriverError(
+            "cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX is too new"
+        ),
     ],
     ids=lambda error: error.name,
 )

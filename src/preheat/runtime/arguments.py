@@ -42,10 +42,14 @@ class Refusal(Exception):  # noqa: N818  (becomes a LaunchError, which knows ker
 
 
 class Value(NamedTuple):
-    """A number among the parameters: `code` is its struct format, `loose` when its sign is unknown."""
+    """A number among the parameters: `code` is its struct format, `loose` when its sign is unknown.
+
+    `truth` says that it is true or false: a `bool` of any other value is none that C++ knows.
+    """
 
     code: str
     loose: bool = False
+    truth: bool = False
 
     @property
     def real(self) -> bool:
@@ -97,6 +101,8 @@ class Slot:
             return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
         if isinstance(given, float):
             raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
+        if value.truth:
+            return int(bool(given))
         bits = 8 * self.parameter.size
         word = given + (1 << bits) if value.loose and -(1 << bits - 1) <= given < 0 else int(given)
         if not _fits(value.code, word):
@@ -110,7 +116,7 @@ class Slot:
         return math.inf if number > 0 else -math.inf
 
     def _numpy(self, given: Any, value: Value) -> float:
-        wanted, name = _NUMPY[value.code], str(given.dtype)
+        wanted, name = "bool" if value.truth else _NUMPY[value.code], str(given.dtype)
         same = name == wanted or (value.loose and name.lstrip("u") == wanted.lstrip("u"))
         if given.shape == () and (same or (name == "bool" and value.code == "B")):
             return self._python(given.item(), value)
@@ -215,7 +221,9 @@ def _slot(parameter: Parameter) -> Slot:
     cpp, kind, size = parameter.type, parameter.kind, parameter.size
     if parameter.pointer or (cpp is not None and cpp.endswith(("*", "&"))):
         return Slot(parameter, pointer=True, dtypes=pointee_dtypes(cpp) if cpp else None)
-    code = _INTEGERS.get(cpp or "") or _FLOATS.get(cpp or "") or ("B" if cpp == "bool" else None)
+    if cpp == "bool" and size == 1:
+        return Slot(parameter, value=Value("B", truth=True))
+    code = _INTEGERS.get(cpp or "") or _FLOATS.get(cpp or "")
     if code is None and kind in _KINDS:
         code = _KINDS[kind]
     if code is not None and struct.calcsize(f"<{code}") == size:

@@ -221,7 +221,7 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == _CPU:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self._export(-1)  # the consumer orders itself behind the stream it is told
+        self._export(None)  # for those who do not read which stream it is
         return {**self._interface(), "stream": self.buffer.home.handle or _LEGACY_STREAM}
 
     @property

@@ -28,14 +28,19 @@ _FORMATS = {
 def element_bytes(value: Any, dtype: DType) -> bytes:
     """The bytes of one element; a value that does not fit its type is an error."""
     if dtype.name in _FORMATS:
-        item = value.item() if hasattr(value, "item") else value
         try:
+            item = value.item() if hasattr(value, "item") else value
+            if not isinstance(item, bool | int | float):
+                raise TypeError("it is not one real number")
             return struct.pack(f"<{_FORMATS[dtype.name]}", item)
-        except (struct.error, OverflowError, TypeError) as bad:
+        except (struct.error, OverflowError, TypeError, ValueError) as bad:
             raise InputError(f"{value!r} does not fit {dtype}: {bad}") from None
     if dtype.name == "bfloat16" and isinstance(value, float | int):
         return bfloat16_bytes(value)
-    return host_array(value, dtype).tobytes()
+    host = host_array(value, dtype)
+    if host.shape:
+        raise InputError(f"{value!r} does not fit {dtype}: it is not one element")
+    return host.tobytes()
 
 
 def bfloat16_bytes(value: float) -> bytes:
@@ -113,6 +118,8 @@ def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         if host.dtype.kind in "biuf" and not host.any():  # zero has no bits in any type
             return numpy.zeros(host.shape, dtype.numpy())
         raise InputError(f"give {dtype} as raw bits ({dtype.host})")
+    if host.dtype.kind not in "biuf":
+        raise InputError(f"{host.dtype} does not turn into {dtype} without loss")
     exact = numpy.ascontiguousarray(host, "float64")
     with numpy.errstate(over="ignore"):
         near = exact.astype("float32")

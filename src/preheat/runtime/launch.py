@@ -22,6 +22,7 @@ from preheat.runtime.stream import Event
 __all__ = ["Gathered", "Launch"]
 
 _CPU = 1  # DLPack's number for host memory
+_PILE = 256  # things to give back that a launch leaves lying
 
 
 @dataclass(slots=True)
@@ -198,6 +199,8 @@ class Launch:
 
     def _settle(self, gathered: Gathered, stream: base.Stream) -> None:
         """Keep operands until `stream` is past this launch, and order our own stream behind it."""
+        if len(self.context.garbage) > _PILE:  # events of earlier launches, where nobody allocates
+            self.context.drain()
         borrowed = self._borrowed(stream)
         elsewhere = [buffer for buffer in gathered.buffers if buffer.home is not stream]
         if elsewhere:

@@ -161,7 +161,8 @@ def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
 def _number_test(slot: Slot, given: str) -> str:
     if slot.value is not None and slot.value.real:
         return f"(type({given}) is float or type({given}) is int)"
-    return f"type({given}) is int"
+    kind = "bool" if slot.value is not None and slot.value.truth else "int"
+    return f"type({given}) is {kind}"
 
 
 def _array_test(section: _Section, given: str, elements: Sequence[str], *, whole: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "SHARED",
+    "Base",
     "Place",
+    "admit",
+    "in_space",
     "load",
     "load_vector",
     "place",
@@ -36,13 +39,14 @@ Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
 #: Generic addresses from here on are shared, then local memory; host addresses are far below.
-SHARED, LOCAL, _END = 1 << 56, 1 << 57, 1 << 58
+SHARED, LOCAL, _END = 1 << 56, 1 << 57, 1 << 63
+_WINDOWS = (("global", -_END, SHARED), ("shared", SHARED, LOCAL), ("local", LOCAL, _END))
 
 # The host's whole address space as one buffer. It begins below zero because NumPy takes no null pointer
 # and because a constant distance may be negative.
 _ORIGIN = -(1 << 40)
 _BIAS = 1 << 36
-_SPAN = 1 << 48
+_SPAN = 1 << 50
 _HOST: Any = (ctypes.c_char * _SPAN).from_address(_ORIGIN & ((1 << 64) - 1))
 _FLAT: dict[DType, Array] = {}
 
@@ -59,6 +63,17 @@ def flat(dtype: DType, offset: int = 0) -> Array:
     if dtype not in _FLAT:
         _FLAT[dtype] = np.ndarray((_SPAN // dtype.itemsize,), dtype, _HOST)
     return _FLAT[dtype][(_BIAS + offset) // dtype.itemsize :]
+
+
+Even = tuple[int, tuple[int, ...], tuple[int, ...]]  # start, shape, strides
+
+
+class Base(NamedTuple):
+    """Where a space begins in the host's memory, its step for each axis of a wave, its size."""
+
+    start: int
+    strides: tuple[int, ...] = ()  # none where all threads share the space
+    limit: int | None = None  # none for global memory, where buffers say what there is
 
 
 class Place:
@@ -98,12 +113,16 @@ class Place:
         """Each thread's element of `flat(dtype, offset)`."""
         size = dtype.itemsize
         if size not in self._index:
-            if self.addresses is None:
-                self.addresses = _grid(self.start, self.shape, self.strides or ())
-            index = self.addresses >> (size.bit_length() - 1)
+            index = self.everywhere() >> (size.bit_length() - 1)
             index -= (_ORIGIN + _BIAS) // size
             self._index[size] = index
         return self._index[size]
+
+    def everywhere(self) -> Array:
+        """Each thread's address in the host's memory; one for all where they share it."""
+        if self.addresses is None:
+            self.addresses = _grid(self.start, self.shape, self.strides or ())
+        return self.addresses
 
     def moved(self, offset: int) -> Place:
         """The same place `offset` bytes on."""
@@ -118,66 +137,54 @@ class Place:
 
 
 def place(group: Group, values: Any, space: str) -> Place:
-    """Where the addresses `values` (64-bit, counted from the beginning of `space`) lie."""
+    """Where addresses lie that are counted from the beginning of `space`."""
     if values.dtype.itemsize < 8:
         values = values.astype(np.int64)
-    start, strides, limit = group.wave.base(space)
-    if values.ndim == 0:
-        at = int(values)
-        found = Place(space, values, at, at, at, limit)
-        if not any(strides):
-            found.start = start + at
-        elif group.lanes is None:
-            found.start, found.shape, found.strides = start + at, group.wave.shape, strides
-        else:
-            found.strides, found.addresses = None, group.origin(space) + at
-        return found
-    local_steps = group.lanes is not None and any(strides)
-    even = (
-        None
-        if local_steps
-        else _even_steps(values, group.wave.shape if group.lanes is None else (len(values),))
-    )
-    if even is None:
-        lo, hi = int(values.min()), int(values.max())
-        found = Place(space, values, lo, hi, int(np.bitwise_or.reduce(values)), limit)
-        found.strides = None
-        found.addresses = (
-            values + group.origin(space) if any(strides) else values + start if start else values
-        )
-        return found
-    lo, hi, bits = _bounds(even)
-    found = Place(space, values, lo, hi, bits, limit)
-    found.start, found.shape = start + even[0], even[1]
-    found.strides = (
-        tuple(a + b for a, b in zip(even[2], strides, strict=True)) if any(strides) else even[2]
-    )
+    base = group.wave.base(space)
+    own = any(base.strides)  # threads have memory of their own there
+    if group.lanes is None or not own:
+        shape = group.wave.shape if group.lanes is None else (group.count,)
+        even = _even_steps(values, shape) if values.ndim else _one_address(values, shape if own else ())
+        if even is not None:
+            return _evenly(space, values, base, even)
+    start = group.origin(space) if own else base.start
+    return _scattered(space, values, base, values + start if own or start else values)
+
+
+def _evenly(space: str, values: Any, base: Base, even: Even) -> Place:
+    start, shape, strides = even
+    lo = hi = bits = start
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = stride * (extent - 1)
+        lo, hi, bits = lo + min(reach, 0), hi + max(reach, 0), bits | stride
+    found = Place(space, values, lo, hi, bits, base.limit)
+    found.start, found.shape, found.strides = base.start + start, shape, strides
+    if any(base.strides):
+        found.strides = tuple(a + b for a, b in zip(strides, base.strides, strict=True))
+    return found
+
+
+def _scattered(space: str, values: Any, base: Base, addresses: Array) -> Place:
+    lo, hi = int(values.min()), int(values.max())
+    bits = int(np.bitwise_or.reduce(values)) if values.ndim else lo
+    found = Place(space, values, lo, hi, bits, base.limit)
+    found.strides, found.addresses = None, addresses
     return found
 
 
 def place_generic(group: Group, values: Any) -> Place:
     """Where generic addresses lie: in global memory, or in the windows of shared and local memory."""
-    lo = hi = int(values) if values.ndim == 0 else 0
-    if values.ndim:
-        lo, hi = int(values.min()), int(values.max())
-    for space, first, end in (("global", 0, SHARED), ("shared", SHARED, LOCAL), ("local", LOCAL, _END)):
+    lo, hi = int(values.min()), int(values.max())
+    for space, first, end in _WINDOWS:
         if first <= lo and hi < end:
-            return place(group, values - first if first else values, space)
-    if values.ndim == 0:
-        return place(group, values, "global")
+            return place(group, values if first < 0 else values - first, space)
     mixed = Place("mixed", values, lo, hi, int(np.bitwise_or.reduce(values)), None)
     mixed.strides, mixed.addresses = None, values.copy()
-    for space, first, end in (
-        ("global", -(1 << 63), SHARED),
-        ("shared", SHARED, LOCAL),
-        ("local", LOCAL, 1 << 63),
-    ):
+    for space, first, end in _WINDOWS:
         chosen = np.flatnonzero((values >= first) & (values <= end - 1))
         if len(chosen):
             part = place(group.part(chosen), values[chosen] - max(first, 0), space)
-            part.index(np.dtype(np.uint8))
-            assert part.addresses is not None
-            mixed.addresses[chosen] = part.addresses
+            mixed.addresses[chosen] = part.everywhere()
             mixed.parts.append((chosen, part))
     return mixed
 
@@ -188,7 +195,7 @@ def load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
     return _read(at, offset, dtype)
 
 
-def load_vector(group: Group, at: Place, offset: int, dtype: DType, count: int, site: int) -> list[Any]:
+def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, count: int) -> list[Any]:
     """`count` neighbouring elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * count, site, write=False)
@@ -222,7 +229,7 @@ def in_space(wave: Wave, values: Any, space: str) -> Any:
     """Whether generic addresses lie in a space."""
     if space in ("shared", "local"):
         first, end = (SHARED, LOCAL) if space == "shared" else (LOCAL, _END)
-        return (values >= first) & (values < end)
+        return (values >= first) & (values <= end - 1)
     constant = values != values
     for start, size in wave.program.constants:
         constant = constant | ((values >= start) & (values < start + size))
@@ -251,30 +258,30 @@ def _admit(
     group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
 ) -> tuple[Place, int]:
     """Check an access: `Violation` for memory that is not there, read-only, or not aligned."""
+    if at.parts:
+        _check_parts(group, at, offset, size, site, write=write)
+    elif at.limit is not None:
+        if at.lo + offset < 0 or at.hi + offset + size > at.limit:
+            _outside_space(at, offset, size, site, write=write)
+    else:
+        lo, hi, hot = at.lo + offset, at.hi + offset + size, group.wave.memory.hot
+        known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
+        if not known and not group.wave.memory.covers(lo, hi, write=write):
+            _outside_buffers(group, at, offset, size, site, write=write)
+    if (at.bits | offset) & (size - 1):
+        at, offset = at.moved(offset), 0
+        if at.bits & (size - 1):
+            _misaligned(at, size, site, write=write)
+    return at, offset
+
+
+def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
     for chosen, part in at.parts:
         try:
             _admit(group.part(chosen), part, offset, size, site, write=write)
         except Violation as bad:
             bad.position = int(chosen[bad.position])
             raise
-    if at.parts:
-        return at, offset
-    lo, hi = at.lo + offset, at.hi + offset + size
-    if at.limit is not None:
-        if lo < 0 or hi > at.limit:
-            _outside_space(at, offset, size, site, write=write)
-    else:
-        memory = group.wave.memory
-        hot = memory.hot
-        known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
-        if not known and not memory.covers(lo, hi, write=write):
-            _outside_buffers(group, at, offset, size, site, write=write)
-    if (at.bits | offset) & (size - 1):
-        moved = at.moved(offset)
-        if moved.bits & (size - 1):
-            _misaligned(moved, size, site, write=write)
-        return moved, 0
-    return at, offset
 
 
 def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
@@ -311,7 +318,8 @@ def _misaligned(moved: Place, size: int, site: int, *, write: bool) -> None:
     )
 
 
-Even = tuple[int, tuple[int, ...], tuple[int, ...]]  # start, shape, strides
+def _one_address(value: Any, shape: tuple[int, ...]) -> Even:
+    return int(value), shape, (0,) * len(shape)
 
 
 def _even_steps(values: Array, shape: tuple[int, ...]) -> Even | None:
@@ -345,14 +353,6 @@ def _grid(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
         steps = np.arange(extent, dtype=np.int64) * stride
         addresses += steps.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return addresses.reshape(-1)
-
-
-def _bounds(even: Even) -> tuple[int, int, int]:
-    lo = hi = bits = even[0]
-    for extent, stride in zip(even[1], even[2], strict=True):
-        reach = stride * (extent - 1)
-        lo, hi, bits = lo + min(reach, 0), hi + max(reach, 0), bits | stride
-    return lo, hi, bits
 
 
 def _injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -64,6 +64,7 @@ def _inverse_root(a: Array) -> Array:
 
 
 def divide(a: Array, b: Array) -> Array:
+    """a / b."""
     return (_double(a) / _double(b)).astype(np.float32)
 
 

@@ -53,6 +53,7 @@ def _alike(m: Modifiers, run: Run, count: int) -> Instruction:
 
 
 def integers(run: Run, count: int) -> Build:
+    """Rows whose operands and result all have the type of the last modifier."""
     return lambda m: _alike(m, run, count)
 
 
@@ -67,6 +68,7 @@ def wide(run: Run, count: int) -> Build:
 
 
 def fixed(run: Run, result: np.dtype[Any], *sources: np.dtype[Any]) -> Build:
+    """Operands and result of the types given."""
     return lambda _: Instruction((result,), sources, run)
 
 
@@ -81,6 +83,8 @@ def leading(run: Run, count: int, *others: np.dtype[Any]) -> Build:
 
 
 def shift(plain: Run, careful: Run) -> Build:
+    """Shifts: the plain function for types in which NumPy gets large amounts right."""
+
     # NumPy clamps amounts as PTX does, but must be given them in a type that does not widen the result.
     def build(m: Modifiers) -> Instruction:
         kind = _kind(m)
@@ -100,11 +104,13 @@ def _dot_sources(m: Modifiers) -> tuple[np.dtype[Any], ...]:
 
 
 def dp4a(m: Modifiers) -> Instruction:
+    """Four products of bytes."""
     a, b, c = _dot_sources(m)
     return Instruction((c,), (a, b, c), integer.dot_bytes(a.kind, b.kind))
 
 
 def dp2a(m: Modifiers) -> Instruction:
+    """Two products of 16 by 8 bits."""
     a, b, c = _dot_sources(m)
     return Instruction((c,), (a, b, c), integer.dot_halves(a.kind, b.kind, upper=m["part"] == "hi"))
 
@@ -155,6 +161,8 @@ def rounded(operation: str) -> Build:
 
 
 def extreme(operation: str) -> Build:
+    """min and max of floats."""
+
     def build(m: Modifiers) -> Instruction:
         run = floating.extreme(operation, nan="NaN" in m)
         return floats(floating.xor_sign(run) if "xorsign" in m else run, 2)(m)
@@ -172,6 +180,7 @@ def approximated(run: Run) -> Build:
 
 
 def testp(m: Modifiers) -> Instruction:
+    """A property of a float."""
     return Instruction((BOOL,), (_kind(m),), compare.PROPERTIES[m["property"]])
 
 
@@ -240,6 +249,7 @@ def set_halves(mark: str) -> Build:
 
 
 def slct(m: Modifiers) -> Instruction:
+    """A choice by the sign of the last operand."""
     kind = TYPES[m["any"]]
     run = compare.select_by_flushed_sign if "ftz" in m else compare.select_by_sign
     return Instruction((kind,), (kind, kind, _kind(m)), run)
@@ -258,31 +268,37 @@ def _convert(of: np.dtype[Any], to: np.dtype[Any], run: Run, m: Modifiers) -> In
 
 
 def int_to_int(m: Modifiers) -> Instruction:
+    """cvt between integers."""
     to = TYPES[m["to"]]
     return Instruction((to,), (TYPES[m["from"]],), convert.integer_to_integer(to, saturate="sat" in m))
 
 
 def float_to_int(m: Modifiers) -> Instruction:
+    """cvt from a float to an integer."""
     of, to = _kind(m), TYPES[m["to"]]
     # Without being asked, an integer saturates: `.sat` adds nothing.
     return _convert(of, to, convert.float_to_integer(of, to, m["integral"]), _without(m, "sat"))
 
 
 def brain_to_int(m: Modifiers) -> Instruction:
+    """cvt from bfloat16 to an integer."""
     to = TYPES[m["int"]]
     run = convert.float_to_integer(F32, to, m["integral"])
     return Instruction((to,), (U16,), floating.of(run, halves.from_brain))
 
 
 def int_to_float(to: np.dtype[Any]) -> Build:
+    """cvt from an integer to a float."""
     return lambda m: _convert(_kind(m), to, convert.integer_to_float(to, m["rnd"]), m)
 
 
 def int_to_brain(m: Modifiers) -> Instruction:
+    """cvt from an integer to bfloat16."""
     return Instruction((U16,), (_kind(m),), convert.integer_to_brain(m["rnd"]))
 
 
 def float_to_float(of: np.dtype[Any], to: np.dtype[Any]) -> Build:
+    """cvt between floats."""
     return lambda m: _convert(of, to, convert.float_to_float(to, m.get("rnd", "rn")), m)
 
 
@@ -300,6 +316,7 @@ def integral(kind: np.dtype[Any]) -> Build:
 
 
 def integral_brain(m: Modifiers) -> Instruction:
+    """cvt of bfloat16 to a whole number."""
     return Instruction((U16,), (U16,), halves.brain(convert.TO_INTEGRAL[m["integral"]]))
 
 
@@ -322,6 +339,7 @@ def _to_short(to: str, m: Modifiers) -> Run:
 
 
 def to_short(to: str) -> Build:
+    """cvt of one or two floats to halves."""
     return lambda m: Instruction((TYPES[to],), (_kind(m),), _to_short(to, m))
 
 
@@ -338,6 +356,7 @@ def to_brain(m: Modifiers) -> Instruction:
 
 
 def to_tensor(m: Modifiers) -> Instruction:
+    """cvt to tf32."""
     run = halves.single_to_tensor(m.get("rnz", "rna"))
     return Instruction((U32,), (F32,), floating.of(run, floating.relu) if "relu" in m else run)
 
@@ -348,14 +367,17 @@ def _to_byte(m: Modifiers) -> Run:
 
 
 def singles_to_bytes(m: Modifiers) -> Instruction:
+    """cvt of two floats to bytes."""
     return Instruction((U16,), (F32, F32), convert.pair(_to_byte(m)))
 
 
 def halves_to_bytes(m: Modifiers) -> Instruction:
+    """cvt of two halves to bytes."""
     return Instruction((U16,), (U32,), halves.halves_to_bytes(_to_byte(m)))
 
 
 def bytes_to_halves(m: Modifiers) -> Instruction:
+    """cvt of two bytes to halves."""
     run = _finish(halves.from_byte(m["byte"].removesuffix("x2")), m)
     return Instruction((U32,), (U16,), halves.bytes_to_halves(run))
 

@@ -106,6 +106,7 @@ def marked(test: Run, yes: Array) -> Run:
 
 
 def select(a: Array, b: Array, condition: Array) -> Array:
+    """a where the condition holds, else b."""
     return choose(condition, a, b)
 
 
@@ -115,4 +116,5 @@ def select_by_sign(a: Array, b: Array, c: Array) -> Array:
 
 
 def select_by_flushed_sign(a: Array, b: Array, c: Array) -> Array:
+    """a where c is not negative once flushed, else b."""
     return choose(flush(c) >= 0, a, b)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from preheat.device.emulator import builtin
 from preheat.device.emulator.decode import Op, Symbol, Vector
+from preheat.device.emulator.emit import emit
 from preheat.device.emulator.flow import is_around
 from preheat.device.emulator.generate import Generator
 from preheat.device.emulator.writer import Writer
@@ -50,9 +51,8 @@ def _operations(function: ptx.Function) -> Iterator[tuple[Op, bool]]:
         for op in block.ops:
             if is_around(op):
                 continue
-            writer.op = op
             try:
-                generator.emit(writer, op)
+                emit(writer, op)
                 yield op, True
             except UnsupportedInstructionError:
                 yield op, False

@@ -47,17 +47,16 @@ class Number(NamedTuple):
 
     def value(self, dtype: np.dtype[Any]) -> Any:
         """The constant as a NumPy scalar; `0f` and `0d` constants keep their bits in integer types."""
-        text = self.text.rstrip("uU") if not self.text.startswith(("0f", "0F")) else self.text
-        lead = text.lower()
-        if lead.startswith(("0f", "0d")) and not lead.startswith("0x"):
-            return _from_bits(int(text[2:], 16), np.dtype("f4" if lead[1] == "f" else "f8"), dtype)
+        text = self.text.lower()
+        if text.startswith(("0f", "0d")):
+            return _from_bits(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
         if dtype.kind == "f" and dtype.itemsize > 2:
-            return dtype.type(
-                float(text) if re.search(r"[.eE]", text) and "x" not in lead else _integer(text)
-            )
+            decimal = "." in text or ("e" in text and "x" not in text)
+            return dtype.type(float(text) if decimal else _integer(text))
+        number = _integer(text)
         if dtype.kind == "b":
-            return np.bool_(_integer(text) != 0)
-        bits = _integer(text) & ((1 << 8 * dtype.itemsize) - 1)
+            return np.bool_(number != 0)
+        bits = number & ((1 << 8 * dtype.itemsize) - 1)
         return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
 
 
@@ -151,23 +150,26 @@ class _Scope:
 
 
 _NAME = r"[A-Za-z_$%][\w$]*"
-_ADDRESS = re.compile(rf"\[\s*({_NAME}|-?\w+)\s*(?:\+\s*(-?\s*\w+)|(-\s*\w+))?\s*\]")
-_SYMBOL = re.compile(rf"({_NAME})\s*(?:\+\s*(-?\w+)|(-\s*\w+))?")
+_INTEGER = r"(?:0[xX][\da-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)[uU]?"
+_FLOAT = r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+"
+_NUMBER = re.compile(rf"-?(?:{_INTEGER}|{_FLOAT})")
+_DISTANCE = rf"\s*(?:\+\s*(?P<plus>-?{_INTEGER})|-\s*(?P<minus>{_INTEGER}))?"
+_ADDRESS = re.compile(rf"\[\s*(?P<base>{_NAME}|{_INTEGER}){_DISTANCE}\s*\]")
+_SYMBOL = re.compile(rf"(?P<base>{_NAME}){_DISTANCE}")
 _SPECIAL = re.compile(r"%[a-z]\w*(?:\.[xyzw])?")
-_NUMBER = re.compile(r"-?\.?\d[\w.+-]*")
 _LABEL = re.compile(rf"({_NAME})\s*:")
 _IGNORED = frozenset((".loc", ".file", ".pragma", ".callprototype", ".calltargets"))
 
 
 def decode(function: ptx.Function) -> Body:
     """The operations of a function; `SyntaxFault` for a statement that has no known shape."""
-    body = Body()
+    body, label = Body(), ""
     for scope, statement in list(_scoped(function.statements, body)):
-        if table := _LABEL.match(statement.text):
-            body.labels[str(scope.names[table[1]])] = len(body.ops)
+        if named := _LABEL.match(statement.text):
+            label = scope.unique(named[1])
+            body.labels[label] = len(body.ops)
         elif statement.text.startswith(".branchtargets"):
             targets = split_commas(statement.text.removeprefix(".branchtargets"))
-            label = next(name for name, at in reversed(body.labels.items()) if at == len(body.ops))
             body.tables[label] = tuple(str(scope.find(target)) for target in targets)
         else:
             body.ops.append(_operation(statement, scope))
@@ -229,33 +231,47 @@ def _operation(statement: ptx.Statement, scope: _Scope) -> Op:
 def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
     if text == "_":
         return None
-    if text[:1] in "{(":
+    if text.startswith(("{", "(")):
         return Vector(tuple(_operand(item, scope, line) for item in split_commas(text[1:-1])))
-    if match := _ADDRESS.fullmatch(text):
-        base = _operand(match[1], scope, line)
-        offset = _integer((match[2] or match[3] or "0").replace(" ", ""))
-        if isinstance(base, Symbol):
-            return Address(base._replace(offset=offset), 0)
-        if isinstance(base, Register | Number):
-            return Address(base, offset)
     if "|" in text:
         return Pair(tuple(_register(item.strip(), scope, line) for item in text.split("|")))
-    if text.startswith("!"):
-        if negated := _register(text[1:].strip(), scope, line):
-            return Negated(negated)
-    elif _NUMBER.fullmatch(text):
+    if _NUMBER.fullmatch(text):
         return Number(text)
-    elif (found := scope.find(text)) is not None:
-        return found if isinstance(found, Register) else Symbol(found)
-    elif text == "WARP_SZ":
+    if text.startswith("!") and (negated := _register(text[1:].strip(), scope, line)):
+        return Negated(negated)
+    named = _address(text, scope, line) if text.startswith("[") else _named(text, scope)
+    if named is None:
+        raise ptx.SyntaxFault(f"{text!r} is no operand", line)
+    return named
+
+
+def _address(text: str, scope: _Scope, line: int) -> Address | None:
+    match = _ADDRESS.fullmatch(text)
+    base = _operand(match["base"], scope, line) if match else None
+    if match and isinstance(base, Symbol):
+        return Address(base._replace(offset=_distance(match)), 0)
+    if match and isinstance(base, Register | Number):
+        return Address(base, _distance(match))
+    return None
+
+
+def _named(text: str, scope: _Scope) -> Operand | None:
+    """A register, a special register, or a variable and a distance from it."""
+    found = scope.find(text)
+    if isinstance(found, Register):
+        return found
+    if text == "WARP_SZ":
         return Number("32")
-    elif _SPECIAL.fullmatch(text):
+    if found is None and _SPECIAL.fullmatch(text):
         return Special(text)
-    elif match := _SYMBOL.fullmatch(text):
-        found = scope.find(match[1])
-        name = found if isinstance(found, str) else match[1]
-        return Symbol(name, _integer((match[2] or match[3] or "0").replace(" ", "")))
-    raise ptx.SyntaxFault(f"{text!r} is no operand", line)
+    if (match := _SYMBOL.fullmatch(text)) is None:
+        return None
+    inner = scope.find(match["base"])
+    return Symbol(inner if isinstance(inner, str) else match["base"], _distance(match))
+
+
+def _distance(match: re.Match[str]) -> int:
+    return _integer(match["plus"] or "0") - _integer(match["minus"] or "0")
 
 
 def _register(text: str, scope: _Scope, line: int) -> Register | None:
@@ -275,8 +291,6 @@ def _integer(text: str) -> int:
 
 def _from_bits(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
     exact = np.array(bits, f"u{written.itemsize}").view(written)
-    return (
-        exact.astype(wanted)[()]
-        if wanted.kind == "f"
-        else exact.view(f"u{written.itemsize}").astype(wanted)[()]
-    )
+    if wanted.kind != "f":
+        exact = exact.view(f"u{written.itemsize}")
+    return exact.astype(wanted)[()]

@@ -16,7 +16,6 @@ from preheat.device.emulator.decode import (
     Operand,
     Pair,
     Register,
-    Special,
     Symbol,
     Vector,
 )
@@ -24,7 +23,7 @@ from preheat.device.emulator.form import TYPES
 from preheat.device.emulator.table import instruction
 from preheat.device.emulator.writer import BOOL, I64, U32, U64, DType, Writer
 
-__all__ = ["EMITTERS", "NAMESPACE", "called", "pure"]
+__all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
 
 _SPACES = ("global", "shared", "local", "const", "param")
 _ORDER = frozenset("weak relaxed acquire release acq_rel sc volatile mmio cta cluster gpu sys".split())
@@ -89,22 +88,13 @@ def _load(w: Writer, op: Op) -> None:
     kind = w.result_type(items[0], dtype)
     if (parameter := _parameter(w, source, space)) is not None:
         for i, item in enumerate(items):
-            w.write(
-                item,
-                w.let(f"W.parameter({parameter + i * kind.itemsize}, {w.constant(kind)})"),
-                kind,
-            )
+            at = parameter + i * kind.itemsize
+            w.write(item, w.let(f"W.parameter({at}, {w.constant(kind)})"), kind)
         return
     place, offset = _address(w, source, space)
-    if count == 1:
-        w.write(target, w.let(f"load(G, {place}, {offset}, {w.constant(kind)}, {w.site()})"), kind)
-    else:
-        _results(
-            w,
-            items,
-            (kind,) * count,
-            f"load_vector(G, {place}, {offset}, {w.constant(kind)}, {count}, {w.site()})",
-        )
+    where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
+    call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
+    _results(w, items, (kind,) * count, call)
 
 
 def _parameter(w: Writer, source: Operand | None, space: str) -> int | None:
@@ -158,52 +148,42 @@ def _atomic(w: Writer, op: Op) -> None:
 
 def _copy_async(w: Writer, op: Op) -> None:
     """`cp.async`: here the copy is done at once, so that waiting for it is nothing."""
-    words = op.modifiers
-    if words[:1] != ("async",) or {"bulk", "mbarrier", "reduce"} & set(words):
-        raise w.unsupported()
-    if words[1:] in (("commit_group",), ("wait_group",), ("wait_all",)):
+    if op.opcode in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
         return
-    if "shared" not in words[2:3] + tuple(x.partition("::")[0] for x in words) or len(op.operands) != 3:
+    first, cache, *spaces = (*(word.partition("::")[0] for word in op.modifiers), "", "")
+    size = op.operands[2] if len(op.operands) == 3 else None
+    plain = first == "async" and cache in ("ca", "cg") and spaces[:2] == ["shared", "global"]
+    if not plain or not isinstance(size, Number):
         raise w.unsupported()
-    size = op.operands[2]
-    if not isinstance(size, Number):
-        raise w.unsupported()
-    count = int(size.value(U32)) // 4
+    count = int(w.number(size, U32)) // 4
     source, offset = _address(w, op.operands[1], "global")
-    names = [w.variable() for _ in range(count)]
-    listed = ", ".join(names)
-    w.lines.append(
-        f"{listed}, = load_vector(G, {source}, {offset}, {w.constant(U32)}, {count}, {w.site()})"
-    )
+    words = w.let(f"load_vector(G, {source}, {offset}, {w.constant(U32)}, {w.site()}, {count})")
     target, offset = _address(w, op.operands[0], "shared")
-    w.lines.append(f"store_vector(G, {target}, {offset}, {w.constant(U32)}, {w.site()}, {listed})")
+    w.lines.append(f"store_vector(G, {target}, {offset}, {w.constant(U32)}, {w.site()}, *{words})")
 
 
 def _convert_address(w: Writer, op: Op) -> None:
     """`cvta`: between a space's own addresses and generic ones."""
-    to = "to" in op.modifiers
-    space = next(
-        (word.partition("::")[0] for word in op.modifiers if word.partition("::")[0] in _SPACES), ""
-    )
+    *words, kind = op.modifiers or ("",)
+    space = words[-1].partition("::")[0] if words else ""
+    if space not in _SPACES or kind != "u64":
+        raise w.unsupported()
     if space == "param" and not w.code.is_entry:
         space = "local"
-    window = {"shared": access.SHARED, "local": access.LOCAL}.get(space, 0)
-    wide = op.modifiers[-1] in ("u64", "s64", "b64")
-    source = op.operands[1]
-    value = w.read(source, U64)
-    if not space or not wide:
-        raise w.unsupported()
-    if window:
-        w.write(
-            op.operands[0], w.let(f"{value} {'-' if to else '+'} {w.constant(np.uint64(window))}"), U64
-        )
+    target, source = op.operands
+    if space in ("shared", "local"):
+        window = np.uint64(access.SHARED if space == "shared" else access.LOCAL)
+        sign = "-" if words[0] == "to" else "+"
+        w.write(target, w.let(f"{w.read(source, U64)} {sign} {w.constant(window)}"), U64)
     else:
-        held = w.held(w.slot_of(source)) if isinstance(source, Register) else (w.let(value), U64)
-        w.write(op.operands[0], w.let(held[0]), held[1])
+        name, held = w.read_bits(source, 8)
+        w.write(target, w.let(name), held)
 
 
 def _is_space(w: Writer, op: Op) -> None:
-    space = op.modifiers[0].partition("::")[0]
+    space = op.modifiers[0].partition("::")[0] if op.modifiers else ""
+    if space not in ("global", "shared", "local", "const"):
+        raise w.unsupported()
     call = f"in_space(W, {w.read(op.operands[1], I64)}, {space!r})"
     w.write(op.operands[0], w.let(call), BOOL)
 
@@ -213,34 +193,30 @@ def _is_space(w: Writer, op: Op) -> None:
 
 def _move(w: Writer, op: Op) -> None:
     target, source = op.operands
-    kind = op.modifiers[-1] if op.modifiers else ""
-    if len(op.modifiers) != 1 or kind not in TYPES:
+    if len(op.modifiers) != 1 or op.modifiers[0] not in TYPES:
         raise w.unsupported()
-    dtype = TYPES[kind]
+    dtype = TYPES[op.modifiers[0]]
+    bits = dtype if dtype == BOOL else np.dtype(f"u{dtype.itemsize}")
+    vectors = [side for side in (target, source) if isinstance(side, Vector)]
+    if any(len(vector.items) not in (2, 4) or len(vector.items) > bits.itemsize for vector in vectors):
+        raise w.unsupported()
     if isinstance(source, Vector):
-        parts = len(source.items)
-        part = np.dtype(f"u{dtype.itemsize // parts}")
+        part = np.dtype(f"u{dtype.itemsize // len(source.items)}")
         values = ", ".join(w.read(item, part) for item in source.items)
-        w.write(
-            target,
-            w.let(f"pack({w.constant(np.dtype(f'u{dtype.itemsize}'))}, {values})"),
-            np.dtype(f"u{dtype.itemsize}"),
-        )
+        w.write(target, w.let(f"pack({w.constant(bits)}, {values})"), bits)
     elif isinstance(target, Vector):
         parts = len(target.items)
         part = np.dtype(f"u{dtype.itemsize // parts}")
-        whole = w.read(source, np.dtype(f"u{dtype.itemsize}"))
-        _results(w, target.items, (part,) * parts, f"unpack({whole}, {w.constant(part)}, {parts})")
+        call = f"unpack({w.read(source, bits)}, {w.constant(part)}, {parts})"
+        _results(w, target.items, (part,) * parts, call)
     elif isinstance(source, Register) and dtype != BOOL:
         name, held = w.read_bits(source, dtype.itemsize)
         w.write(target, w.let(name), held)
     elif isinstance(source, Number) and dtype != BOOL:
         kept = w.result_type(target, dtype)
-        w.write(target, w.let(w.constant(source.value(dtype).view(kept))), kept)
+        w.write(target, w.let(w.constant(w.number(source, dtype).view(kept))), kept)
     else:
-        if isinstance(source, Special | Symbol) and dtype != BOOL:
-            dtype = np.dtype(f"u{dtype.itemsize}")
-        w.write(target, w.let(w.read(source, dtype)), dtype)
+        w.write(target, w.let(w.read(source, bits)), bits)
 
 
 def pack(dtype: DType, *parts: Any) -> Any:
@@ -267,8 +243,8 @@ def unpack(whole: Any, part: DType, parts: int) -> list[Any]:
 def _shuffle(w: Writer, op: Op) -> None:
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
-    mode = op.modifiers[1] if op.modifiers[0] == "sync" else ""
-    if mode not in warp.SHUFFLES or op.modifiers[2:] != ("b32",):
+    sync, mode, *kind = (*op.modifiers, "", "")
+    if sync != "sync" or mode not in warp.SHUFFLES or kind[0] != "b32":
         raise w.unsupported()
     value, held = w.read_bits(op.operands[1], 4)
     lane, clamp = (w.read(operand, U32) for operand in op.operands[2:4])
@@ -276,8 +252,8 @@ def _shuffle(w: Writer, op: Op) -> None:
 
 
 def _vote(w: Writer, op: Op) -> None:
-    mode = op.modifiers[1] if op.modifiers[0] == "sync" else ""
-    if mode not in warp.VOTES:
+    sync, mode, *_ = (*op.modifiers, "", "")
+    if sync != "sync" or mode not in warp.VOTES:
         raise w.unsupported()
     predicate, mask = w.read(op.operands[1], BOOL), w.read(op.operands[2], U32)
     dtype = U32 if mode == "ballot" else BOOL
@@ -285,7 +261,7 @@ def _vote(w: Writer, op: Op) -> None:
 
 
 def _match(w: Writer, op: Op) -> None:
-    mode, sync, kind = (*op.modifiers, "", "", "")[:3]
+    mode, sync, kind, *_ = (*op.modifiers, "", "", "")
     if mode not in ("any", "all") or sync != "sync" or kind not in ("b32", "b64"):
         raise w.unsupported()
     target = op.operands[0]
@@ -295,13 +271,9 @@ def _match(w: Writer, op: Op) -> None:
 
 
 def _reduce(w: Writer, op: Op) -> None:
-    sync, verb, kind = (*op.modifiers, "", "", "")[:3]
-    if (
-        sync != "sync"
-        or verb not in warp.REDUCTIONS
-        or kind not in ("u32", "s32", "b32")
-        or len(op.modifiers) != 3
-    ):
+    sync, verb, kind, *more = (*op.modifiers, "", "", "")
+    integer = kind in ("u32", "s32", "b32") and not any(more)
+    if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
         raise w.unsupported()
     value, mask = w.read(op.operands[1], TYPES[kind]), w.read(op.operands[2], U32)
     w.write(op.operands[0], w.let(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
@@ -327,9 +299,10 @@ def _carried(w: Writer, op: Op) -> None:
     if not takes and not gives:
         return pure(w, op)
     words = [word for word in op.modifiers if word != "cc"]
-    kind = words.pop()
+    kind = words.pop() if words else ""
     run = carry.FORMS.get((base, *words))
-    if run is None or kind not in ("u32", "s32", "b32", "u64", "s64"):
+    kinds = ("u32", "u64") if "hi" in words else ("u32", "s32", "u64", "s64")
+    if run is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
         raise w.unsupported()
     dtype = np.dtype(f"u{TYPES[kind].itemsize}")
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
@@ -368,6 +341,8 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
     w.op = op
     operands = list(op.operands)
     returns = operands.pop(0) if isinstance(operands[0], Vector) else None
+    if not operands or isinstance(operands[0], Vector):
+        raise w.unsupported()
     callee = operands.pop(0)
     given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
     sides = []
@@ -385,7 +360,8 @@ def _barrier(w: Writer, op: Op) -> str | None:
         return None
     operands = list(op.operands)
     kind, result, predicate = words[0] if words else "", -1, "None"
-    if kind == "red" and len(words) == 3 and words[1] in ("popc", "and", "or"):
+    reduces = kind == "red" and len(words) == 3 and words[1] in ("popc", "and", "or")
+    if reduces and len(operands) > 2:
         kind = words[1]
         result = w.slot_of(operands.pop(0))
         predicate = w.read(operands.pop(), BOOL)
@@ -431,6 +407,26 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     ),
     "createpolicy": _policy,
 }
+
+
+#: How many operands each takes.
+_COUNTS = {
+    **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
+    **dict.fromkeys(("cvta", "isspacep", "mov", "brx", "elect"), (2,)),
+    **dict.fromkeys(("vote", "match", "redux"), (3,)),
+    **dict.fromkeys(("atom", "red"), (2, 3, 4, 5)),
+    **dict.fromkeys(("bra", "activemask"), (1,)),
+    **dict.fromkeys(("bar", "barrier", "call", "createpolicy"), (1, 2, 3, 4)),
+    "shfl": (5,),
+}
+
+
+def emit(w: Writer, op: Op) -> str | None:
+    """Write one operation; the expression that its block returns, if it is of flow."""
+    w.op = op
+    if op.mnemonic in _COUNTS and len(op.operands) not in _COUNTS[op.mnemonic]:
+        raise w.unsupported()
+    return EMITTERS.get(op.mnemonic, pure)(w, op)
 
 
 #: What generated functions call.

@@ -122,6 +122,7 @@ def _upper_bits(a: Array) -> Array:
 
 
 def add_to_odd(a: Array, b: Array) -> Array:
+    """a + b, rounded to odd, so that rounding it once more is rounding once."""
     total = a + b
     return to_odd(total, sum_error(a, b, total))
 
@@ -138,7 +139,7 @@ def _subtract_single(a: Array, b: Array) -> Array:
 
 
 def _multiply_single(a: Array, b: Array) -> Array:
-    return np.multiply(a, b, dtype=np.float64)
+    return a.astype(np.float64) * b.astype(np.float64)  # quicker than a ufunc that casts as it goes
 
 
 def _fma_single(a: Array, b: Array, c: Array) -> Array:
@@ -162,12 +163,22 @@ def _root_single(a: Array) -> Array:
 
 def fma_single(a: Array, b: Array, c: Array) -> Array:
     """a * b + c, rounded once to single precision."""
-    product = _multiply_single(a, b)
-    total = product + c
+    product, addend = _multiply_single(a, b), c.astype(np.float64)
+    total = product + addend
     # Rounding twice goes wrong only from halfway between two results, or below the normal ones.
-    if np.any(total.view(np.int64) & 0x1FFFFFFF == 0x10000000) or np.any(np.abs(total) < TINY[SINGLE]):
-        total = add_to_odd(product, c.astype(np.float64))
+    doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
+    doubtful |= np.abs(total) < TINY[SINGLE]
+    if doubtful.any():
+        total = _mended(total, np.flatnonzero(doubtful), product, addend)
     return total.astype(np.float32)
+
+
+def _mended(total: Array, at: Array, product: Array, addend: Array) -> Array:
+    """`total` with the sums at these places rounded to odd instead."""
+    if not total.ndim:
+        return add_to_odd(product, addend)
+    total[at] = add_to_odd(*(x.take(at) if x.ndim else x for x in (product, addend)))
+    return total
 
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:
@@ -248,6 +259,7 @@ def _lacking(operation: str) -> Run:
 
 
 def reciprocal(a: Array) -> Array:
+    """1 / a."""
     return a.dtype.type(1) / a
 
 

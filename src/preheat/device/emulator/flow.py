@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from preheat.device.emulator.decode import (
@@ -54,7 +54,7 @@ class Block:
 
 def is_around(op: Op) -> bool:
     """Whether this is a branch that stands for another operation's guard."""
-    return op.mnemonic == "bra" and _name(op.operands[0]).startswith(_PAST)
+    return op.mnemonic == "bra" and _label(op).startswith(_PAST)
 
 
 def is_rendezvous(op: Op) -> bool:
@@ -123,11 +123,10 @@ def _targets(block: Block, place: dict[str, int], body: Body) -> Iterator[int]:
     if op is None or op.mnemonic not in ("bra", "brx", "ret", "exit", "trap"):
         yield following
         return
-    names: Iterable[str] = ()
-    if op.mnemonic == "bra":
-        names = [_name(op.operands[0])]
-    elif op.mnemonic == "brx":
-        names = body.tables.get(_name(op.operands[1]), ("?",))
+    names: tuple[str, ...] = ()
+    if op.mnemonic in ("bra", "brx"):
+        label = _label(op)
+        names = (label,) if op.mnemonic == "bra" else body.tables.get(label, (label,))
     for name in names:
         if name not in place:
             raise ptx.SyntaxFault(f"there is no label {name.partition('@')[0]}", op.line)
@@ -136,8 +135,10 @@ def _targets(block: Block, place: dict[str, int], body: Body) -> Iterator[int]:
         yield following
 
 
-def _name(operand: Operand | None) -> str:
-    return operand.name if isinstance(operand, Symbol) else "?"
+def _label(op: Op) -> str:
+    """The label or the table of labels that a branch names last."""
+    last = op.operands[-1] if op.operands else None
+    return last.name if isinstance(last, Symbol) else "?"
 
 
 def _mark_reachable(blocks: list[Block]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from preheat.device.emulator.decode import Op, Register, decode
-from preheat.device.emulator.emit import EMITTERS, NAMESPACE, called, pure
+from preheat.device.emulator.emit import NAMESPACE, called, emit
 from preheat.device.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
 from preheat.device.emulator.special import SPECIAL
 from preheat.device.emulator.table import instruction
@@ -61,8 +61,8 @@ class Code:
     returns: list[tuple[int, int]]
     callees: frozenset[str]
     indirect: bool  # calls through pointers
-    variables: dict[str, ptx.Variable] = field(default_factory=dict)
-    takes_parameter_address: bool = False
+    variables: dict[str, ptx.Variable]
+    takes_parameter_address: bool
 
 
 class Generator:
@@ -79,25 +79,24 @@ class Generator:
         self.globals: dict[str, Any] = {}
         self._constants: dict[Any, str] = {}
         self.callees: set[str] = set()
-        self.indirect = self.takes_parameter_address = False
+        self.indirect = False
         self.offsets, self.frame_bytes = self._locals()
         self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
         self._choose_types()
 
     def _locals(self) -> tuple[dict[str, int], int]:
         """Where variables lie in the function's part of local memory."""
-        rows = [
-            (v.name, v.size, v.align)
-            for v in self.body.variables.values()
-            if v.space in ("local", "param")
+        kept: list[ptx.Variable | ptx.Param] = [
+            variable
+            for variable in self.body.variables.values()
+            if variable.space in ("local", "param")
         ]
         if not self.is_entry:
-            rows += [(p.name, p.size, p.align) for p in (*self.function.params, *self.function.returns)]
+            kept += [*self.function.params, *self.function.returns]
         offsets, top = {}, 0
-        for name, size, align in rows:
-            top = -(-top // align) * align
-            offsets[name] = top
-            top += size
+        for variable in kept:
+            offsets[variable.name] = -(-top // variable.align) * variable.align
+            top = offsets[variable.name] + variable.size
         return offsets, -(-top // 16) * 16
 
     def _choose_types(self) -> None:
@@ -110,11 +109,9 @@ class Generator:
                 row = None if op.mnemonic in ("mov", "selp") else instruction(op.opcode)
                 if row is None:
                     continue
-                for operand, dtype in zip(op.operands, (*row.results[:1], *row.sources), strict=False):
-                    if (
-                        isinstance(operand, Register)
-                        and register_type(operand.kind).itemsize == dtype.itemsize
-                    ):
+                types = (*row.results[:1], *row.sources)
+                for operand, dtype in zip(op.operands, types, strict=False):
+                    if isinstance(operand, Register) and _fits(operand, dtype):
                         votes.setdefault(operand.name, Counter())[dtype] += 1
         for name, counted in votes.items():
             self.registers.kept[self.registers.number[name]] = counted.most_common(1)[0][0]
@@ -147,10 +144,6 @@ class Generator:
             text=op.text,
         )
 
-    def emit(self, writer: Writer, op: Op) -> str | None:
-        """Write one operation; the expression that the block returns, if it is of flow."""
-        return EMITTERS.get(op.mnemonic, pure)(writer, op)
-
     def code(self) -> Code:
         """The function, ready to run."""
         reachable = [block for block in self.blocks if block.reachable]
@@ -179,7 +172,7 @@ class Generator:
 
     def _sources(self, block: Block) -> Iterator[str]:
         """The text of a block's functions: what it does and, at a rendezvous, for whom it waits."""
-        yield Writer(self, block).function(f"b{block.index}")
+        yield Writer(self, block).function(f"b{block.index}", emit)
         if is_rendezvous(block.ops[0]):
             asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
             yield asks.question(f"m{block.index}", block.ops[0].operands[-1])
@@ -207,6 +200,10 @@ class Generator:
             returns=returns,
             leaves=kind in ("ret", "exit") and len(block.ops) == 1,
         )
+
+
+def _fits(register: Register, dtype: DType) -> bool:
+    return register_type(register.kind).itemsize == dtype.itemsize
 
 
 def generate(function: ptx.Function) -> Code:

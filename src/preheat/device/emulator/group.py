@@ -8,6 +8,7 @@ import numpy as np
 
 from preheat.device.emulator import special
 from preheat.device.emulator.generate import Code, Step
+from preheat.device.emulator.warp import Warps
 
 if TYPE_CHECKING:
     from preheat.device.emulator.wave import Wave
@@ -71,7 +72,7 @@ class Group:
     what it wrote when it parts or meets another.
     """
 
-    __slots__ = ("_cache", "count", "dirty", "frame", "lanes", "pc", "regs", "seen", "wave")
+    __slots__ = ("_cache", "_warps", "count", "dirty", "frame", "lanes", "pc", "regs", "seen", "wave")
 
     def __init__(self, frame: Frame, pc: int, lanes: Array | None) -> None:
         self.wave = frame.wave
@@ -81,6 +82,7 @@ class Group:
         self.dirty: set[int] = set()
         self.seen = 0  # when it last ran
         self._cache: dict[str, Array] = {}
+        self._warps: Warps | None = None
 
     @property
     def step(self) -> Step:
@@ -148,9 +150,16 @@ class Group:
             self._cache[name] = found.take(self.lanes)
         return self._cache[name]
 
+    @property
+    def warps(self) -> Warps:
+        """Its threads as rows of 32."""
+        if self._warps is None:
+            self._warps = Warps(self)
+        return self._warps
+
     def origin(self, space: str) -> Array:
         """Where each thread's shared or local memory begins in the host's."""
-        start, strides, _ = self.wave.base(space)
+        base = self.wave.base(space)
         if space == "shared":
-            return start + self.of("row") * strides[0]
-        return start + self.all_lanes * strides[-1]
+            return base.start + self.of("row") * base.strides[0]
+        return base.start + self.all_lanes * base.strides[-1]

@@ -32,6 +32,7 @@ def single_to_brain(a: Array, mode: str = "rn") -> Array:
 
 
 def to_brain(a: Array, mode: str = "rn") -> Array:
+    """The bfloat16 bits of single floats."""
     return single_to_brain(a, mode) if a.dtype == SINGLE else double_to_brain(a, mode)
 
 

@@ -36,10 +36,12 @@ def unsigned(a: Array) -> Array:
 
 
 def add_saturating(a: Array, b: Array) -> Array:
+    """a + b, clamped."""
     return _saturate(np.add(a, b, dtype=np.int64))
 
 
 def subtract_saturating(a: Array, b: Array) -> Array:
+    """a - b, clamped."""
     return _saturate(np.subtract(a, b, dtype=np.int64))
 
 
@@ -71,18 +73,22 @@ def _multiply_high_64(a: Array, b: Array) -> Array:
 
 
 def multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """The lower half of a * b, plus c."""
     return a * b + c
 
 
 def multiply_add_high(a: Array, b: Array, c: Array) -> Array:
+    """The upper half of a * b, plus c."""
     return multiply_high(a, b) + c
 
 
 def multiply_add_wide(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, twice as wide."""
     return multiply_wide(a, b) + c
 
 
 def multiply_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
+    """The upper half of a * b, plus c, clamped."""
     return add_saturating(multiply_high(a, b), c)
 
 
@@ -102,14 +108,17 @@ def multiply_24_high(a: Array, b: Array) -> Array:
 
 
 def multiply_24_add(a: Array, b: Array, c: Array) -> Array:
+    """Bits 0 to 31 of the product of 24 bits each, plus c."""
     return multiply_24(a, b) + c
 
 
 def multiply_24_add_high(a: Array, b: Array, c: Array) -> Array:
+    """Bits 16 to 47 of that product, plus c."""
     return multiply_24_high(a, b) + c
 
 
 def multiply_24_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
+    """The same, clamped."""
     return add_saturating(multiply_24_high(a, b), c)
 
 
@@ -130,14 +139,17 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def sum_of_differences(a: Array, b: Array, c: Array) -> Array:
+    """c plus the difference of a and b."""
     return c + (np.maximum(a, b) - np.minimum(a, b))
 
 
 def minimum_relu(a: Array, b: Array) -> Array:
+    """The lesser, at least 0."""
     return np.maximum(np.minimum(a, b), a.dtype.type(0))
 
 
 def maximum_relu(a: Array, b: Array) -> Array:
+    """The greater, at least 0."""
     return np.maximum(np.maximum(a, b), a.dtype.type(0))
 
 
@@ -183,6 +195,8 @@ def shift_right(a: Array, n: Array) -> Array:
 
 
 def funnel_left(mode: str) -> Run:
+    """The upper word of two, shifted left together."""
+
     def run(low: Array, high: Array, n: Array) -> Array:
         return (_pair(low, high) << _amount(n, mode) >> np.uint64(32)).astype(np.uint32)
 
@@ -190,6 +204,8 @@ def funnel_left(mode: str) -> Run:
 
 
 def funnel_right(mode: str) -> Run:
+    """The lower word of two, shifted right together."""
+
     def run(low: Array, high: Array, n: Array) -> Array:
         return (_pair(low, high) >> _amount(n, mode)).astype(np.uint32)
 
@@ -205,6 +221,7 @@ def _amount(n: Array, mode: str) -> Array:
 
 
 def is_zero(a: Array) -> Array:
+    """1 where a is 0, else 0."""
     return (a == 0).astype(a.dtype)
 
 
@@ -249,10 +266,12 @@ def _bit_length_32(a: Array) -> Array:
 
 
 def leading_zeros(a: Array) -> Array:
+    """Zero bits above the highest that is set."""
     return np.uint32(a.dtype.itemsize * 8) - _bit_length(a)
 
 
 def population(a: Array) -> Array:
+    """How many bits are set."""
     return np.bitwise_count(a).astype(np.uint32)
 
 

@@ -56,8 +56,7 @@ class Memory:
         at = bisect_right(self._starts, start)
         self._starts.insert(at, start)
         self._buffers.insert(at, buffer)
-        neighbours = self._buffers[max(at - 1, 0) : at + 2]
-        self._overlap |= any(a.end > b.start for a, b in pairwise(neighbours))
+        self._overlap |= _overlapping(self._buffers[max(at - 1, 0) : at + 2])
         return buffer
 
     def remove(self, buffer: Buffer) -> None:
@@ -67,8 +66,8 @@ class Memory:
         del self._starts[at], self._buffers[at]
         self._freed.append(buffer)
         self.hot = _NOWHERE
-        if not self._buffers:
-            self._overlap = False
+        if self._overlap:
+            self._overlap = _overlapping(self._buffers)
 
     def covers(self, lo: int, hi: int, *, write: bool) -> bool:
         """Whether one buffer holds every byte from `lo` up to `hi`."""
@@ -111,6 +110,10 @@ class Memory:
         if address < near.start:
             return f"{what}, {_bytes(near.start - address)} before the {_name(near)}"
         return f"{what}, across the end of the {_name(near)}"
+
+
+def _overlapping(buffers: list[Buffer]) -> bool:
+    return any(a.end > b.start for a, b in pairwise(buffers))
 
 
 def _name(buffer: Buffer) -> str:

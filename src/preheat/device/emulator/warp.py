@@ -21,6 +21,7 @@ __all__ = [
     "REDUCTIONS",
     "SHUFFLES",
     "VOTES",
+    "Warps",
     "absent",
     "active",
     "elect",
@@ -32,17 +33,46 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 _LANES = np.arange(WARP, dtype=np.int64)
+_ALL = np.uint32(0xFFFFFFFF)
 
 
-def _rows(group: Group, values: Any, fill: Any = 0) -> Array:
-    """Values of the threads as one row of 32 for each warp; `fill` where no thread of the group is."""
-    layout = group.wave.layout
-    if group.lanes is None and layout.whole:
-        found: Array = np.broadcast_to(values, (group.count,)).reshape(-1, WARP)
-        return found
-    table = np.full(layout.warps * WARP, fill, values.dtype)
-    table[group.of("slot")] = values
-    return table.reshape(-1, WARP)
+class Warps:
+    """The threads of a group as rows of 32, one for each warp.
+
+    When every warp is there with all its threads, values are rows as they are; else there is a row for
+    each warp of the wave, and `slot` is each thread's place in them.
+    """
+
+    def __init__(self, group: Group) -> None:
+        layout = group.wave.layout
+        self.slot: Array | None = None
+        self.present: Any = _ALL  # the lanes of each row that are there
+        if group.lanes is None and layout.whole:
+            self.count, self.row = layout.warps, layout.warp
+            return
+        warps = group.of("warp")
+        if (
+            layout.whole
+            and group.count % WARP == 0
+            and (warps[::WARP] == warps[WARP - 1 :: WARP]).all()
+        ):
+            self.count, self.row = group.count // WARP, np.arange(group.count) // WARP
+            return
+        self.count, self.row, self.slot = layout.warps, warps, group.of("slot")
+        self.present = _bits(self.rows(np.bool_(True)))
+
+    def rows(self, values: Any) -> Array:
+        """Values of the threads, zero where no thread is."""
+        if self.slot is None:
+            found: Array = np.broadcast_to(values, (self.count * WARP,)).reshape(-1, WARP)
+            return found
+        table = np.zeros(self.count * WARP, values.dtype)
+        table[self.slot] = values
+        return table.reshape(-1, WARP)
+
+    def of_each(self, words: Any) -> Any:
+        """For each thread the word of its warp."""
+        return words.take(self.row) if words.ndim else words
 
 
 def _bits(rows: Array) -> Array:
@@ -50,23 +80,20 @@ def _bits(rows: Array) -> Array:
     return np.packbits(rows, axis=1, bitorder="little").view(np.uint32)[:, 0]
 
 
-def _present(group: Group) -> Array:
-    """Which lanes of each warp are in the group, as words."""
-    return _bits(_rows(group, np.bool_(True), False))
-
-
 def absent(group: Group, mask: Any) -> Any:
     """Lanes that each thread's `mask` names and that have neither arrived nor exited."""
+    warps = group.warps
+    if warps.slot is None:
+        return np.uint32(0)
     layout = group.wave.layout
     there = np.zeros(layout.warps * WARP, np.bool_)
     there[layout.slot] = ~group.wave.exited
-    missing = _bits(there.reshape(-1, WARP)) & ~_present(group)
-    return missing.take(group.of("warp")) & mask
+    return warps.of_each(_bits(there.reshape(-1, WARP)) & ~warps.present) & mask
 
 
-def active(group: Group) -> Array:
+def active(group: Group) -> Any:
     """The lanes of each thread's warp that run with it."""
-    return _present(group).take(group.of("warp"))
+    return group.warps.of_each(group.warps.present)
 
 
 # Shuffles
@@ -77,20 +104,23 @@ SHUFFLES = frozenset(("up", "down", "bfly", "idx"))
 
 def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, Any]:
     """The value of another lane, and whether that lane is in range; a thread's own where it is not."""
+    warps = group.warps
     if b.ndim == c.ndim == 0:
         source, valid = _pattern(mode, int(b) & 31, int(c))
-        if group.lanes is None and group.wave.layout.whole:
+        if warps.slot is None:
             found = value.take(_permutation(source.tobytes(), group.count)) if value.ndim else value
-            return found, np.bool_(True) if valid.all() else np.tile(valid, group.wave.layout.warps)
+            return found, np.bool_(True) if valid.all() else np.tile(valid, warps.count)
         lane = group.of("lane")
         source, valid = source.take(lane), valid.take(lane)
     else:
         source, valid = _sources(mode, group.of("lane").astype(np.int64), b, c)
     if not value.ndim:
         return value, valid
-    warps = group.of("warp")
-    here = _rows(group, np.bool_(True), False)[warps, source]
-    return np.where(here, _rows(group, value)[warps, source], value), valid
+    at = warps.row * WARP + source
+    found = warps.rows(value).take(at)
+    if warps.slot is None:
+        return found, valid
+    return np.where(warps.rows(np.bool_(True)).take(at), found, value), valid
 
 
 def _sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
@@ -123,8 +153,8 @@ VOTES = frozenset(("all", "any", "uni", "ballot"))
 
 def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
     """A vote among the threads that `mask` names."""
-    warps = group.of("warp")
-    true = _bits(_rows(group, predicate, False)).take(warps) & mask
+    warps = group.warps
+    true = warps.of_each(_bits(warps.rows(predicate))) & mask
     named = active(group) & mask
     answers = {"all": true == named, "any": true != 0, "uni": (true == named) | (true == 0)}
     return true if mode == "ballot" else answers[mode]
@@ -132,10 +162,10 @@ def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
 
 def match(group: Group, mode: str, value: Any, mask: Any) -> tuple[Array, Any]:
     """The threads of the mask that have the same value; for `all` only when every one has it."""
-    warps, rows = group.of("warp"), _rows(group, value)
-    same = np.zeros(group.count, np.uint32)
+    warps = group.warps
+    rows, same = warps.rows(value), np.zeros(group.count, np.uint32)
     for lane in range(WARP):
-        same |= (rows[:, lane].take(warps) == value).astype(np.uint32) << np.uint32(lane)
+        same |= (warps.of_each(rows[:, lane]) == value).astype(np.uint32) << np.uint32(lane)
     named = active(group) & mask
     same &= named
     if mode == "any":
@@ -156,18 +186,19 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
     """One value from all threads that the mask names."""
-    warps, rows, named = group.of("warp"), _rows(group, value), active(group) & mask
+    warps, named = group.warps, active(group) & mask
+    rows = warps.rows(value)
     total = np.zeros(group.count, value.dtype)
     begun = np.zeros(group.count, np.bool_)
     for lane in range(WARP):
         has = (named >> np.uint32(lane)) & np.uint32(1) != 0
-        other = rows[:, lane].take(warps)
+        other = warps.of_each(rows[:, lane])
         total = np.where(has, np.where(begun, REDUCTIONS[verb](total, other), other), total)
         begun |= has
     return total
 
 
-def elect(group: Group, mask: Any) -> tuple[Array, Array]:
+def elect(group: Group, mask: Any) -> tuple[Any, Array]:
     """The lowest lane that the mask names, and whether a thread is it."""
     named = active(group) & mask
     lowest = named & (~named + np.uint32(1))

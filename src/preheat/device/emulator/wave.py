@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from preheat.device.base import Dim3, Geometry
+from preheat.device.base import Dim3, Geometry, Symbol
 from preheat.device.emulator import builtin, warp
-from preheat.device.emulator.access import view
+from preheat.device.emulator.access import Base, view
 from preheat.device.emulator.barrier import Arrival, Barriers
 from preheat.device.emulator.generate import Code, Step
 from preheat.device.emulator.group import Frame, Group
@@ -28,7 +28,6 @@ Array = np.ndarray[Any, Any]
 
 _TURN = 64  # basic blocks that groups run while one waits, before it has its turn
 _DEEPEST = 1024  # calls inside one another
-_FLAT: tuple[int, ...] = ()  # the strides of a space that is the same for all threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,9 @@ class Program:
     kernel: str
     functions: dict[str, Code]
     shared: dict[str, int]  # offset of each variable in shared memory
+    shared_bytes: int  # of a block, without what a launch adds
     addresses: dict[str, int]  # of module variables, and what stands for functions in pointers
-    constants: tuple[tuple[int, int], ...]  # address and size of each variable in constant memory
+    constants: tuple[Symbol, ...]
     memory: Memory
     patience: int  # basic blocks that may run without anything coming of it
 
@@ -73,10 +73,9 @@ class Wave:
         room = _rounded(shared)
         self._shared = np.full(layout.blocks * room, POISON, np.uint8)
         self.local = np.empty((layout.count, 0), np.uint8)
-        self._bases: dict[str, tuple[int, tuple[int, ...], int | None]] = {
-            "global": (0, _FLAT, None),
-            "shared": (self._shared.ctypes.data, (room, 0, 0) if layout.blocks > 1 else _FLAT, shared),
-        }
+        self._local_top = 0
+        steps = (room, 0, 0) if layout.blocks > 1 else ()
+        self._bases = {"global": Base(0), "shared": Base(self._shared.ctypes.data, steps, shared)}
         self.exited = np.zeros(layout.count, np.bool_)
         self.alive = np.full(layout.blocks, layout.threads)  # threads of each block
         self.alive_total = layout.count
@@ -88,8 +87,8 @@ class Wave:
         self._turn = self._ticks = 0
         self._progress, self._progress_at = (0, 0), 0
 
-    def base(self, space: str) -> tuple[int, tuple[int, ...], int | None]:
-        """Where a space begins in the host's memory, its step for each axis of `shape`, its size."""
+    def base(self, space: str) -> Base:
+        """Where a space begins."""
         return self._bases[space]
 
     def run(self) -> None:
@@ -298,8 +297,8 @@ class Wave:
             self.local = grown
         width = self.local.shape[1]
         strides = (self.shape[1] * self.shape[2] * width, self.shape[2] * width, width)
-        size = max(top, (self._bases.get("local") or (0, (), 0))[2] or 0)
-        self._bases["local"] = (self.local.ctypes.data, strides, size)
+        self._local_top = max(top, self._local_top)
+        self._bases["local"] = Base(self.local.ctypes.data, strides, self._local_top)
 
     def _copy(self, group: Group, source: int, target: int, size: int) -> None:
         """Copy bytes of each thread's local memory."""

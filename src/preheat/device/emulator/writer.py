@@ -17,6 +17,7 @@ from preheat.device.emulator.decode import (
     Address,
     Negated,
     Number,
+    Op,
     Operand,
     Register,
     Special,
@@ -119,6 +120,8 @@ class Writer:
     def slot_of(self, operand: Operand | None) -> int:
         """The number of an operand that lives in a register."""
         if isinstance(operand, Register):
+            if register_type(operand.kind).kind == "V":
+                raise self.unsupported(f"registers of type .{operand.kind}")
             return self.code.registers.add(operand.name, register_type(operand.kind))
         if isinstance(operand, Special):
             if operand.name not in SPECIAL:
@@ -128,10 +131,17 @@ class Writer:
             return self.code.registers.add_symbol(operand.name)
         raise self.unsupported()
 
+    def number(self, operand: Number, dtype: DType) -> Any:
+        """A constant as `dtype`."""
+        try:
+            return operand.value(dtype)
+        except ValueError:
+            raise self.unsupported(f"{operand.text} as an integer") from None
+
     def read(self, operand: Operand | None, dtype: DType) -> str:
         """An expression for an operand as `dtype`."""
         if isinstance(operand, Number):
-            return self.constant(operand.value(dtype))
+            return self.constant(self.number(operand, dtype))
         if isinstance(operand, Negated):
             return f"~{self.read(operand.register, BOOL)}"
         if isinstance(operand, Special) and operand.name in DYNAMIC:
@@ -216,12 +226,11 @@ class Writer:
 
     # The whole
 
-    def function(self, name: str) -> str:
-        """The text of the block's function."""
-        result = "None"
+    def function(self, name: str, emit: Callable[[Writer, Op], str | None]) -> str:
+        """The text of the block's function, in which `emit` writes each operation."""
+        result = None
         for op in self.block.ops:
-            self.op = op
-            result = self.code.emit(self, op) or "None"
+            result = emit(self, op)
         for slot in sorted(self.written):
             register = self.code.registers.names[slot]
             if register in self.block.live_out:
@@ -229,7 +238,7 @@ class Writer:
                 kept = self.code.registers.kept[slot]
                 value = held if dtype == kept else _as(held, dtype, kept, self.constant)
                 self.lines.append(f"R[{slot}] = {value}")
-        return self._text(name, result)
+        return self._text(name, result or "None")
 
     def question(self, name: str, operand: Operand | None) -> str:
         """The text of a function that gives an operand of the block's first operation."""
@@ -242,8 +251,8 @@ class Writer:
 
 
 def register_type(kind: str) -> DType:
-    """The type of a register before anything is known of its use."""
-    return TYPES[kind] if kind in TYPES else np.dtype(f"u{ptx.SIZES[kind]}")
+    """The type of a register before anything is known of its use; a void type for one too wide."""
+    return TYPES[kind] if kind in TYPES else np.dtype(f"V{ptx.SIZES[kind]}")
 
 
 def _as(name: str, held: DType, wanted: DType, constant: Callable[[Any], str]) -> str:

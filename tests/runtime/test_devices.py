@@ -1,0 +1,232 @@
+"""Opening devices: the one that was asked for, the same one again, and never another in silence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from preheat import gpu as module
+from preheat.builder import Builder
+from preheat.errors import ConfigError, ContextLostError, InputError, NoGpuError, StaleBufferError
+from preheat.gpu import Gpu, device
+from tests.conftest import SAXPY
+from tests.processes import finish, start
+from tests.runtime.support import bench
+
+
+@pytest.fixture(autouse=True)
+def own_devices(monkeypatch: pytest.MonkeyPatch, shared_builder: Builder) -> Iterator[None]:
+    """Devices of the test alone, on the cache of the session."""
+    monkeypatch.setattr(module, "default_builder", lambda: shared_builder)
+    monkeypatch.setattr(module, "_open", {})
+    yield
+    for each in list(module._open.values()):
+        each.close()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without an NVIDIA driver, wherever the test runs."""
+    from cuda.bindings import driver as bindings
+
+    from preheat.device.cuda import driver
+
+    def missing(_: int) -> Any:
+        raise RuntimeError("libcuda.so.1 cannot be found")
+
+    monkeypatch.setattr(bindings, "cuInit", missing)
+    driver.library.cache_clear()
+    monkeypatch.setattr(driver, "library", driver.library.__wrapped__)
+
+
+def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a driver and so many GPUs."""
+    from preheat.device.cuda import device as cuda
+
+    monkeypatch.setattr(cuda, "count", lambda: count)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_error_says_what_was_looked_for_and_what_else_there_is() -> None:
+    for which in (None, "cuda", "cuda:1", 0, 3):
+        with pytest.raises(
+            NoGpuError, match=r"no GPU: the NVIDIA driver \(libcuda.so.1\) is not here"
+        ) as e:
+            device(which)
+        assert "preheat.device('emulator')" in str(e.value.hint)
+        assert "device('auto')" in str(e.value.hint)
+    assert module._open == {}
+
+
+def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by(1, monkeypatch)
+    with pytest.raises(NoGpuError, match="there is no GPU 1: this process can see 1"):
+        device("cuda:1")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_takes_the_emulator_where_there_is_no_gpu() -> None:
+    gpu = device("auto")
+    assert gpu.name == "emulator:0"
+    assert device("auto") is gpu
+    assert device("emulator") is gpu
+
+
+def test_auto_takes_the_emulator_where_a_driver_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by(0, monkeypatch)
+    assert device("auto").name == "emulator:0"
+
+
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by(1, monkeypatch)
+    made = []
+    from preheat.device.emulator.device import EmulatorDevice
+
+    def make(kind: str, index: int, arch: object) -> Any:
+        made.append((kind, index, arch))
+        return EmulatorDevice(index)
+
+    monkeypatch.setattr(module, "_make", make)
+    device("auto")
+    assert made == [("cuda", 0, None)]
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_what_one_gets_without_asking() -> None:
+    gpu = device()
+    assert gpu.name == "cuda:0"
+    assert device("auto") is device(0) is device("cuda:0") is gpu
+    assert "NVIDIA" in gpu.model
+    with pytest.raises(NoGpuError, match="there is no GPU 99: this process can see"):
+        device(99)
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREHEAT_DEVICE", " emulator:2 ")
+    assert device().name == "emulator:2"
+    assert device("emulator:1").name == "emulator:1"  # what is said counts more
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulatr")
+    with pytest.raises(InputError, match="'emulatr' is not a device") as caught:
+        device()
+    assert caught.value.hint == "did you mean 'emulator'?"
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
+    monkeypatch.setenv("PREHEAT_BLOCKING", "1")
+    monkeypatch.setenv("PREHEAT_JIT", "on")
+    gpu = device()
+    assert (gpu.blocking, gpu.jit) == (True, True)
+    assert (device(blocking=False, jit=False).blocking, gpu.blocking) == (False, True)
+    monkeypatch.setenv("PREHEAT_BLOCKING", "perhaps")
+    with pytest.raises(ConfigError, match="PREHEAT_BLOCKING"):
+        device()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("emulatr", "did you mean 'emulator'?"),
+        ("cud", "did you mean 'cuda'?"),
+        ("Emulator", "did you mean 'emulator'?"),
+        ("nvidia", "use cuda, cuda:1, emulator, emulator:1 or auto"),
+        ("", "use cuda"),
+        ("auto:1", "did you mean 'auto'?"),
+        ("cuda:", None),
+        ("cuda:-1", None),
+        ("cuda:1:2", None),
+        (True, None),
+    ],
+)
+def test_a_name_that_is_no_device_is_refused(name: Any, hint: str | None) -> None:
+    with pytest.raises(InputError, match=f"{name!r} is not a device") as caught:
+        device(name)
+    if hint is not None:
+        assert hint in str(caught.value.hint)
+
+
+def test_a_trailing_colon_is_no_index() -> None:
+    with pytest.raises(InputError, match="'emulator:' is not a device"):
+        device("emulator:")
+
+
+def test_there_are_eight_emulators() -> None:
+    assert {device(f"emulator:{n}").name for n in range(8)} == {f"emulator:{n}" for n in range(8)}
+    with pytest.raises(InputError, match="there is no emulator:8") as caught:
+        device("emulator:8")
+    assert caught.value.hint == "they are numbered 0 to 7"
+
+
+def test_the_emulator_has_the_architecture_it_was_given() -> None:
+    assert str(device("emulator").arch) == "sm_90"
+    other = device("emulator", arch="sm_100")
+    assert str(other.arch) == "sm_100"
+    assert device("emulator", arch="10.0") is other
+    assert device("emulator") is not other
+    with pytest.raises(InputError, match="arch belongs to the emulator"):
+        device("cuda", arch="sm_90")
+    with pytest.raises(InputError, match="'sm_9' is not a GPU architecture"):
+        device("emulator", arch="sm_9")
+
+
+def test_the_same_device_is_given_again_until_it_is_closed() -> None:
+    gpu = device("emulator")
+    assert device("emulator:0") is gpu
+    assert device(" emulator ") is gpu
+    made = bench(gpu)
+    gpu.close()
+    again = device("emulator")
+    assert again is not gpu
+    with pytest.raises(ContextLostError, match="emulator:0: it was closed"):
+        gpu.kernel(SAXPY, "saxpy")
+    with pytest.raises(ContextLostError, match="emulator:0: it was closed"):
+        made.launch()
+    gpu.close()  # of a device that was replaced: nothing happens to the new one
+    assert device("emulator") is again
+    fresh = bench(again)
+    fresh.launch(2)
+    fresh.check(2)
+    with device("emulator:1") as one:
+        assert one.zeros(1).numpy()[0] == 0
+    assert device("emulator:1") is not one
+
+
+def test_memory_of_a_closed_device_is_stale_on_the_one_that_replaced_it() -> None:
+    old = bench(device("emulator"))
+    old.gpu.close()
+    new = bench(device("emulator"))
+    with pytest.raises(StaleBufferError, match=r"argument 1: .*: emulator:0: it was closed"):
+        new.saxpy[5, 64](2.0, old.x, new.y, new.n)
+
+
+def test_threads_that_open_a_device_together_get_one() -> None:
+    got: list[Gpu] = []
+    threads = [threading.Thread(target=lambda: got.append(device("emulator"))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(gpu) for gpu in got}) == 1
+
+
+def test_a_device_says_what_it_is() -> None:
+    gpu = device("emulator:3")
+    assert repr(gpu) == "<Gpu emulator:3: PTX emulator, sm_90>"
+    assert gpu.limits.threads == 1024
+    assert 0 < gpu.memory().free <= gpu.memory().total
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "preheat.Array",
+        "preheat.Limits",
+        "from preheat import Gpu, device",
+        "import preheat.device.base",
+    ],
+)
+def test_device_is_the_function_whatever_was_used_before(before: str) -> None:
+    """The function has the name of a package, which importing would put in its place."""
+    code = f"import preheat\n{before}\nprint(preheat.device('emulator'))"
+    assert finish(start(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"

@@ -1,0 +1,235 @@
+"""Any thread, a forked child, the end of the interpreter: work goes on, or the error has a name."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preheat.builder import Builder
+from preheat.errors import ContextLostError, StaleBufferError
+from preheat.gpu import Gpu
+from tests.conftest import SAXPY
+from tests.processes import finish, start
+from tests.runtime.support import KERNELS, Flaky, bench
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run `work` in a forked child, which must end well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads about
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
+
+
+def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
+    made = bench(device)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            made.launch(4)
+            made.check(4)
+            other = bench(device, 33)
+            other.launch(4)
+            other.check(4)
+            device.synchronize()
+            with device.stream() as stream:
+                stream.synchronize()
+            device.trim()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+    made.launch()
+    made.check(5)
+
+
+def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    made.launch(4)
+
+    def work() -> None:
+        made.check(4)
+        made.launch(4)
+        made.check(8)
+        fresh = gpu.array([1, 2, 3], "int32")
+        out = gpu.empty(3, "int32")
+        gpu.kernel(KERNELS, "add")[1, 4](fresh, 5, out, 3)
+        assert out.numpy().tolist() == [6, 7, 8]
+        gpu.kernel(SAXPY + "// compiled by the child", "saxpy")
+        gpu.trim()
+        gpu.close()
+
+    in_child(work)
+    made.check(4)  # the child has a copy: nothing of it is seen here
+    made.launch()
+    made.check(5)
+
+
+def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    gpu.array([1.0])
+    gpu._context._draining.acquire()  # another thread is at it
+
+    def work() -> None:
+        assert len(gpu._context.garbage) == 1
+        held = gpu.empty(1)
+        assert not gpu._context.garbage
+        held.close()
+
+    in_child(work)
+    gpu._context._draining.release()
+
+
+def test_a_device_that_cannot_fork_is_lost_in_the_child(open_flaky: Callable[..., Flaky]) -> None:
+    flaky = open_flaky("emulator")
+    flaky.seam._part.forks = False
+    made = bench(flaky.gpu)
+    made.launch(4)
+
+    def work() -> None:
+        with flaky.asked() as asked:
+            for door in (made.launch, lambda: flaky.gpu.empty(3), flaky.gpu.synchronize):
+                with pytest.raises(
+                    ContextLostError, match="forked from one that was using the GPU"
+                ) as caught:
+                    door()
+                assert "'spawn' or 'forkserver'" in str(caught.value.hint)
+            with pytest.raises(StaleBufferError, match="forked"):
+                made.x.numpy()
+            made.x.close()
+        assert asked == {}  # the parent's device is left alone
+
+    in_child(work)
+    made.launch()
+    made.check(5)
+
+
+AT_EXIT = """
+import sys
+from pathlib import Path
+import numpy as np
+import preheat
+gpu = preheat.device(sys.argv[1])
+kernel = gpu.kernel(Path(sys.argv[2]).read_text(), "saxpy")
+x, y = gpu.array(np.ones(100, np.float32)), gpu.array(np.ones(100, np.float32))
+stream, event, step = gpu.stream(), gpu.record(), gpu.scalar("int32", 4)
+bound = kernel.bind(2.0, x, y, 100, grid=1, block=128)
+for _ in range(4):
+    kernel[1, 128](2.0, x, y, 100)
+    kernel.launch(2.0, x, y, 100, grid=1, block=128, stream=stream)
+    bound()
+symbols = gpu.module("__device__ int v; __global__ void k() { v++; }").symbol("v")
+capsule = x.__dlpack__()
+if sys.argv[1].startswith("emulator"):
+    shared = np.from_dlpack(y)
+
+class Cycle:
+    pass
+
+cycle = Cycle()
+cycle.itself, cycle.holds = cycle, (x[1:], kernel, stream)
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["", "del x, y, kernel, stream, event", "sys.exit(0)", "gpu.close()", "gpu.reset()"],
+    ids=["live", "dropped", "exit", "closed", "reset"],
+)  # fmt: skip
+def test_the_end_of_the_interpreter_is_silent(more: str, kind: str, tmp_path: Path) -> None:
+    if more == "gpu.reset()" and kind == "cuda":
+        pytest.skip("resetting a GPU ends it for everybody in the process")
+    file = tmp_path / "saxpy.txt"
+    file.write_text(SAXPY)
+    env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "error::ResourceWarning"}
+    child = start(AT_EXIT.replace("{more}", more), kind, str(file), env=env)
+    out, err = child.communicate(timeout=120)
+    assert (child.returncode, out, err) == (0, "", "")
+
+
+UNCAUGHT = """
+import preheat
+gpu = preheat.device("emulator")
+kernel = gpu.kernel('extern "C" __global__ void over(int* x) { x[9] = 1; }', "over")
+kernel[1, 1](gpu.zeros(3, "int32"))
+"""
+
+
+def test_an_uncaught_fault_ends_the_program_with_its_own_words_alone(tmp_path: Path) -> None:
+    child = start(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
+    out, err = child.communicate(timeout=120)
+    assert (child.returncode, out) == (1, "")
+    assert err.splitlines()[-2].startswith("preheat.errors.EmulatorFault: over, PTX line")
+    assert err.count("Traceback") == 1
+
+
+SECOND = """
+import json
+import sys
+from pathlib import Path
+import numpy as np
+import preheat
+gpu = preheat.device("emulator")
+kernel = gpu.kernel(Path(sys.argv[1]).read_text(), "saxpy")
+y = gpu.zeros(3)
+kernel[1, 4](2.0, np.arange(3, dtype=np.float32), y, 3)
+maps = Path("/proc/self/maps").read_text()
+print(json.dumps({"y": y.numpy().tolist(), "nvrtc": "libnvrtc" in maps, "cuda": "libcuda" in maps}))
+"""
+
+
+def test_a_second_process_runs_a_kernel_without_loading_compiler_or_driver(tmp_path: Path) -> None:
+    file = tmp_path / "saxpy.txt"
+    file.write_text(SAXPY)
+    env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PREHEAT_DEVICE": "emulator"}
+    expected = '{"y": [0.0, 2.0, 4.0], "nvrtc": false, "cuda": false}\n'
+    for _ in range(2):
+        assert finish(start(SECOND, str(file), env=env)) == expected
+
+
+def test_a_builder_of_ones_own_is_left_open_by_the_device(
+    open_builder: Callable[..., Builder], open_device: Callable[..., Gpu]
+) -> None:
+    builder = open_builder()
+    with open_device("emulator", builder=builder) as gpu:
+        gpu.kernel(SAXPY, "saxpy")
+    again = bench(open_device("emulator", builder=builder))
+    again.launch()
+    again.check(1)
+    assert np.isfinite(again.y.numpy()).all()
