@@ -83,6 +83,7 @@ def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
         "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
         "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
     }

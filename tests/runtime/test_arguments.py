@@ -63,7 +63,7 @@ NUMPY = [name for name in np.sctypeDict if isinstance(name, str) and name in (
 
 def taken(gpu: Gpu, kind: Kind, value: Any) -> Any:
     """What a kernel sees of `value` in a parameter of this kind."""
-    out = gpu.zeros(1, kind.numpy)
+    out = gpu.zeros(1, "uint8" if kind.cpp == "bool" else kind.numpy)
     gpu.kernel(SOURCE, kind.kernel)[1, 1](77, value, out)
     return out.numpy()[0].item()
 

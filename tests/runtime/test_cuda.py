@@ -372,6 +372,21 @@ def test_memory_used_in_a_second_stream_is_not_overwritten_under_it(gpu: Gpu) ->
         del others
 
 
+@pytest.mark.parametrize("warm", [0, 5])
+def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, gpu: Gpu) -> None:
+    torch = library("torch")
+    out, stream, copy = gpu.zeros(N), torch.cuda.Stream(), kernel(gpu, "copy")
+    x = gpu.array(np.full(N, 3.0, np.float32))
+    for _ in range(warm):
+        copy.launch(x, out, N, grid=grid_of(N), block=256, stream=stream)
+    linger(gpu, stream)
+    copy.launch(x, out, N, grid=grid_of(N), block=256, stream=stream)
+    x.close()
+    others = [gpu.array(np.full(N, 9.0, np.float32)) for _ in range(4)]
+    assert (out.numpy() == 3.0).all()
+    del others
+
+
 def test_a_second_stream_waits_for_what_was_written_meanwhile(gpu: Gpu) -> None:
     x, out, stream = gpu.zeros(N), gpu.zeros(N), gpu.stream()
     copy = kernel(gpu, "copy")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,14 +49,17 @@ def no_collector() -> Iterator[None]:
 
 
 def test_asking_again_gives_the_same_kernel_and_asks_nobody(
-    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
-) -> None:
-    flaky = open_flaky(kind, open_builder())
+    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    builder = open_builder()
+    flaky = open_flaky(kind, builder)
     options = ["-use_fast_math"]
     plain = flaky.gpu.kernel(SAXPY, "saxpy")
     fast = flaky.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
     module = flaky.gpu.module(SAXPY)
     seen = len(recorder.seen)
+    monkeypatch.setattr(builder, "_request", lambda *_: pytest.fail("a key was made"))
     with flaky.asked() as asked:
         for _ in range(3):
             assert flaky.gpu.kernel(SAXPY, "saxpy") is plain
@@ -161,6 +165,22 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
     assert len(got) == 32
     assert len(set(map(id, got))) == 1
     assert asked == {"load": 1, "module.function": 1}
+
+
+def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
+    flaky: Flaky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, share = flaky.gpu, flaky.gpu._loading.share
+
+    def late(key: Any, make: Any, *, title: str) -> Any:
+        monkeypatch.setattr(gpu._loading, "share", share)
+        gpu.module(SAXPY)  # another thread, between our look and our turn
+        return share(key, make, title=title)
+
+    monkeypatch.setattr(gpu._loading, "share", late)
+    with flaky.asked("load") as asked:
+        gpu.module(SAXPY)
+    assert asked == {"load": 1}
 
 
 def test_a_load_that_failed_is_tried_again(flaky: Flaky) -> None:

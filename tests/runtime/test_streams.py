@@ -11,6 +11,7 @@ import pytest
 
 from preheat.errors import ContextLostError, InputError
 from preheat.gpu import Gpu
+from preheat.runtime.stream import Event
 from tests.runtime.support import Bench, Flaky, bench
 
 
@@ -132,10 +133,10 @@ def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
     handle = first.handle
     first.close()
     with flaky.asked("stream") as asked:
-        again = gpu.stream()
-        assert again.handle == handle
         urgent = gpu.stream(priority=-1)
         assert urgent.handle != handle
+        again = gpu.stream()
+        assert again.handle == handle
         del again
         gc.collect()
         assert gpu.stream().handle == handle
@@ -199,6 +200,17 @@ def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Fl
     with flaky.asked("stream.wait", "free") as asked:
         made.x.close()
     assert asked == {"stream.wait": 1, "free": 1}
+
+
+def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(flaky: Flaky) -> None:
+    made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
+    for _ in range(6):
+        with flaky.asked("stream.record") as asked:
+            run_in(made, stream)
+        assert asked["stream.record"] >= 1
+        (event,) = made.x.buffer.users.values()
+        assert isinstance(event, Event)
+    made.check(6)
 
 
 def test_events_of_many_launches_do_not_pile_up(flaky: Flaky) -> None:

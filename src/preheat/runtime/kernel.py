@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,7 @@ class Module:
     ) -> None:
         self.context, self.artifact, self.raw, self.blocking = context, artifact, raw, blocking
         self._functions: dict[str, tuple[base.Function, Signature]] = {}
+        self._resolving = threading.Lock()
 
     def __getitem__(self, name: str) -> Kernel:
         return Kernel(self, self.artifact.entry(name))
@@ -56,11 +58,13 @@ class Module:
     def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
         """A kernel of this module, resolved once, with what its parameters take."""
         found = self._functions.get(entry.name)
-        if found is None:
-            self.context.require()
-            made = (self.raw.function(entry.name), Signature(entry))
-            found = self._functions.setdefault(entry.name, made)
-        return found
+        if found is not None:
+            return found
+        with self._resolving:  # one thread does, the others find it
+            if entry.name not in self._functions:
+                self.context.require()
+                self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
+            return self._functions[entry.name]
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"

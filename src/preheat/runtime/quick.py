@@ -73,9 +73,10 @@ _SECTIONS = {
 def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     """The function for launches with arguments like `args`; `launch.run` where there is none."""
     slots, context = launch.signature.slots, launch.context
-    if launch.blocking or not all(map(_plain, slots)):
-        return launch.run
     stream = launch.stream or context.stream
+    # In a stream that is not ours every use of an array needs an event after it: see `Buffer`.
+    if launch.blocking or not context.owns(stream) or not all(map(_plain, slots)):
+        return launch.run
     given = {kind.library for kind in map(kind_of, args) if kind is not None}
     kinds = {kind.library: kind for kind in loaded_kinds()} if context.device.dlpack[0] != _CPU else {}
     names = sorted(["own", *kinds], key=lambda name: name not in given)  # first what came this time

@@ -84,7 +84,7 @@ class CudaFunction:
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
         """A launch with everything fixed but the parameters."""
-        self._opt_in(geometry)
+        self._opt_in(geometry.shared, geometry.cluster)
         if geometry.cluster or geometry.cooperative or geometry.programmatic:
             submit = self._prepare_extended(geometry, stream)
         else:
@@ -120,24 +120,20 @@ class CudaFunction:
 
         return in_context
 
-    def _opt_in(self, geometry: Geometry) -> None:
-        names = library().CUfunction_attribute
-        limits = self.device.limits
-        with self.device.current():
-            if (
-                geometry.shared + self.attributes.shared > limits.shared
-                and geometry.shared > self._opted
-            ):
-                which = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                call("cuFuncSetAttribute", self._function, which, geometry.shared)
-                self._opted = geometry.shared
-            cluster = geometry.cluster or (1, 1, 1)
-            if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
-                which = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-                call("cuFuncSetAttribute", self._function, which, 1)
+    def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
+        """Allow what is beyond the limits a function has unless it asks."""
+        names, asked = library().CUfunction_attribute, {}
+        if shared + self.attributes.shared > self.device.limits.shared and shared > self._opted:
+            asked[names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = self._opted = shared
+        if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
+            asked[names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        for attribute, value in asked.items():
+            with self.device.current():
+                call("cuFuncSetAttribute", self._function, attribute, value)
 
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
         """How well blocks of `threads` fill a processor."""
+        self._opt_in(shared)
         name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         with self.device.current():
             blocks = int(call(name, self._function, threads, shared))
