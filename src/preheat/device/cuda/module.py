@@ -5,11 +5,12 @@ Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.artifact import Artifact
-from preheat.device.base import Attributes, Geometry, Occupancy, Stream, Submit, Symbol
+from preheat.device.base import Attributes, Dim3, Geometry, Occupancy, Stream, Submit, Symbol
 from preheat.device.cuda.driver import call, library
 from preheat.errors import DriverError
 
