@@ -151,9 +151,8 @@ def with_preheat_and_cupy(gpu: preheat.Gpu) -> Iterator[Contender]:
     cupy = importlib.import_module("cupy")
     x, y = cupy.empty(N, "f4"), cupy.empty(N, "f4")
     given = names(kernel=gpu.kernel(SOURCE, "saxpy"), x=x, y=y, n=N)
-    yield Contender(
-        "preheat, CuPy arrays", "kernel[4, 256](2.0, x, y, n)", names, x.data.ptr, y.data.ptr
-    )
+    statement = "kernel[4, 256](2.0, x, y, n)"
+    yield Contender("preheat, CuPy arrays", statement, given, x.data.ptr, y.data.ptr)
 
 
 def with_core(cubin: bytes) -> Iterator[Contender]:
@@ -297,12 +296,12 @@ def table(contenders: list[Contender]) -> list[tuple[str, ...]]:
     return [
         (
             each.title,
-            each.statement,
             f"{middle[each.title]:.2f} µs",
             spread(each.launches),
             f"{statistics.median(each.waits):.2f} µs",
             against(each.title, NATIVE),
             against(each.title, PREPACKED),
+            each.statement,
         )
         for each in contenders
     ]
@@ -326,7 +325,7 @@ def main() -> None:
         except preheat.NoGpuError as why:
             sys.exit(str(why))
         contenders = compete(Driver(), gpu, place, args.rounds, args.batch)
-    head = ("", "statement", "a launch", "spread", "behind", "of native C", "of prepacked")
+    head = ("", "a launch", "spread", "behind", "of native C", "of prepacked", "statement")
     title = f"Host cost of one launch ({args.rounds} rounds of {args.batch:,})"
     report("bench_launch", title, head, table(contenders), into=args.json)
     print("behind: how long the device was still busy after a batch, per launch; near zero: it kept up")

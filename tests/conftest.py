@@ -104,11 +104,11 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
         kind, _, index = name.partition(":")
         made: Any
         if kind == "emulator":
-            from preheat.device.emulator.device import EmulatorDevice
+            from preheat.devices.emulator.device import EmulatorDevice
 
             made = EmulatorDevice(int(index or 0), arch)
         else:
-            from preheat.device.cuda.device import CudaDevice
+            from preheat.devices.cuda.device import CudaDevice
 
             made = CudaDevice(int(index or 0))
         opened.append(Gpu(made, builder, **more))

@@ -6,15 +6,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+import preheat
+from preheat import Gpu
 from preheat.config import VARIABLES
-from preheat.device.emulator.table import FORMS
+from preheat.devices.emulator.table import FORMS
 from preheat.events import EVENTS
 from tests.conftest import SAXPY
 
@@ -120,6 +123,37 @@ def test_the_first_example_on_a_gpu(workplace: tuple[Path, dict[str, str]]) -> N
     )
     assert ran.returncode == 0, ran.stderr
     compare(shown, ran.stdout)
+
+
+def test_misuse_says_what_the_page_on_devices_shows(
+    open_device: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (
+        (ROOT / "docs" / "devices.md").read_text().partition("| what you do | what preheat says |")[2]
+    )
+    rows = re.findall(r"^\| `(.*?)` \| `(\w+)` (.*?) \|$", page, re.M)
+    assert len(rows) > 12
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saxpy.cu").write_text(SAXPY)
+    gpu, other = open_device("emulator:0"), open_device("emulator:1")
+    old = gpu.zeros(1000)
+    gpu.reset()
+    gone = gpu.zeros(1000)
+    gone.close()
+    names = {
+        "gpu": gpu,
+        "saxpy": gpu.kernel("saxpy.cu", "saxpy"),
+        "far": other.zeros(1000),
+    } | {"gone": gone, "old": old, "np": np, "preheat": preheat}
+    names |= {"x": gpu.zeros(1000), "y": gpu.zeros(1000), "longs": gpu.zeros(1000, "int64")}
+    for code, kind, shown in rows:
+        with pytest.raises(preheat.PreheatError) as caught:
+            eval(code, names)
+        said = str(caught.value).partition("\n")[0]
+        if "(hint: " in shown:
+            said += f" (hint: {caught.value.hint})"
+        assert type(caught.value).__name__ == kind
+        assert matches(shown, said), said
 
 
 @pytest.mark.parametrize("snippet", [s for s in ALL if s.kind == "console"], ids=str)

@@ -28,7 +28,7 @@ LAYERS = (
     {"toolchain"},
     {"builder"},
     {"api"},
-    {"device"},
+    {"devices"},
     {"runtime"},
     {"gpu"},
     {"cli"},
@@ -67,8 +67,8 @@ def test_imports_point_down(file: Path) -> None:
 
 def test_devices_do_not_know_each_other() -> None:
     for mine, other in (("cuda", "emulator"), ("emulator", "cuda")):
-        for file in (SOURCE / "device" / mine).glob("*.py"):
-            assert f"preheat.device.{other}" not in file.read_text(), file
+        for file in (SOURCE / "devices" / mine).glob("*.py"):
+            assert f"preheat.devices.{other}" not in file.read_text(), file
 
 
 def test_the_store_knows_nothing_of_cuda() -> None:

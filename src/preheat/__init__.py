@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
     from preheat.builder import Builder
     from preheat.config import Config
-    from preheat.device.base import Attributes, Limits, MemoryInfo, Occupancy
+    from preheat.devices.base import Attributes, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
         CompileError,
@@ -74,7 +74,7 @@ _HOME = {
     ),
     "preheat.builder": ("Builder",),
     "preheat.config": ("Config",),
-    "preheat.device.base": ("Attributes", "Limits", "MemoryInfo", "Occupancy"),
+    "preheat.devices.base": ("Attributes", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
     "preheat.errors": (
         "CompileError",

@@ -16,7 +16,7 @@ from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
-from preheat.device import base
+from preheat.devices import base
 from preheat.dtypes import dtype_of
 from preheat.errors import (
     ContextLostError,
@@ -412,18 +412,18 @@ def _parsed(which: str | int) -> tuple[str, int]:
 
 def _make(kind: str, index: int, arch: Arch | str | None) -> base.Device:
     if kind == "emulator":
-        from preheat.device.emulator.device import EmulatorDevice
+        from preheat.devices.emulator.device import EmulatorDevice
 
         return EmulatorDevice(index, arch or "sm_90")
     if arch is not None:
         raise InputError("arch belongs to the emulator: a GPU has its own")
-    from preheat.device.cuda.device import CudaDevice
+    from preheat.devices.cuda.device import CudaDevice
 
     return CudaDevice(index)
 
 
 def _whichever() -> str:
-    from preheat.device.cuda.device import count
+    from preheat.devices.cuda.device import count
 
     try:
         return "cuda" if count() else "emulator"

@@ -11,8 +11,8 @@ import numpy as np
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.device.base import Dim3, Geometry
-from preheat.device.emulator.device import EmulatorDevice
+from preheat.devices.base import Dim3, Geometry
+from preheat.devices.emulator.device import EmulatorDevice
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 HEAD = ".version 8.5\n.target sm_90\n.address_size 64\n"

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preheat import Gpu
-from preheat.device.emulator.table import FORMS
+from preheat.devices.emulator.table import FORMS
 
 Floats = NDArray[np.float64]
 

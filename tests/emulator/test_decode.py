@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.device.emulator.decode import (
+from preheat.devices.emulator.decode import (
     Address,
     Body,
     Negated,
@@ -19,7 +19,7 @@ from preheat.device.emulator.decode import (
     Vector,
     decode,
 )
-from preheat.device.emulator.flow import blocks_of, defined, is_around, used
+from preheat.devices.emulator.flow import blocks_of, defined, is_around, used
 from preheat.toolchain import ptx
 from tests.emulator.support import HEAD
 

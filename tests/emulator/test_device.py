@@ -11,8 +11,8 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.builder import Builder
-from preheat.device import base
-from preheat.device.emulator.device import COUNT, EmulatorDevice
+from preheat.devices import base
+from preheat.devices.emulator.device import COUNT, EmulatorDevice
 from preheat.errors import DeviceError, DriverError, InputError, InvalidCodeError, OutOfMemoryError
 from preheat.program import Program
 from tests.emulator.conftest import Cuda

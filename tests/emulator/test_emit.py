@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.device.emulator.coverage import coverage
+from preheat.devices.emulator.coverage import coverage
 from preheat.errors import InvalidCodeError, UnsupportedInstructionError
 from preheat.toolchain import ptx
 from tests.emulator.conftest import Cuda

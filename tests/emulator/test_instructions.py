@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.device.emulator.form import TYPES
-from preheat.device.emulator.table import FORMS, Form, Instruction, instruction
+from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.table import FORMS, Form, Instruction, instruction
 from tests.emulator import oracle
 from tests.emulator.oracle import FORMATS, Number
 

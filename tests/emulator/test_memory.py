@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.device.emulator.memory import POISON, Memory
+from preheat.devices.emulator.memory import POISON, Memory
 from preheat.errors import EmulatorFault
 from tests.emulator.conftest import Cuda
 from tests.emulator.support import Machine, entry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from preheat.builder import Builder
-from preheat.device.faults import Faulty
+from preheat.devices.faults import Faulty
 from preheat.gpu import Gpu
 from tests.runtime.support import Bench, Flaky, bench
 
@@ -20,11 +20,11 @@ def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
 
     def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
         if kind == "emulator":
-            from preheat.device.emulator.device import EmulatorDevice
+            from preheat.devices.emulator.device import EmulatorDevice
 
             seam = Faulty(EmulatorDevice(0, "sm_90"))
         else:
-            from preheat.device.cuda.device import CudaDevice
+            from preheat.devices.cuda.device import CudaDevice
 
             seam = Faulty(CudaDevice(0))
         whole: Any = seam

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from preheat.device.faults import Faulty
+from preheat.devices.faults import Faulty
 from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel

@@ -32,7 +32,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without an NVIDIA driver, wherever the test runs."""
     from cuda.bindings import driver as bindings
 
-    from preheat.device.cuda import driver
+    from preheat.devices.cuda import driver
 
     def missing(_: int) -> Any:
         raise RuntimeError("libcuda.so.1 cannot be found")
@@ -44,7 +44,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a driver and so many GPUs."""
-    from preheat.device.cuda import device as cuda
+    from preheat.devices.cuda import device as cuda
 
     monkeypatch.setattr(cuda, "count", lambda: count)
 
@@ -83,7 +83,7 @@ def test_auto_takes_the_emulator_where_a_driver_sees_no_gpu(monkeypatch: pytest.
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found_by(1, monkeypatch)
     made = []
-    from preheat.device.emulator.device import EmulatorDevice
+    from preheat.devices.emulator.device import EmulatorDevice
 
     def make(kind: str, index: int, arch: object) -> Any:
         made.append((kind, index, arch))
@@ -223,7 +223,7 @@ def test_a_device_says_what_it_is() -> None:
         "preheat.Array",
         "preheat.Limits",
         "from preheat import Gpu, device",
-        "import preheat.device.base",
+        "import preheat.devices.base",
     ],
 )
 def test_device_is_the_function_whatever_was_used_before(before: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.device.emulator.device import EmulatorDevice
-from preheat.device.faults import Faulty
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.devices.faults import Faulty
 from preheat.errors import (
     ContextLostError,
     DeviceError,

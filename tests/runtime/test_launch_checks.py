@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.device.base import Geometry
+from preheat.devices.base import Geometry
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from tests.runtime.support import KERNELS, Bench

@@ -144,7 +144,7 @@ def _test_compile(builder: Builder) -> Finding:
 
 
 def _gpus() -> Iterator[Finding]:
-    from preheat.device.cuda.device import driver_version, visible
+    from preheat.devices.cuda.device import driver_version, visible
 
     try:
         gpus = visible()

@@ -58,7 +58,7 @@ def targets(program: Program, given: Iterable[str]) -> list[Arch]:
 
 def _own_gpu(label: str) -> Arch:
     """The architecture of the first GPU here; asked for, never guessed."""
-    from preheat.device.cuda.device import visible
+    from preheat.devices.cuda.device import visible
 
     hint = "add --arch, such as --arch sm_90"
     try:

@@ -243,5 +243,6 @@ def _fits(code: str, number: float) -> bool:
 
 def _describe(given: object) -> str:
     kind = type(given)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    home = kind.__module__.partition(".")[0]
+    name = kind.__name__ if home in ("builtins", "preheat") else f"{kind.__module__}.{kind.__name__}"
     return f"{given!r} ({name})" if isinstance(given, int | float | str) else name

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.dtypes import DType
 from preheat.errors import InputError, StaleBufferError
 from preheat.runtime.context import Context, Tag

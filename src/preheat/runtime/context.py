@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import (
     ContextLostError,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from preheat.artifact import Artifact, EntryPoint
-from preheat.device import base
+from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import DeviceError, InputError, LaunchError
 from preheat.runtime.arguments import Signature, new_block

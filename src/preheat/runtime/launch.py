@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array

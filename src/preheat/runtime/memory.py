@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 from typing import Protocol
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.runtime.context import Context
 from preheat.runtime.stream import Event
 

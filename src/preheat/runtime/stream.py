@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from preheat.device import base
+from preheat.devices import base
 from preheat.errors import InputError
 from preheat.runtime.context import Context
 

@@ -1,0 +1,290 @@
+"""A new process that launches 50 kernels for the first time, all of them in its cache already.
+
+Contenders take turns, one fresh Python each. Before that each ran twice, to fill its cache and to find
+everything there, and the sum of all 50 kernels was checked. Import + context is the time from the
+script's first line until arrays are on the device; a kernel is what follows, up to the end of the last
+launch, divided by 50; "to last launch" counts from the start of the interpreter. "raw" reads cubin
+files and knows the names of the kernels: what is left is the driver's share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import preheat
+from common import options, report, spread
+
+COUNT, N = 50, 1000
+SOURCE = """
+extern "C" __global__ void k_NUMBER(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i] + NUMBER;
+}
+"""
+TRITON_HEAD = """
+import triton
+import triton.language as tl
+"""
+TRITON_KERNEL = """
+@triton.jit
+def k_NUMBER(a, x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    tl.store(y + i, a * tl.load(x + i, mask) + tl.load(y + i, mask) + NUMBER, mask)
+"""
+
+HEAD = """
+import sys, time
+first = time.monotonic()
+def source(i):
+    return SOURCE.replace("NUMBER", str(i))
+"""
+TAIL = """
+print(first, ready, time.monotonic(), flush=True)
+if sys.argv[1:]:
+    right = 0.25 + COUNT * 3 + sum(range(COUNT))
+    wrong = [value for value in values() if value != right]
+    if wrong:
+        sys.exit(f"{len(wrong)} values are wrong, the first is {wrong[0]}, not {right}")
+"""
+RAW = """
+import ctypes
+from cuda.bindings import driver as cu
+def check(result):
+    if result[0]:
+        sys.exit(f"the driver says {result[0]!r}")
+    return result[1] if len(result) == 2 else None
+check(cu.cuInit(0))
+check(cu.cuCtxSetCurrent(check(cu.cuDevicePrimaryCtxRetain(check(cu.cuDeviceGet(0))))))
+stream = check(cu.cuStreamCreate(1))
+x, y = check(cu.cuMemAlloc(4 * N)), check(cu.cuMemAlloc(4 * N))
+check(cu.cuMemsetD32Async(x, 0x3FC00000, N, stream))
+check(cu.cuMemsetD32Async(y, 0x3E800000, N, stream))
+cells = ctypes.c_float(2.0), ctypes.c_uint64(int(x)), ctypes.c_uint64(int(y)), ctypes.c_int(N)
+pointers = (ctypes.c_void_p * 4)(*map(ctypes.addressof, cells))
+args = ctypes.addressof(pointers)
+ready = time.monotonic()
+for i in range(COUNT):
+    with open(f"{CACHE}/{i}.cubin", "rb") as file:
+        module = check(cu.cuModuleLoadData(file.read()))
+    function = check(cu.cuModuleGetFunction(module, b"k_%d" % i))
+    check(cu.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, stream, args, 0))
+check(cu.cuStreamSynchronize(stream))
+def values():
+    host = (ctypes.c_float * N)()
+    check(cu.cuMemcpyDtoH(ctypes.addressof(host), y, 4 * N))
+    return host
+"""
+PREHEAT = """
+import preheat
+gpu = preheat.device("cuda")
+x, y = gpu.empty(N).fill(1.5), gpu.empty(N).fill(0.25)
+ready = time.monotonic()
+for i in range(COUNT):
+    gpu.kernel(source(i), f"k_{i}")[4, 256](2.0, x, y, N)
+gpu.synchronize()
+def values():
+    return y.numpy()
+"""
+CORE = """
+import numpy as np
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+from cuda.core.utils import FileStreamProgramCache
+device = Device()
+device.set_current()
+stream = device.create_stream()
+x, y = (device.memory_resource.allocate(4 * N, stream=stream) for _ in "xy")
+x.fill(np.float32(1.5).tobytes(), stream=stream)
+y.fill(np.float32(0.25).tobytes(), stream=stream)
+options = ProgramOptions(arch=f"sm_{device.arch}")
+cache = FileStreamProgramCache(CACHE)
+config, a, n = LaunchConfig(grid=4, block=256), np.float32(2.0), np.int32(N)
+ready = time.monotonic()
+for i in range(COUNT):
+    code = Program(source(i), "c++", options).compile("cubin", cache=cache)
+    launch(stream, config, code.get_kernel(f"k_{i}"), a, x, y, n)
+stream.sync()
+def values():
+    from cuda.bindings import driver
+    host = np.empty(N, np.float32)
+    driver.cuMemcpyDtoH(host.ctypes.data, int(y.handle), 4 * N)
+    return host
+"""
+CUPY = """
+import cupy
+import numpy as np
+x, y = cupy.empty(N, "f4"), cupy.empty(N, "f4")
+x.set(np.full(N, 1.5, "f4"))
+y.set(np.full(N, 0.25, "f4"))
+a, n = np.float32(2.0), np.int32(N)
+ready = time.monotonic()
+for i in range(COUNT):
+    cupy.RawKernel(source(i), f"k_{i}")((4,), (256,), (a, x, y, n))
+cupy.cuda.Device().synchronize()
+def values():
+    return y.get()
+"""
+TRITON = """
+import torch
+sys.path.insert(0, CACHE)
+import triton_kernels
+x, y = torch.full((N,), 1.5).cuda(), torch.full((N,), 0.25).cuda()
+ready = time.monotonic()
+for i in range(COUNT):
+    getattr(triton_kernels, f"k_{i}")[4,](2.0, x, y, N, BLOCK=256)
+torch.cuda.synchronize()
+def values():
+    return y.tolist()
+"""
+
+
+class Run(NamedTuple):
+    """Seconds of one process: from its start to its end, to its last launch, and the two parts."""
+
+    process: float
+    last: float
+    ready: float
+    kernels: float
+
+
+@dataclass
+class Contender:
+    """A script, how often it runs, and what came of it."""
+
+    title: str
+    script: str
+    rounds: int
+    runs: list[Run] = field(default_factory=list)
+
+
+class Stage:
+    """Where the contenders run: a directory with a cache for each."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def cache(self, contender: Contender) -> Path:
+        return self.place / contender.title.replace(" ", "-")
+
+    def environment(self, cache: Path) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        own = ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR", "CUPY_CACHE_DIR", "TRITON_CACHE_DIR")
+        return {**env, **{name: str(cache / name.lower()) for name in own}}
+
+    def run(self, contender: Contender, *args: str) -> Run:
+        """One fresh process; `CalledProcessError` with its words when it fails."""
+        cache = self.cache(contender)
+        names = f"COUNT, N, SOURCE, CACHE = {COUNT}, {N}, {SOURCE!r}, {str(cache)!r}\n"
+        script = names + HEAD + contender.script + TAIL
+        command = [sys.executable, "-c", script, *args]
+        started = time.monotonic()
+        output = subprocess.run(
+            command, env=self.environment(cache), check=True, capture_output=True, text=True
+        ).stdout
+        ended = time.monotonic()
+        first, ready, last = map(float, output.split()[-3:])
+        return Run(ended - started, last - started, ready - first, last - ready)
+
+    def prime(self, contender: Contender, arch: preheat.Arch) -> bool:
+        """Fill its cache and see that it works from there; False, and the reason told, when not."""
+        cache = self.cache(contender)
+        cache.mkdir()
+        if contender.script == RAW:
+            for i in range(COUNT):
+                made = preheat.compile(SOURCE.replace("NUMBER", str(i)), arch)
+                (cache / f"{i}.cubin").write_bytes(made.cubin)
+        if contender.script == TRITON:
+            kernels = (TRITON_KERNEL.replace("NUMBER", str(i)) for i in range(COUNT))
+            (cache / "triton_kernels.py").write_text(TRITON_HEAD + "".join(kernels))
+        try:
+            self.run(contender, "check")
+            self.run(contender, "check")
+        except subprocess.CalledProcessError as failed:
+            why = (failed.stderr.strip() or str(failed)).splitlines()[-1]
+            print(f"{contender.title}: left out: {why}", flush=True)
+            return False
+        return True
+
+
+def compete(stage: Stage, contenders: Sequence[Contender], arch: preheat.Arch) -> list[Contender]:
+    able = [contender for contender in contenders if stage.prime(contender, arch)]
+    for turn in range(max(contender.rounds for contender in contenders)):
+        for contender in able:
+            if turn < contender.rounds:
+                contender.runs.append(stage.run(contender))
+    return able
+
+
+def table(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
+    middle = {
+        each.title: Run(*(statistics.median(part) for part in zip(*each.runs, strict=True)))
+        for each in contenders
+    }
+    raw = middle.get("raw")
+    rows: list[tuple[str, ...]] = []
+    for each in contenders:
+        mine = middle[each.title]
+        per_kernel = [run.kernels / COUNT * 1e6 for run in each.runs]
+        rows.append(
+            (
+                each.title,
+                f"{mine.process:.3f} s",
+                f"{mine.last:.3f} s",
+                f"{mine.ready:.3f} s",
+                f"{mine.kernels / COUNT * 1e6:.0f} µs",
+                spread(per_kernel) if len(per_kernel) > 1 else "-",
+                f"{mine.kernels / raw.kernels:.2f} x" if raw else "-",
+                f"{mine.last / raw.last:.2f} x" if raw else "-",
+                str(len(each.runs)),
+            )
+        )
+    return rows
+
+
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="processes of each contender")
+    parser.add_argument("--triton-rounds", type=int, default=2, help="of Triton, which takes long")
+    parser.add_argument("--no-triton", action="store_true", help="leave Triton out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    scripts = {
+        "raw": RAW,
+        "preheat": PREHEAT,
+        "cuda.core, compile(cache=)": CORE,
+        "CuPy RawKernel": CUPY,
+    }
+    contenders = [Contender(title, script, args.rounds) for title, script in scripts.items()]
+    if not args.no_triton:
+        contenders.append(Contender("Triton", TRITON, args.triton_rounds))
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
+        os.environ |= {"PREHEAT_CACHE_DIR": f"{place}/cache", "PREHEAT_LOCK_DIR": f"{place}/locks"}
+        try:
+            gpu = preheat.device("cuda")  # open all the while: a driver without any user starts anew
+        except preheat.NoGpuError as why:
+            sys.exit(str(why))
+        done = compete(Stage(Path(place)), contenders, gpu.arch)
+        gpu.close()
+    head = (
+        *("", "process", "to last launch", "import + context", "a kernel", "spread"),
+        *("kernel, of raw", "last launch, of raw", "runs"),
+    )
+    title = f"A new process, {COUNT} cached kernels, first launch of each"
+    report("bench_coldstart", title, head, table(done), into=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Modules and functions of a GPU.
+
+Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from preheat.artifact import Artifact
+from preheat.devices.base import Attributes, Dim3, Geometry, Occupancy, Stream, Submit, Symbol
+from preheat.devices.cuda.driver import call, library
+from preheat.errors import DriverError
+
+if TYPE_CHECKING:
+    from preheat.devices.cuda.device import CudaDevice
+
+__all__ = ["CudaFunction", "CudaModule"]
+
+_NOT_FOUND = 500
+_NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
+_DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
+_PORTABLE_CLUSTER = 8  # blocks; more is an opt-in
+
+
+class CudaModule:
+    """A cubin in the GPU's memory."""
+
+    def __init__(self, device: CudaDevice, artifact: Artifact, *, jit: bool) -> None:
+        self.device = device
+        code = artifact.ptx + b"\0" if jit else artifact.cubin
+        with device.current():
+            self._module = call("cuModuleLoadData", code)
+
+    def function(self, name: str) -> CudaFunction:
+        """The kernel with this entry name, loaded: a later launch loads nothing."""
+        with self.device.current():
+            function = call("cuModuleGetFunction", self._module, name.encode())
+            call("cuFuncLoad", function)
+        return CudaFunction(self.device, name, function)
+
+    def symbol(self, name: str) -> Symbol | None:
+        """The variable with this name, or None."""
+        try:
+            with self.device.current():
+                address, size = call("cuModuleGetGlobal", self._module, name.encode())
+        except DriverError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+        return Symbol(int(address), size)
+
+    def unload(self) -> None:
+        """Unload it from the GPU."""
+        with self.device.current():
+            call("cuModuleUnload", self._module)
+
+
+class CudaFunction:
+    """One kernel, resolved."""
+
+    def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
+        self.device, self.name, self._function = device, name, function
+        self._opted = 0  # bytes of dynamic shared memory opted in to so far
+
+    @cached_property
+    def attributes(self) -> Attributes:
+        """What the driver says about it."""
+        names = library().CUfunction_attribute
+        with self.device.current():
+            return Attributes(
+                *(
+                    int(call("cuFuncGetAttribute", which, self._function))
+                    for which in (
+                        names.CU_FUNC_ATTRIBUTE_NUM_REGS,
+                        names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+                        names.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                    )
+                )
+            )
+
+    def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
+        """A launch with everything fixed but the parameters."""
+        self._opt_in(geometry.shared, geometry.cluster)
+        if geometry.cluster or geometry.cooperative or geometry.programmatic:
+            submit = self._prepare_extended(geometry, stream)
+        else:
+            submit = self._prepare_plain(geometry, stream)
+        return self._in_context(submit) if stream.handle in _DEFAULT_STREAMS else submit
+
+    def _prepare_plain(self, geometry: Geometry, stream: Stream) -> Submit:
+        cu = library()
+        handle = cu.CUstream(stream.handle)
+        return partial(
+            cu.cuLaunchKernel, self._function, *geometry.grid, *geometry.block, geometry.shared, handle
+        )
+
+    def _prepare_extended(self, geometry: Geometry, stream: Stream) -> Submit:
+        cu = library()
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
+        config.sharedMemBytes, config.hStream = geometry.shared, stream.handle
+        config.attrs = _launch_attributes(cu, geometry)
+        config.numAttrs = len(config.attrs)
+        return partial(cu.cuLaunchKernelEx, config, self._function)
+
+    def _in_context(self, submit: Submit) -> Submit:
+        """The same for a default stream, whose number means nothing without a current context."""
+
+        def in_context(pointers: int, end: int) -> tuple[int, ...]:
+            status = submit(pointers, end)
+            if status[0] in _NOT_CURRENT:
+                with self.device.current():
+                    return submit(pointers, end)
+            return status
+
+        return in_context
+
+    def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
+        """Allow what is beyond the limits a function has unless it asks."""
+        names, asked = library().CUfunction_attribute, {}
+        if shared + self.attributes.shared > self.device.limits.shared and shared > self._opted:
+            asked[names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = self._opted = shared
+        if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
+            asked[names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        for attribute, value in asked.items():
+            with self.device.current():
+                call("cuFuncSetAttribute", self._function, attribute, value)
+
+    def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
+        """How well blocks of `threads` fill a processor."""
+        self._opt_in(shared)
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        with self.device.current():
+            blocks = int(call(name, self._function, threads, shared))
+        return Occupancy(blocks, blocks * threads / self.device.processor_threads)
+
+
+def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
+    """The launch attributes that `geometry` asks for, in the driver's own form."""
+    kinds, found = cu.CUlaunchAttributeID, []
+
+    def attribute(kind: Any) -> Any:
+        found.append(cu.CUlaunchAttribute())
+        found[-1].id = kind
+        return found[-1].value
+
+    if geometry.cluster is not None:
+        dimension = attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim
+        dimension.x, dimension.y, dimension.z = geometry.cluster
+    if geometry.cooperative:
+        attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE).cooperative = 1
+    if geometry.programmatic:
+        kind = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute(kind).programmaticStreamSerializationAllowed = 1
+    return found

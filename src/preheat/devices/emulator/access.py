@@ -1,0 +1,365 @@
+"""Loads and stores of many threads at once.
+
+An address operand becomes a `Place`: where in the host's memory each thread goes, found once and used
+for every access at a constant distance from it. Threads that walk through memory in even steps, as
+most do, are one strided copy; the others are gathered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.group import Group
+    from preheat.devices.emulator.wave import Wave
+
+__all__ = [
+    "LOCAL",
+    "SHARED",
+    "Base",
+    "Place",
+    "admit",
+    "in_space",
+    "load",
+    "load_vector",
+    "place",
+    "place_generic",
+    "store",
+    "store_vector",
+    "view",
+]
+
+Array = np.ndarray[Any, Any]
+DType = np.dtype[Any]
+
+#: Generic addresses from here on are shared, then local memory; host addresses are far below.
+SHARED, LOCAL, _END = 1 << 56, 1 << 57, 1 << 63
+_WINDOWS = (("global", -_END, SHARED), ("shared", SHARED, LOCAL), ("local", LOCAL, _END))
+
+# The host's whole address space as one buffer. It begins below zero because NumPy takes no null pointer
+# and because a constant distance may be negative.
+_ORIGIN = -(1 << 40)
+_BIAS = 1 << 36
+_SPAN = 1 << 50
+_HOST: Any = (ctypes.c_char * _SPAN).from_address(_ORIGIN & ((1 << 64) - 1))
+_FLAT: dict[DType, Array] = {}
+
+
+def view(
+    dtype: DType, address: int, shape: tuple[int, ...] = (), strides: tuple[int, ...] | None = None
+) -> Array:
+    """Host memory as an array; what the caller may touch of it is the caller's affair."""
+    return np.ndarray(shape, dtype, _HOST, address - _ORIGIN, strides)
+
+
+def flat(dtype: DType, offset: int = 0) -> Array:
+    """The host's memory as an array; `Place.index` finds in it what is `offset` from the place."""
+    if dtype not in _FLAT:
+        _FLAT[dtype] = np.ndarray((_SPAN // dtype.itemsize,), dtype, _HOST)
+    return _FLAT[dtype][(_BIAS + offset) // dtype.itemsize :]
+
+
+Even = tuple[int, tuple[int, ...], tuple[int, ...]]  # start, shape, strides
+
+
+class Base(NamedTuple):
+    """Where a space begins in the host's memory, its step for each axis of a wave, its size."""
+
+    start: int
+    strides: tuple[int, ...] = ()  # none where all threads share the space
+    limit: int | None = None  # none for global memory, where buffers say what there is
+
+
+class Place:
+    """Where each thread of a group goes.
+
+    `values` are the addresses as the kernel has them, `lo` and `hi` their bounds, `bits` their low bits
+    or'ed together. In the host's memory the place is one address for all threads (`shape` is empty),
+    even steps from `start`, or, where `strides` is None, `addresses`.
+    """
+
+    __slots__ = (
+        "_index",
+        "addresses",
+        "bits",
+        "hi",
+        "limit",
+        "lo",
+        "parts",
+        "shape",
+        "space",
+        "start",
+        "strides",
+        "values",
+    )
+
+    def __init__(self, space: str, values: Any, lo: int, hi: int, bits: int, limit: int | None) -> None:
+        self.space, self.values, self.lo, self.hi, self.bits = space, values, lo, hi, bits
+        self.limit = limit  # bytes there are of this space; None for global memory
+        self.start = 0
+        self.shape: tuple[int, ...] = ()
+        self.strides: tuple[int, ...] | None = ()
+        self.addresses: Array | None = None
+        self.parts: list[tuple[Array, Place]] = []
+        self._index: dict[int, Array] = {}
+
+    def index(self, dtype: DType) -> Array:
+        """Each thread's element of `flat(dtype, offset)`."""
+        size = dtype.itemsize
+        if size not in self._index:
+            index = self.everywhere() >> (size.bit_length() - 1)
+            index -= (_ORIGIN + _BIAS) // size
+            self._index[size] = index
+        return self._index[size]
+
+    def everywhere(self) -> Array:
+        """Each thread's address in the host's memory; one for all where they share it."""
+        if self.addresses is None:
+            self.addresses = _grid(self.start, self.shape, self.strides or ())
+        return self.addresses
+
+    def moved(self, offset: int) -> Place:
+        """The same place `offset` bytes on."""
+        bits = int(np.bitwise_or.reduce(np.atleast_1d(self.values + offset)))
+        other = Place(
+            self.space, self.values + offset, self.lo + offset, self.hi + offset, bits, self.limit
+        )
+        other.start, other.shape, other.strides = self.start + offset, self.shape, self.strides
+        other.addresses = None if self.addresses is None else self.addresses + offset
+        other.parts = [(chosen, part.moved(offset)) for chosen, part in self.parts]
+        return other
+
+
+def place(group: Group, values: Any, space: str) -> Place:
+    """Where addresses lie that are counted from the beginning of `space`."""
+    if values.dtype.itemsize < 8:
+        values = values.astype(np.int64)
+    base = group.wave.base(space)
+    own = any(base.strides)  # threads have memory of their own there
+    if group.lanes is None or not own:
+        shape = group.wave.shape if group.lanes is None else (group.count,)
+        even = _even_steps(values, shape) if values.ndim else _one_address(values, shape if own else ())
+        if even is not None:
+            return _evenly(space, values, base, even)
+    start = group.origin(space) if own else base.start
+    return _scattered(space, values, base, values + start if own or start else values)
+
+
+def _evenly(space: str, values: Any, base: Base, even: Even) -> Place:
+    start, shape, strides = even
+    lo = hi = bits = start
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = stride * (extent - 1)
+        lo, hi, bits = lo + min(reach, 0), hi + max(reach, 0), bits | stride
+    found = Place(space, values, lo, hi, bits, base.limit)
+    found.start, found.shape, found.strides = base.start + start, shape, strides
+    if any(base.strides):
+        found.strides = tuple(a + b for a, b in zip(strides, base.strides, strict=True))
+    return found
+
+
+def _scattered(space: str, values: Any, base: Base, addresses: Array) -> Place:
+    lo, hi = int(values.min()), int(values.max())
+    bits = int(np.bitwise_or.reduce(values)) if values.ndim else lo
+    found = Place(space, values, lo, hi, bits, base.limit)
+    found.strides, found.addresses = None, addresses
+    return found
+
+
+def place_generic(group: Group, values: Any) -> Place:
+    """Where generic addresses lie: in global memory, or in the windows of shared and local memory."""
+    lo, hi = int(values.min()), int(values.max())
+    for space, first, end in _WINDOWS:
+        if first <= lo and hi < end:
+            return place(group, values if first < 0 else values - first, space)
+    mixed = Place("mixed", values, lo, hi, int(np.bitwise_or.reduce(values)), None)
+    mixed.strides, mixed.addresses = None, values.copy()
+    for space, first, end in _WINDOWS:
+        chosen = np.flatnonzero((values >= first) & (values <= end - 1))
+        if len(chosen):
+            part = place(group.part(chosen), values[chosen] - max(first, 0), space)
+            mixed.addresses[chosen] = part.everywhere()
+            mixed.parts.append((chosen, part))
+    return mixed
+
+
+def load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
+    """What each thread finds `offset` bytes from its place; a scalar when all go to the same."""
+    at, offset = _admit(group, at, offset, dtype.itemsize, site, write=False)
+    return _read(at, offset, dtype)
+
+
+def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, count: int) -> list[Any]:
+    """`count` neighbouring elements of each thread."""
+    size = dtype.itemsize
+    at, offset = _admit(group, at, offset, size * count, site, write=False)
+    return [_read(at, offset + i * size, dtype) for i in range(count)]
+
+
+def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
+    """Write each thread's value; of several to one address the last thread's stays."""
+    at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
+    group.wave.writes += 1
+    _write(at, offset, dtype, value)
+
+
+def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
+    """Write neighbouring elements of each thread."""
+    size = dtype.itemsize
+    at, offset = _admit(group, at, offset, size * len(values), site, write=True)
+    group.wave.writes += 1
+    for i, value in enumerate(values):
+        _write(at, offset + i * size, dtype, value)
+
+
+def admit(group: Group, at: Place, offset: int, dtype: DType, site: int) -> tuple[Array, Array]:
+    """For an atomic operation: the host's memory and each thread's index in it."""
+    at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
+    index = at.index(dtype)
+    return flat(dtype, offset), np.broadcast_to(index, (group.count,)) if len(index) == 1 else index
+
+
+def in_space(wave: Wave, values: Any, space: str) -> Any:
+    """Whether generic addresses lie in a space."""
+    if space in ("shared", "local"):
+        first, end = (SHARED, LOCAL) if space == "shared" else (LOCAL, _END)
+        return (values >= first) & (values <= end - 1)
+    constant = values != values
+    for start, size in wave.program.constants:
+        constant = constant | ((values >= start) & (values < start + size))
+    return constant if space == "const" else (values >= 0) & (values < SHARED) & ~constant
+
+
+def _read(at: Place, offset: int, dtype: DType) -> Any:
+    if at.strides is None:
+        return flat(dtype, offset).take(at.index(dtype))
+    if not at.shape:
+        return view(dtype, at.start + offset)[()]
+    return view(dtype, at.start + offset, at.shape, at.strides).copy().reshape(-1)
+
+
+def _write(at: Place, offset: int, dtype: DType, value: Any) -> None:
+    if at.strides is None or not _injective(at.shape, at.strides):
+        flat(dtype, offset)[at.index(dtype)] = value
+    elif not at.shape:
+        view(dtype, at.start + offset)[()] = value[-1] if value.ndim else value
+    else:
+        target = view(dtype, at.start + offset, at.shape, at.strides)
+        target[...] = value.reshape(at.shape) if value.ndim else value
+
+
+def _admit(
+    group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
+) -> tuple[Place, int]:
+    """Check an access: `Violation` for memory that is not there, read-only, or not aligned."""
+    if at.parts:
+        _check_parts(group, at, offset, size, site, write=write)
+    elif at.limit is not None:
+        if at.lo + offset < 0 or at.hi + offset + size > at.limit:
+            _outside_space(at, offset, size, site, write=write)
+    else:
+        lo, hi, hot = at.lo + offset, at.hi + offset + size, group.wave.memory.hot
+        known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
+        if not known and not group.wave.memory.covers(lo, hi, write=write):
+            _outside_buffers(group, at, offset, size, site, write=write)
+    if (at.bits | offset) & (size - 1):
+        at, offset = at.moved(offset), 0
+        if at.bits & (size - 1):
+            _misaligned(at, size, site, write=write)
+    return at, offset
+
+
+def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
+    for chosen, part in at.parts:
+        try:
+            _admit(group.part(chosen), part, offset, size, site, write=write)
+        except Violation as bad:
+            bad.position = int(chosen[bad.position])
+            raise
+
+
+def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
+    values = np.atleast_1d(at.values).astype(np.int64) + offset
+    position = int(np.argmax((values < 0) | (values + size > (at.limit or 0))))
+    address, verb = int(values[position]), "writes" if write else "reads"
+    there = f"there are {at.limit} bytes of it"
+    if at.limit == 0:
+        there = "there is none"
+    message = f"{verb} {size} bytes at {at.space} address {address:#x}; {there}"
+    raise Violation(message, site, position, address)
+
+
+def _outside_buffers(
+    group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
+) -> None:
+    values = np.atleast_1d(at.values) + offset
+    memory = group.wave.memory
+    position = memory.first_outside(values, size, write=write)
+    if position is not None:
+        address = int(values[position]) & ((1 << 64) - 1)
+        raise Violation(memory.describe(address, size, write=write), site, position, address)
+
+
+def _misaligned(moved: Place, size: int, site: int, *, write: bool) -> None:
+    values = np.atleast_1d(moved.values)
+    position = int(np.argmax(values & (size - 1) != 0))
+    address, verb = int(values[position]), "writes" if write else "reads"
+    raise Violation(
+        f"{verb} {size} bytes at {address:#x}, which is not a multiple of {size}",
+        site,
+        position,
+        address,
+    )
+
+
+def _one_address(value: Any, shape: tuple[int, ...]) -> Even:
+    return int(value), shape, (0,) * len(shape)
+
+
+def _even_steps(values: Array, shape: tuple[int, ...]) -> Even | None:
+    """Start, shape and strides of addresses that go on in even steps; None when they do not."""
+    start, inner = int(values[0]), len(values)
+    strides, last = [], start
+    for extent in shape:
+        inner //= extent
+        stride = int(values[inner]) - start if extent > 1 else 0
+        strides.append(stride)
+        last += stride * (extent - 1)
+    if int(values[-1]) != last:
+        return None
+    if len(values) > 2:
+        expected = _differences(shape, tuple(strides))
+        if not (values[1:] - values[:-1] == expected).all():
+            return None
+    return start, shape, tuple(strides)
+
+
+@functools.lru_cache(maxsize=32)
+def _differences(shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The distance of each thread's address from that of the thread before it."""
+    return np.diff(_grid(0, shape, strides))
+
+
+def _grid(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """Addresses in even steps, one for each thread."""
+    addresses = np.full(shape, start, np.int64)
+    for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        steps = np.arange(extent, dtype=np.int64) * stride
+        addresses += steps.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return addresses.reshape(-1)
+
+
+def _injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether no two threads go to the same address."""
+    reach = 1
+    for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return False
+        reach = stride * extent
+    return True

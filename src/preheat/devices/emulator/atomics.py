@@ -1,0 +1,149 @@
+"""Atomic operations: every thread's update of memory, in the order of the threads.
+
+Threads that meet at one address are worked off one after another: exact, and the same every time. The
+work is by address when few addresses have many threads, by turns when many addresses have few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from preheat.devices.emulator import access
+from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.table import instruction
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.group import Group
+
+__all__ = ["VERBS", "Update", "atomic", "update"]
+
+Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
+
+
+class Update(NamedTuple):
+    """How one operation changes words: `apply(old, *values)`.
+
+    `ufunc` does the same where NumPy has it, `single` on Python's own integers where that is quicker.
+    """
+
+    apply: Function
+    ufunc: np.ufunc | None = None
+    single: Function | None = None
+
+
+_EXCHANGE = Update(lambda _old, new: new, single=lambda _old, new: new)
+_SWAP = Update(
+    lambda old, expected, new: np.where(old == expected, new, old),
+    single=lambda old, expected, new: new if old == expected else old,
+)
+_INCREMENT = Update(
+    lambda old, limit: np.where(old >= limit, np.zeros_like(old), old + np.ones_like(old)),
+    single=lambda old, limit: 0 if old >= limit else old + 1,
+)
+_DECREMENT = Update(
+    lambda old, limit: np.where((old == 0) | (old > limit), limit, old - np.ones_like(old)),
+    single=lambda old, limit: limit if old == 0 or old > limit else old - 1,
+)
+_INTEGER = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+_INTEGER["xor"] = np.bitwise_xor
+_OTHER = {"exch": _EXCHANGE, "cas": _SWAP, "inc": _INCREMENT, "dec": _DECREMENT}
+VERBS = frozenset({*_INTEGER, *_OTHER})
+
+
+@lru_cache(maxsize=256)
+def update(verb: str, kind: str) -> Update | None:
+    """The operation for a type, or None when there is no such."""
+    if kind not in TYPES or verb not in VERBS or kind == "pred":
+        return None
+    if verb in _OTHER:
+        return _OTHER[verb]
+    if kind in ("f32", "f64") and verb == "add":
+        return Update(np.add, np.add)
+    if kind[0] in "usb" and not kind.endswith(("x2", "16", "8")):
+        return Update(_INTEGER[verb], _INTEGER[verb])
+    row = instruction(f"{verb}.rn.{kind}") or instruction(f"{verb}.{kind}")
+    return Update(row.run) if row else None
+
+
+def atomic(
+    group: Group,
+    at: Place,
+    offset: int,
+    dtype: np.dtype[Any],
+    site: int,
+    how: Update,
+    wants: bool,
+    *values: Any,
+) -> Any:
+    """Update memory for every thread; what each found there before, if that is wanted."""
+    memory, index = access.admit(group, at, offset, dtype, site)
+    values = tuple(np.broadcast_to(value, (group.count,)) for value in values)
+    if how.ufunc is not None and not wants:
+        group.wave.writes += 1
+        how.ufunc.at(memory, index, values[0])
+        return None
+    order = np.argsort(index, kind="stable")
+    where = index[order]
+    starts = np.flatnonzero(np.concatenate(([True], where[1:] != where[:-1])))
+    sizes = np.diff(np.append(starts, len(where)))
+    ordered = [value[order] for value in values]
+    before = memory.take(where)
+    if len(starts) == len(where):
+        after = how.apply(before, *ordered)
+    elif len(starts) <= int(sizes.max()):
+        after = _by_address(how, before, ordered, starts, sizes)
+    else:
+        after = _by_turn(how, before, ordered, starts, sizes)
+    ends = starts + sizes - 1
+    if (after[ends] != memory.take(where[ends])).any():
+        group.wave.writes += 1
+    memory[where[ends]] = after[ends]
+    old = np.empty_like(before)
+    old[order] = before
+    return old
+
+
+def _by_address(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
+    """What each thread leaves, address by address; `before` is set to what each found."""
+    after = np.empty_like(before)
+    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        mine = slice(start, start + size)
+        word, operands = before[start : start + 1], [value[mine] for value in values]
+        if how.ufunc is not None:
+            after[mine] = how.ufunc.accumulate(np.concatenate((word, *operands)), dtype=word.dtype)[1:]
+        elif how.single is not None:
+            after[mine] = _chain(how.single, word.item(), [values.tolist() for values in operands])
+        else:
+            columns = [values.reshape(-1, 1) for values in operands]
+            after[mine] = np.concatenate(_chain(how.apply, word, columns))
+        before[start + 1 : start + size] = after[start : start + size - 1]
+    return after
+
+
+def _chain(apply: Function, word: Any, values: Iterable[Iterable[Any]]) -> list[Any]:
+    """What one word is after each of its updates."""
+    return [word := apply(word, *operands) for operands in zip(*values, strict=True)]
+
+
+def _by_turn(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
+    """Work off the first thread of every address, then the second, the same way."""
+    after = np.empty_like(before)
+    words = before[starts]
+    for turn in range(int(sizes.max())):
+        going = sizes > turn
+        at = starts[going] + turn
+        before[at] = words[going]
+        after[at] = words[going] = how.apply(words[going], *(value[at] for value in values))
+    return after

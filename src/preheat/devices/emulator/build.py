@@ -1,0 +1,393 @@
+"""How an instruction is made from its functions and the modifiers of its opcode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator import approximate, compare, convert, floating, halves, integer
+from preheat.devices.emulator.form import (
+    BOOL,
+    F16,
+    F32,
+    S32,
+    S64,
+    TYPES,
+    U16,
+    U32,
+    U64,
+    Instruction,
+    Modifiers,
+)
+from preheat.devices.emulator.integer import Array, Run
+
+Build = Callable[[Modifiers], Instruction]
+
+
+def _name(m: Modifiers) -> str:
+    """The name of the type that an opcode ends with."""
+    return [text for text in m.values() if text != "|"][-1]
+
+
+def _kind(m: Modifiers) -> np.dtype[Any]:
+    return TYPES[_name(m)]
+
+
+def _element(name: str) -> np.dtype[Any]:
+    """The type of one of the two numbers in a packed type, or the type itself."""
+    return TYPES[name.removesuffix("x2")]
+
+
+def _without(m: Modifiers, name: str) -> Modifiers:
+    return {key: text for key, text in m.items() if key != name}
+
+
+def _alike(m: Modifiers, run: Run, count: int) -> Instruction:
+    """Operands and result of the opcode's type; of a packed one, `run` is given either half."""
+    name, kind = _name(m), _kind(m)
+    if name.endswith("x2"):
+        run = integer.by_halves(run, _element(name))
+    return Instruction((kind,), (kind,) * count, run)
+
+
+def integers(run: Run, count: int) -> Build:
+    """Rows whose operands and result all have the type of the last modifier."""
+    return lambda m: _alike(m, run, count)
+
+
+def wide(run: Run, count: int) -> Build:
+    """Two factors of the opcode's type; the result, and a third operand, are twice as wide."""
+
+    def build(m: Modifiers) -> Instruction:
+        kind, double = _kind(m), integer.WIDER[_kind(m)]
+        return Instruction((double,), (kind, kind, double)[:count], run)
+
+    return build
+
+
+def fixed(run: Run, result: np.dtype[Any], *sources: np.dtype[Any]) -> Build:
+    """Operands and result of the types given."""
+    return lambda _: Instruction((result,), sources, run)
+
+
+def counted(run: Run) -> Build:
+    """One operand of the opcode's type, and a count of 32 bits as the result."""
+    return lambda m: Instruction((U32,), (_kind(m),), run)
+
+
+def leading(run: Run, count: int, *others: np.dtype[Any]) -> Build:
+    """`count` operands of the opcode's type, then `others`."""
+    return lambda m: Instruction((_kind(m),), (_kind(m),) * count + others, run)
+
+
+def shift(plain: Run, careful: Run) -> Build:
+    """Shifts: the plain function for types in which NumPy gets large amounts right."""
+
+    # NumPy clamps amounts as PTX does, but must be given them in a type that does not widen the result.
+    def build(m: Modifiers) -> Instruction:
+        kind = _kind(m)
+        return Instruction((kind,), (kind, U32), plain if kind in (U32, U64, S64) else careful)
+
+    return build
+
+
+def moded(name: str, make: Callable[[str], Run], *sources: np.dtype[Any]) -> Build:
+    """A function that depends on the modifier `name`; the result is of the first operand's type."""
+    return lambda m: Instruction((sources[0],), sources, make(m[name]))
+
+
+def _dot_sources(m: Modifiers) -> tuple[np.dtype[Any], ...]:
+    total = U32 if m["word"] == m["wordb"] == "u32" else S32
+    return TYPES[m["word"]], TYPES[m["wordb"]], total
+
+
+def dp4a(m: Modifiers) -> Instruction:
+    """Four products of bytes."""
+    a, b, c = _dot_sources(m)
+    return Instruction((c,), (a, b, c), integer.dot_bytes(a.kind, b.kind))
+
+
+def dp2a(m: Modifiers) -> Instruction:
+    """Two products of 16 by 8 bits."""
+    a, b, c = _dot_sources(m)
+    return Instruction((c,), (a, b, c), integer.dot_halves(a.kind, b.kind, upper=m["part"] == "hi"))
+
+
+# Floating point.
+
+
+def _finish(run: Run, m: Modifiers) -> Run:
+    """`run` with `.ftz`, `.sat` and `.relu` as the opcode asks."""
+    if "ftz" in m:
+        run = floating.flushed(run)
+    if "sat" in m:
+        run = floating.then(run, floating.saturate)
+    if "relu" in m:
+        run = floating.then(run, floating.relu)
+    return run
+
+
+def floats(run: Run, count: int) -> Build:
+    """`run`, a function of any floating-point type, on the opcode's type."""
+
+    def build(m: Modifiers) -> Instruction:
+        finished = _finish(run, m)
+        if _name(m).startswith("bf16"):
+            finished = halves.brain(finished)
+        elif _name(m).startswith("f16"):
+            finished = floating.then(finished, halves.canonical)
+        return _alike(m, finished, count)
+
+    return build
+
+
+ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "fma": 3, "rcp": 1, "sqrt": 1}
+
+
+def rounded(operation: str) -> Build:
+    """Arithmetic rounded once, in the mode of the opcode."""
+
+    def build(m: Modifiers) -> Instruction:
+        make = floating.flushed_arithmetic if "ftz" in m else floating.arithmetic
+        if _name(m).startswith("bf16"):
+            run = floating.TO_ODD[operation]
+        else:
+            run = make(operation, _element(_name(m)), m.get("rnd", "rn"))
+        return floats(run, ARITY[operation])(_without(m, "ftz"))
+
+    return build
+
+
+def extreme(operation: str) -> Build:
+    """min and max of floats."""
+
+    def build(m: Modifiers) -> Instruction:
+        run = floating.extreme(operation, nan="NaN" in m)
+        return floats(floating.xor_sign(run) if "xorsign" in m else run, 2)(m)
+
+    return build
+
+
+def approximated(run: Run) -> Build:
+    """An approximate function of one operand."""
+
+    def build(m: Modifiers) -> Instruction:
+        return floats(approximate.cut_to_brain(run) if _name(m).startswith("bf16") else run, 1)(m)
+
+    return build
+
+
+def testp(m: Modifiers) -> Instruction:
+    """A property of a float."""
+    return Instruction((BOOL,), (_kind(m),), compare.PROPERTIES[m["property"]])
+
+
+# Comparisons.
+
+
+def _test(table: dict[str, Run], m: Modifiers) -> Run:
+    """The comparison that an opcode names first."""
+    test = table[next(iter(m.values()))]
+    if "ftz" in m:
+        test = floating.of(test, floating.flush)
+    return floating.of(test, halves.from_brain) if _name(m).startswith("bf16") else test
+
+
+def setp(table: dict[str, Run]) -> Build:
+    """A predicate, or two, the second from the negation; `.bool` joins a third operand."""
+
+    def build(m: Modifiers) -> Instruction:
+        test, kind, results = _test(table, m), _kind(m), (BOOL,) * (1 + ("both" in m))
+        if "bool" in m:
+            make = compare.joined_with_negation if "both" in m else compare.joined
+            return Instruction(results, (kind, kind, BOOL), make(test, compare.JOIN[m["bool"]]))
+        return Instruction(results, (kind, kind), compare.with_negation(test) if "both" in m else test)
+
+    return build
+
+
+def setp_halves(m: Modifiers) -> Instruction:
+    """A predicate from the lower and one from the upper half; `.bool` joins a third operand to each."""
+    both = integer.each_half(_test(compare.FLOATS, m), _element(_name(m)))
+    if "bool" not in m:
+        return Instruction((BOOL, BOOL), (U32, U32), both)
+    return Instruction(
+        (BOOL, BOOL), (U32, U32, BOOL), compare.each_joined(both, compare.JOIN[m["bool"]])
+    )
+
+
+def set_number(mark: str, table: dict[str, Run]) -> Build:
+    """A comparison whose result is a number: all ones, or 1.0, for true."""
+
+    def build(m: Modifiers) -> Instruction:
+        test, to, kind = _test(table, m), m[mark], _kind(m)
+        if "bool" in m:
+            test = compare.joined(test, compare.JOIN[m["bool"]])
+        sources = (kind, kind) + (BOOL,) * ("bool" in m)
+        return Instruction((TYPES[to],), sources, compare.marked(test, _truth(to)))
+
+    return build
+
+
+def _truth(name: str) -> Array:
+    kind = TYPES[name]
+    if name == "bf16":
+        return kind.type(0x3F80)
+    return kind.type(1.0) if kind.kind == "f" else ~kind.type(0)
+
+
+def set_halves(mark: str) -> Build:
+    """A comparison of either half, whose result is a number of type `mark` in that half."""
+
+    def build(m: Modifiers) -> Instruction:
+        tests = setp_halves(m)
+        return Instruction((U32,), tests.sources, compare.marked_halves(tests.run, _truth(mark)))
+
+    return build
+
+
+def slct(m: Modifiers) -> Instruction:
+    """A choice by the sign of the last operand."""
+    kind = TYPES[m["any"]]
+    run = compare.select_by_flushed_sign if "ftz" in m else compare.select_by_sign
+    return Instruction((kind,), (kind, kind, _kind(m)), run)
+
+
+# Conversions.
+
+
+def _convert(of: np.dtype[Any], to: np.dtype[Any], run: Run, m: Modifiers) -> Instruction:
+    """A conversion; `.ftz` concerns its single-precision sides alone."""
+    if "ftz" in m and of == F32:
+        run = floating.of(run, floating.flush)
+    if "ftz" in m and to == F32:
+        run = floating.then(run, floating.flush)
+    return Instruction((to,), (of,), _finish(run, _without(m, "ftz")))
+
+
+def int_to_int(m: Modifiers) -> Instruction:
+    """cvt between integers."""
+    to = TYPES[m["to"]]
+    return Instruction((to,), (TYPES[m["from"]],), convert.integer_to_integer(to, saturate="sat" in m))
+
+
+def float_to_int(m: Modifiers) -> Instruction:
+    """cvt from a float to an integer."""
+    of, to = _kind(m), TYPES[m["to"]]
+    # Without being asked, an integer saturates: `.sat` adds nothing.
+    return _convert(of, to, convert.float_to_integer(of, to, m["integral"]), _without(m, "sat"))
+
+
+def brain_to_int(m: Modifiers) -> Instruction:
+    """cvt from bfloat16 to an integer."""
+    to = TYPES[m["int"]]
+    run = convert.float_to_integer(F32, to, m["integral"])
+    return Instruction((to,), (U16,), floating.of(run, halves.from_brain))
+
+
+def int_to_float(to: np.dtype[Any]) -> Build:
+    """cvt from an integer to a float."""
+    return lambda m: _convert(_kind(m), to, convert.integer_to_float(to, m["rnd"]), m)
+
+
+def int_to_brain(m: Modifiers) -> Instruction:
+    """cvt from an integer to bfloat16."""
+    return Instruction((U16,), (_kind(m),), convert.integer_to_brain(m["rnd"]))
+
+
+def float_to_float(of: np.dtype[Any], to: np.dtype[Any]) -> Build:
+    """cvt between floats."""
+    return lambda m: _convert(of, to, convert.float_to_float(to, m.get("rnd", "rn")), m)
+
+
+def single_to_half(m: Modifiers) -> Instruction:
+    """A single rounded once; `.ftz` does not reach operands so far below any result."""
+    run = convert.float_to_float(F16, m["rnd"])
+    return Instruction((F16,), (F32,), floating.then(run, floating.saturate) if "sat" in m else run)
+
+
+def integral(kind: np.dtype[Any]) -> Build:
+    """A number rounded to an integer, or left as it is."""
+    return lambda m: _convert(
+        kind, kind, convert.TO_INTEGRAL.get(m.get("integral", ""), np.positive), m
+    )
+
+
+def integral_brain(m: Modifiers) -> Instruction:
+    """cvt of bfloat16 to a whole number."""
+    return Instruction((U16,), (U16,), halves.brain(convert.TO_INTEGRAL[m["integral"]]))
+
+
+def from_brain(to: np.dtype[Any]) -> Build:
+    """A bfloat16 as another number."""
+
+    def build(m: Modifiers) -> Instruction:
+        inner = _convert(F32, to, convert.float_to_float(to, m.get("rnd", "rn")), m)
+        return Instruction((to,), (U16,), floating.of(inner.run, halves.from_brain))
+
+    return build
+
+
+def _to_short(to: str, m: Modifiers) -> Run:
+    """A single as float16 or bfloat16, with `.relu` if asked."""
+    if to == "f16":
+        return floating.then(_finish(convert.float_to_float(F16, m["rnz"]), m), halves.canonical)
+    before = floating.relu if "relu" in m else np.positive
+    return lambda a: halves.to_brain(before(a), m["rnz"])
+
+
+def to_short(to: str) -> Build:
+    """cvt of one or two floats to halves."""
+    return lambda m: Instruction((TYPES[to],), (_kind(m),), _to_short(to, m))
+
+
+def to_shorts(to: str) -> Build:
+    """Two singles as a packed pair, the first in the upper half."""
+    return lambda m: Instruction((U32,), (F32, F32), convert.pair(_to_short(to, m)))
+
+
+def to_brain(m: Modifiers) -> Instruction:
+    """A number of another type as bfloat16."""
+    return Instruction(
+        (U16,), (_kind(m),), lambda a: halves.double_to_brain(a.astype(np.float64), m["rnd"])
+    )
+
+
+def to_tensor(m: Modifiers) -> Instruction:
+    """cvt to tf32."""
+    run = halves.single_to_tensor(m.get("rnz", "rna"))
+    return Instruction((U32,), (F32,), floating.of(run, floating.relu) if "relu" in m else run)
+
+
+def _to_byte(m: Modifiers) -> Run:
+    run = halves.to_byte(m["byte"].removesuffix("x2"))
+    return floating.of(run, floating.relu) if "relu" in m else run
+
+
+def singles_to_bytes(m: Modifiers) -> Instruction:
+    """cvt of two floats to bytes."""
+    return Instruction((U16,), (F32, F32), convert.pair(_to_byte(m)))
+
+
+def halves_to_bytes(m: Modifiers) -> Instruction:
+    """cvt of two halves to bytes."""
+    return Instruction((U16,), (U32,), halves.halves_to_bytes(_to_byte(m)))
+
+
+def bytes_to_halves(m: Modifiers) -> Instruction:
+    """cvt of two bytes to halves."""
+    run = _finish(halves.from_byte(m["byte"].removesuffix("x2")), m)
+    return Instruction((U32,), (U16,), halves.bytes_to_halves(run))
+
+
+def pack(m: Modifiers) -> Instruction:
+    """Two integers clamped and packed, the first in the upper half."""
+    clamp = convert.integer_to_integer(TYPES[m["packed"]], saturate=True)
+    return Instruction((U32,), (S32, S32), convert.pair(clamp))
+
+
+def pack_onto(m: Modifiers) -> Instruction:
+    """Two integers clamped to bytes and pushed into a word from below."""
+    return Instruction((U32,), (S32, S32, U32), convert.push(TYPES[m["octet"]]))

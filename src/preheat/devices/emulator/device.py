@@ -1,0 +1,222 @@
+"""The emulator as a device: memory is the host's, work is done when it is submitted."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.devices import base
+from preheat.devices.emulator.image import image
+from preheat.devices.emulator.memory import POISON, Buffer, Memory
+from preheat.devices.emulator.module import EmulatorModule, invalid
+from preheat.errors import DeviceError, DriverError, InputError, OutOfMemoryError
+from preheat.toolchain import ptx
+
+__all__ = ["COUNT", "EmulatorDevice", "EmulatorEvent", "EmulatorStream"]
+
+COUNT = 8  # devices that there are
+_ALIGN = 256
+_TOTAL = 16 << 30
+_handles = itertools.count(1)
+
+
+class EmulatorEvent:
+    """A point in a stream: the time at which it was recorded."""
+
+    def __init__(self) -> None:
+        self.handle = next(_handles)
+        self.at = time.perf_counter()
+
+    def done(self) -> bool:
+        """Always: work is done when it is submitted."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed(self, since: base.Event) -> float:
+        """Seconds from `since` to this event."""
+        if not isinstance(since, EmulatorEvent):
+            raise DeviceError("the other event belongs to another device")
+        return self.at - since.at
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class EmulatorStream:
+    """Work in order; it is done when it is submitted."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def record(self, *, timing: bool = False) -> base.Event:
+        """An event of this moment."""
+        del timing
+        return EmulatorEvent()
+
+    def wait(self, event: base.Event) -> None:
+        """Nothing to wait for."""
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class EmulatorDevice:
+    """Runs PTX on the CPU, the same way every time, and stops at what a GPU would not survive.
+
+    `patience` is how many basic blocks may run without any thread writing memory, passing a barrier or
+    exiting before the kernel is said to hang.
+    """
+
+    def __init__(self, index: int = 0, arch: Arch | str = "sm_90", *, patience: int = 500_000) -> None:
+        if not 0 <= index < COUNT:
+            raise InputError(
+                f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}"
+            )
+        self.index = index
+        self.name = f"emulator:{index}"
+        self.model = "PTX emulator"
+        self.arch = Arch.parse(arch)
+        self.limits = base.Limits()
+        self.dlpack = (1, 0)
+        self.forks = True
+        self.patience = patience
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._memory = Memory()
+        self._allocated: dict[int, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self._used = 0
+
+    def load(self, artifact: Artifact, *, jit: bool = False) -> base.Module:
+        """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
+        del jit
+        try:
+            loaded = image(artifact.ptx.decode())
+            with self._lock:
+                return EmulatorModule(loaded, artifact, self._memory, self._lock, self.patience)
+        except UnicodeDecodeError as bad:
+            raise invalid(f"not a text: {bad}") from None
+        except ptx.SyntaxFault as bad:
+            raise invalid(f"{bad}, line {bad.line}") from None
+
+    def stream(self, *, priority: int = 0) -> base.Stream:
+        """A new stream."""
+        del priority
+        return EmulatorStream(next(_handles))
+
+    def adopt(self, handle: int) -> base.Stream:
+        """A stream by its number."""
+        return EmulatorStream(handle)
+
+    def allocate(self, size: int, stream: base.Stream) -> int:
+        """Address of `size` new bytes, each of them `POISON`."""
+        del stream
+        with self._lock:
+            if self._used + size > _TOTAL:
+                raise _out_of_memory(size)
+            try:
+                block = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+            except MemoryError:
+                raise _out_of_memory(size) from None
+            address = -(-block.ctypes.data // _ALIGN) * _ALIGN
+            self._allocated[address] = (self._memory.add(address, size), block)
+            self._used += size
+            return address
+
+    def free(self, address: int, stream: base.Stream) -> None:
+        """Give memory back."""
+        del stream
+        with self._lock:
+            if address not in self._allocated:
+                raise DeviceError(f"there is no buffer at {address:#x}")
+            buffer, _ = self._allocated.pop(address)
+            self._memory.remove(buffer)
+            self._used -= buffer.end - buffer.start
+
+    @contextmanager
+    def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
+        """Let kernels use memory of the host meanwhile."""
+        with self._lock:
+            memory, buffer = self._memory, self._memory.add(address, size, writable=writable)
+        try:
+            yield
+        finally:
+            with self._lock:
+                memory.remove(buffer)
+
+    def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
+        """Bytes from the host."""
+        del stream
+        if data.nbytes:
+            with self._lock:
+                ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
+
+    def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
+        """Bytes to the host."""
+        del stream
+        if data.nbytes:
+            with self._lock:
+                ctypes.memmove(np.frombuffer(data, np.uint8).ctypes.data, address, data.nbytes)
+
+    def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
+        """Bytes from place to place."""
+        del stream
+        with self._lock:
+            ctypes.memmove(target, source, size)
+
+    def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> None:
+        """Write `value` `count` times."""
+        del stream
+        with self._lock:
+            ctypes.memmove(address, value * count, len(value) * count)
+
+    def memory(self) -> base.MemoryInfo:
+        """How much there is."""
+        return base.MemoryInfo(_TOTAL - self._used, _TOTAL)
+
+    def synchronize(self) -> None:
+        """Wait for a launch in another thread."""
+        with self._lock:
+            pass
+
+    def check(self, status: tuple[int, ...], call: str) -> None:
+        """Raise for a status that is not 0; launches here raise by themselves."""
+        if status[0]:
+            raise DriverError(call, status[0], "EMULATOR_ERROR", "the emulator gives no such status")
+
+    def trim(self) -> None:
+        """Nothing is kept."""
+
+    def reset(self) -> None:
+        """Begin anew: everything allocated or loaded is gone."""
+        with self._lock:
+            self._begin()
+
+    def close(self) -> None:
+        """Give the device back."""
+        self.reset()
+
+
+def _out_of_memory(size: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no room for {size} bytes"
+    )

@@ -1,0 +1,451 @@
+"""What each instruction of the machine looks like in Python; those that only compute are in `table`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator import access, atomics, carry, warp
+from preheat.devices.emulator.barrier import Arrival
+from preheat.devices.emulator.decode import (
+    Address,
+    Number,
+    Op,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Vector,
+)
+from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer
+
+__all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
+
+_SPACES = ("global", "shared", "local", "const", "param")
+_ORDER = frozenset("weak relaxed acquire release acq_rel sc volatile mmio cta cluster gpu sys".split())
+_CACHE = frozenset("ca cg cs lu cv wb wt nc unified".split())
+
+
+def pure(w: Writer, op: Op) -> None:
+    """An instruction that only computes: its row in the table says how."""
+    pair = op.operands[0] if op.operands and isinstance(op.operands[0], Pair) else None
+    row = instruction(f"{op.opcode}|" if pair else op.opcode)
+    if row is None or len(op.operands) != 1 + len(row.sources):
+        raise w.unsupported()
+    sources = [w.read(o, t) for o, t in zip(op.operands[1:], row.sources, strict=True)]
+    call = f"{w.constant(row.run)}({', '.join(sources)})"
+    _results(w, pair.items if pair else op.operands[:1], row.results, call)
+
+
+def _results(
+    w: Writer, operands: tuple[Operand | None, ...], types: tuple[DType, ...], call: str
+) -> None:
+    """Write what `call` returns: one value, or as many as there are operands."""
+    names = [w.variable() for _ in operands]
+    w.lines.append(f"{', '.join(names)} = {call}")
+    for operand, name, dtype in zip(operands, names, types, strict=False):
+        w.write(operand, name, dtype)
+
+
+# Memory
+
+
+def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
+    """Space, elements and type of a load or store; what only orders or caches is of no account here."""
+    space, count, dtype = "generic", 1, None
+    for word in op.modifiers:
+        if word.partition("::")[0] in _SPACES:
+            space = word.partition("::")[0]
+        elif word in ("v2", "v4", "v8"):
+            count = int(word[1:])
+        elif word in TYPES and word != "pred":
+            dtype = TYPES[word]
+        elif word not in _ORDER and word not in _CACHE and not word.startswith(("L1::", "L2::")):
+            raise w.unsupported()
+    if dtype is None:
+        raise w.unsupported()
+    return space, count, dtype
+
+
+def _address(w: Writer, operand: Operand | None, space: str) -> tuple[str, int]:
+    """The place of an address operand, and the distance from it."""
+    if not isinstance(operand, Address):
+        raise w.unsupported()
+    offset = operand.base.offset if isinstance(operand.base, Symbol) else operand.offset
+    return w.place(operand, w.space_of(operand, space)), offset
+
+
+def _load(w: Writer, op: Op) -> None:
+    space, count, dtype = _memory_form(w, op)
+    target, source = op.operands[:2]
+    items = target.items if isinstance(target, Vector) else (target,)
+    if len(items) != count:
+        raise w.unsupported()
+    kind = w.result_type(items[0], dtype)
+    if (parameter := _parameter(w, source, space)) is not None:
+        for i, item in enumerate(items):
+            at = parameter + i * kind.itemsize
+            w.write(item, w.let(f"W.parameter({at}, {w.constant(kind)})"), kind)
+        return
+    place, offset = _address(w, source, space)
+    where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
+    call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
+    _results(w, items, (kind,) * count, call)
+
+
+def _parameter(w: Writer, source: Operand | None, space: str) -> int | None:
+    """The offset of a kernel parameter that is named, not pointed to."""
+    base = source.base if space == "param" and isinstance(source, Address) else None
+    if isinstance(base, Symbol) and base.name in w.code.parameters:
+        return w.code.parameters[base.name] + base.offset
+    return None
+
+
+def _store(w: Writer, op: Op) -> None:
+    space, count, dtype = _memory_form(w, op)
+    target, source = op.operands[:2]
+    items = source.items if isinstance(source, Vector) else (source,)
+    if len(items) != count:
+        raise w.unsupported()
+    if dtype.kind == "u":
+        _, dtype = w.read_bits(items[0], dtype.itemsize)
+    values = ", ".join(w.read(item, dtype) for item in items)
+    place, offset = _address(w, target, space)
+    verb = "store" if count == 1 else "store_vector"
+    w.lines.append(f"{verb}(G, {place}, {offset}, {w.constant(dtype)}, {w.site()}, {values})")
+
+
+def _atomic(w: Writer, op: Op) -> None:
+    space, verb, kind = "generic", "", ""
+    for word in op.modifiers:
+        if word.partition("::")[0] in _SPACES:
+            space = word.partition("::")[0]
+        elif word in atomics.VERBS:
+            verb = word
+        elif word in TYPES:
+            kind = word
+        elif word not in _ORDER and word != "noftz" and not word.startswith("L2::"):
+            raise w.unsupported()
+    update = atomics.update(verb, kind)
+    wants = op.mnemonic == "atom" and op.operands[0] is not None and w.needed(op.operands[0])
+    operands = op.operands[1:] if op.mnemonic == "atom" else op.operands
+    if update is None or len(operands) != 2 + (verb == "cas"):
+        raise w.unsupported()
+    dtype = TYPES[kind]
+    place, offset = _address(w, operands[0], space)
+    values = ", ".join(w.read(operand, dtype) for operand in operands[1:])
+    where = f"{place}, {offset}, {w.constant(dtype)}, {w.site()}"
+    call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {values})"
+    if wants:
+        w.write(op.operands[0], w.let(call), dtype)
+    else:
+        w.lines.append(call)
+
+
+def _copy_async(w: Writer, op: Op) -> None:
+    """`cp.async`: here the copy is done at once, so that waiting for it is nothing."""
+    if op.opcode in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
+        return
+    first, cache, *spaces = (*(word.partition("::")[0] for word in op.modifiers), "", "")
+    size = op.operands[2] if len(op.operands) == 3 else None
+    plain = first == "async" and cache in ("ca", "cg") and spaces[:2] == ["shared", "global"]
+    if not plain or not isinstance(size, Number):
+        raise w.unsupported()
+    count = int(w.number(size, U32)) // 4
+    source, offset = _address(w, op.operands[1], "global")
+    words = w.let(f"load_vector(G, {source}, {offset}, {w.constant(U32)}, {w.site()}, {count})")
+    target, offset = _address(w, op.operands[0], "shared")
+    w.lines.append(f"store_vector(G, {target}, {offset}, {w.constant(U32)}, {w.site()}, *{words})")
+
+
+def _convert_address(w: Writer, op: Op) -> None:
+    """`cvta`: between a space's own addresses and generic ones."""
+    *words, kind = op.modifiers or ("",)
+    space = words[-1].partition("::")[0] if words else ""
+    if space not in _SPACES or kind != "u64":
+        raise w.unsupported()
+    if space == "param" and not w.code.is_entry:
+        space = "local"
+    target, source = op.operands
+    if space in ("shared", "local"):
+        window = np.uint64(access.SHARED if space == "shared" else access.LOCAL)
+        sign = "-" if words[0] == "to" else "+"
+        w.write(target, w.let(f"{w.read(source, U64)} {sign} {w.constant(window)}"), U64)
+    else:
+        name, held = w.read_bits(source, 8)
+        w.write(target, w.let(name), held)
+
+
+def _is_space(w: Writer, op: Op) -> None:
+    space = op.modifiers[0].partition("::")[0] if op.modifiers else ""
+    if space not in ("global", "shared", "local", "const"):
+        raise w.unsupported()
+    call = f"in_space(W, {w.read(op.operands[1], I64)}, {space!r})"
+    w.write(op.operands[0], w.let(call), BOOL)
+
+
+# Moves
+
+
+def _move(w: Writer, op: Op) -> None:
+    target, source = op.operands
+    if len(op.modifiers) != 1 or op.modifiers[0] not in TYPES:
+        raise w.unsupported()
+    dtype = TYPES[op.modifiers[0]]
+    bits = dtype if dtype == BOOL else np.dtype(f"u{dtype.itemsize}")
+    vectors = [side for side in (target, source) if isinstance(side, Vector)]
+    if any(len(vector.items) not in (2, 4) or len(vector.items) > bits.itemsize for vector in vectors):
+        raise w.unsupported()
+    if isinstance(source, Vector):
+        part = np.dtype(f"u{dtype.itemsize // len(source.items)}")
+        values = ", ".join(w.read(item, part) for item in source.items)
+        w.write(target, w.let(f"pack({w.constant(bits)}, {values})"), bits)
+    elif isinstance(target, Vector):
+        parts = len(target.items)
+        part = np.dtype(f"u{dtype.itemsize // parts}")
+        call = f"unpack({w.read(source, bits)}, {w.constant(part)}, {parts})"
+        _results(w, target.items, (part,) * parts, call)
+    elif isinstance(source, Register) and dtype != BOOL:
+        name, held = w.read_bits(source, dtype.itemsize)
+        w.write(target, w.let(name), held)
+    elif isinstance(source, Number) and dtype != BOOL:
+        kept = w.result_type(target, dtype)
+        w.write(target, w.let(w.constant(w.number(source, dtype).view(kept))), kept)
+    else:
+        w.write(target, w.let(w.read(source, bits)), bits)
+
+
+def pack(dtype: DType, *parts: Any) -> Any:
+    """One word from narrower ones, the lowest first."""
+    bits = dtype.itemsize * 8 // len(parts)
+    whole = parts[0].astype(dtype)
+    for i, part in enumerate(parts[1:], 1):
+        whole = whole | (part.astype(dtype) << dtype.type(i * bits))
+    return whole
+
+
+def unpack(whole: Any, part: DType, parts: int) -> list[Any]:
+    """The narrower words of one, the lowest first."""
+    bits = part.itemsize * 8
+    return [
+        (whole >> whole.dtype.type(i * bits)).astype(part) if i else whole.astype(part)
+        for i in range(parts)
+    ]
+
+
+# Warps
+
+
+def _shuffle(w: Writer, op: Op) -> None:
+    target = op.operands[0]
+    items = target.items if isinstance(target, Pair) else (target, None)
+    sync, mode, *kind = (*op.modifiers, "", "")
+    if sync != "sync" or mode not in warp.SHUFFLES or kind[0] != "b32":
+        raise w.unsupported()
+    value, held = w.read_bits(op.operands[1], 4)
+    lane, clamp = (w.read(operand, U32) for operand in op.operands[2:4])
+    _results(w, items, (held, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
+
+
+def _vote(w: Writer, op: Op) -> None:
+    sync, mode, *_ = (*op.modifiers, "", "")
+    if sync != "sync" or mode not in warp.VOTES:
+        raise w.unsupported()
+    predicate, mask = w.read(op.operands[1], BOOL), w.read(op.operands[2], U32)
+    dtype = U32 if mode == "ballot" else BOOL
+    w.write(op.operands[0], w.let(f"vote(G, {mode!r}, {predicate}, {mask})"), dtype)
+
+
+def _match(w: Writer, op: Op) -> None:
+    mode, sync, kind, *_ = (*op.modifiers, "", "", "")
+    if mode not in ("any", "all") or sync != "sync" or kind not in ("b32", "b64"):
+        raise w.unsupported()
+    target = op.operands[0]
+    items = target.items if isinstance(target, Pair) else (target, None)
+    value, mask = w.read(op.operands[1], TYPES[kind]), w.read(op.operands[2], U32)
+    _results(w, items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
+
+
+def _reduce(w: Writer, op: Op) -> None:
+    sync, verb, kind, *more = (*op.modifiers, "", "", "")
+    integer = kind in ("u32", "s32", "b32") and not any(more)
+    if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
+        raise w.unsupported()
+    value, mask = w.read(op.operands[1], TYPES[kind]), w.read(op.operands[2], U32)
+    w.write(op.operands[0], w.let(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
+
+
+def _elect(w: Writer, op: Op) -> None:
+    target = op.operands[0]
+    items = target.items if isinstance(target, Pair) else (target, None)
+    _results(w, items, (U32, BOOL), f"elect(G, {w.read(op.operands[1], U32)})")
+
+
+def _active(w: Writer, op: Op) -> None:
+    w.write(op.operands[0], w.let("active(G)"), U32)
+
+
+# Carries
+
+
+def _carried(w: Writer, op: Op) -> None:
+    """`add.cc`, `addc` and their kin; without a carry they only compute."""
+    base = op.mnemonic.removesuffix("c")
+    takes, gives = op.mnemonic != base, "cc" in op.modifiers
+    if not takes and not gives:
+        return pure(w, op)
+    words = [word for word in op.modifiers if word != "cc"]
+    kind = words.pop() if words else ""
+    run = carry.FORMS.get((base, *words))
+    kinds = ("u32", "u64") if "hi" in words else ("u32", "s32", "u64", "s64")
+    if run is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
+        raise w.unsupported()
+    dtype = np.dtype(f"u{TYPES[kind].itemsize}")
+    sources = [w.read(operand, dtype) for operand in op.operands[1:]]
+    before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(False))
+    results = (op.operands[0], carry.REGISTER if gives else None)
+    _results(w, results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
+    return None
+
+
+# Flow: what the block returns
+
+
+def _branch(w: Writer, op: Op) -> str | None:
+    if op.guard is None:
+        return None
+    register, negated = op.guard
+    value = w.read(register, BOOL)
+    return w.let(f"~{value}") if negated else value
+
+
+def _table_branch(w: Writer, op: Op) -> str:
+    return w.read(op.operands[0], U32)
+
+
+def _call(w: Writer, op: Op) -> str | None:
+    name, _, _ = called(w, op)
+    if name is not None:
+        w.code.callees.add(name)
+        return None
+    w.code.indirect = True
+    return w.read(next(o for o in op.operands if not isinstance(o, Vector)), U64)
+
+
+def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+    """Whom a call calls, if it names one, and the variables that hold its arguments and results."""
+    w.op = op
+    operands = list(op.operands)
+    returns = operands.pop(0) if isinstance(operands[0], Vector) else None
+    if not operands or isinstance(operands[0], Vector):
+        raise w.unsupported()
+    callee = operands.pop(0)
+    given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
+    sides = []
+    for side in (given, returns):
+        items = side.items if isinstance(side, Vector) else ()
+        if not all(isinstance(item, Symbol) and item.name in w.code.offsets for item in items):
+            raise w.unsupported("a call with registers as parameters")
+        sides.append(tuple(item.name for item in items if isinstance(item, Symbol)))
+    return callee.name if isinstance(callee, Symbol) else None, sides[0], sides[1]
+
+
+def _barrier(w: Writer, op: Op) -> str | None:
+    words = [word for word in op.modifiers if word not in ("cta", "aligned")]
+    if words[:1] == ["warp"]:
+        return None
+    operands = list(op.operands)
+    kind, result, predicate = words[0] if words else "", -1, "None"
+    reduces = kind == "red" and len(words) == 3 and words[1] in ("popc", "and", "or")
+    if reduces and len(operands) > 2:
+        kind = words[1]
+        result = w.slot_of(operands.pop(0))
+        predicate = w.read(operands.pop(), BOOL)
+    elif kind not in ("sync", "arrive"):
+        raise w.unsupported()
+    ident = w.read(operands[0], U32)
+    count = w.read(operands[1], U32) if len(operands) > 1 else "None"
+    return f"arrival({w.site()}, {ident}, {count}, {kind!r}, {predicate}, {result})"
+
+
+def _nothing(w: Writer, op: Op) -> None:
+    """What only orders, waits or hints has no effect here."""
+
+
+def _policy(w: Writer, op: Op) -> None:
+    w.write(op.operands[0], w.constant(np.uint64(0)), U64)
+
+
+EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "atom": _atomic,
+    "red": _atomic,
+    "cp": _copy_async,
+    "cvta": _convert_address,
+    "isspacep": _is_space,
+    "mov": _move,
+    "shfl": _shuffle,
+    "vote": _vote,
+    "match": _match,
+    "redux": _reduce,
+    "elect": _elect,
+    "activemask": _active,
+    **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _carried),
+    "bra": _branch,
+    "brx": _table_branch,
+    "call": _call,
+    **dict.fromkeys(("bar", "barrier"), _barrier),
+    **dict.fromkeys(
+        "ret exit trap membar fence nanosleep griddepcontrol pmevent prefetch prefetchu".split(),
+        _nothing,
+    ),
+    "createpolicy": _policy,
+}
+
+
+#: How many operands each takes.
+_COUNTS = {
+    **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
+    **dict.fromkeys(("cvta", "isspacep", "mov", "brx", "elect"), (2,)),
+    **dict.fromkeys(("vote", "match", "redux"), (3,)),
+    **dict.fromkeys(("atom", "red"), (2, 3, 4, 5)),
+    **dict.fromkeys(("bra", "activemask"), (1,)),
+    **dict.fromkeys(("bar", "barrier", "call", "createpolicy"), (1, 2, 3, 4)),
+    "shfl": (5,),
+}
+
+
+def emit(w: Writer, op: Op) -> str | None:
+    """Write one operation; the expression that its block returns, if it is of flow."""
+    w.op = op
+    if op.mnemonic in _COUNTS and len(op.operands) not in _COUNTS[op.mnemonic]:
+        raise w.unsupported()
+    return EMITTERS.get(op.mnemonic, pure)(w, op)
+
+
+#: What generated functions call.
+NAMESPACE: dict[str, Any] = {
+    "active": warp.active,
+    "arrival": Arrival.of,
+    "atomic": atomics.atomic,
+    "elect": warp.elect,
+    "in_space": access.in_space,
+    "load": access.load,
+    "load_vector": access.load_vector,
+    "match": warp.match,
+    "pack": pack,
+    "place": access.place,
+    "place_generic": access.place_generic,
+    "reduce": warp.reduce,
+    "shuffle": warp.shuffle,
+    "store": access.store,
+    "store_vector": access.store_vector,
+    "unpack": unpack,
+    "vote": warp.vote,
+}

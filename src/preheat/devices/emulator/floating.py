@@ -1,0 +1,355 @@
+"""Floating-point arithmetic in every rounding mode, exact to the last bit.
+
+NumPy rounds to the nearest. Fused multiply-add and the other modes need to know what that lost. In
+single precision the result is first rounded to odd in double precision, where the last bit says whether
+anything is missing, which makes the second rounding right (Boldo and Melquiond). In double precision
+exact fractions decide where sums without error cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator.integer import Array, Run, choose, unsigned
+
+HALF, SINGLE, DOUBLE = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+TINY = {kind: np.finfo(kind).tiny for kind in (HALF, SINGLE, DOUBLE)}
+
+
+def flush(a: Array) -> Array:
+    """Subnormal numbers become zeros of the same sign."""
+    return a * (np.abs(a) >= TINY[a.dtype])
+
+
+def flushed(run: Run) -> Run:
+    """`run` with subnormal operands and results flushed to zero."""
+    return lambda *operands: flush(run(*map(flush, operands)))
+
+
+def saturate(a: Array) -> Array:
+    """Clamped to [+0, 1]; NaN becomes +0."""
+    zero, one = a.dtype.type(0), a.dtype.type(1)
+    return np.fmin(np.fmax(a, zero), one) + zero
+
+
+def then(run: Run, last: Run) -> Run:
+    """`run`, and `last` of its result."""
+    return lambda *operands: last(run(*operands))
+
+
+def of(run: Run, first: Run) -> Run:
+    """`first` of each operand, and `run` of those."""
+    return lambda *operands: run(*map(first, operands))
+
+
+def relu(a: Array) -> Array:
+    """Negative numbers become +0; NaN stays."""
+    return np.maximum(a, a.dtype.type(0)) + a.dtype.type(0)
+
+
+BLOCK = 4096
+
+
+def in_blocks(run: Run) -> Run:
+    """`run` on pieces short enough that its many intermediate arrays stay in the processor's cache."""
+
+    def blocked(*operands: Array) -> Array:
+        count = max(np.size(a) for a in operands)
+        if count <= BLOCK:
+            return run(*operands)
+        pieces = (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
+        return np.concatenate([run(*(a[at] if a.ndim else a for a in operands)) for at in pieces])
+
+    return blocked
+
+
+def step(nearest: Array, lacking: Array, mode: str) -> Array:
+    """The result in `mode`, from the nearest one and the sign of what it lacks."""
+    infinity = nearest.dtype.type(np.inf)
+    down, up = lacking < 0, lacking > 0
+    if mode == "rz":
+        down, up = down & (nearest > 0), up & (nearest < 0)
+    if mode != "rp":
+        nearest = choose(down, np.nextafter(nearest, -infinity), nearest)
+    if mode != "rm":
+        nearest = choose(up, np.nextafter(nearest, infinity), nearest)
+    return nearest
+
+
+def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
+    """A double as `kind`, rounded once."""
+    nearest = a.astype(kind)
+    if mode == "rn":
+        return nearest
+    size, exact = np.abs(nearest), np.abs(a)
+    over, under = size > exact, size < exact
+    found = unsigned(nearest) - over
+    if mode != "rz":
+        away = np.signbit(a) if mode == "rm" else ~np.signbit(a)
+        found = found + ((over | under) & away)
+    return found.view(kind)
+
+
+def to_odd(nearest: Array, lacking: Array) -> Array:
+    """`nearest`, or its odd neighbour towards the exact value where it is even and lacks something."""
+    number, rest = nearest.view(np.int64), lacking.view(np.int64)
+    inexact = np.abs(lacking) > 0
+    inward = (number ^ rest < 0) & inexact
+    return (number - inward | inexact).view(np.float64)
+
+
+def sum_error(a: Array, b: Array, total: Array) -> Array:
+    """Exactly what `total` lacks of a + b (Knuth)."""
+    part = total - a
+    return (a - (total - part)) + (b - part)
+
+
+def product_error(a: Array, b: Array, product: Array) -> Array:
+    """Exactly what `product` lacks of a * b while nothing overflows or underflows (Dekker)."""
+    a1, b1 = _upper_bits(a), _upper_bits(b)
+    a2, b2 = a - a1, b - b1
+    return a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
+
+
+def _upper_bits(a: Array) -> Array:
+    scaled = a * 134217729.0  # 2**27 + 1 (Veltkamp)
+    return scaled - (scaled - a)
+
+
+def add_to_odd(a: Array, b: Array) -> Array:
+    """a + b, rounded to odd, so that rounding it once more is rounding once."""
+    total = a + b
+    return to_odd(total, sum_error(a, b, total))
+
+
+# Single precision, carried out in double precision: exact, or rounded to odd.
+
+
+def _add_single(a: Array, b: Array) -> Array:
+    return add_to_odd(a.astype(np.float64), b.astype(np.float64))
+
+
+def _subtract_single(a: Array, b: Array) -> Array:
+    return _add_single(a, -b)
+
+
+def _multiply_single(a: Array, b: Array) -> Array:
+    return a.astype(np.float64) * b.astype(np.float64)  # quicker than a ufunc that casts as it goes
+
+
+def _fma_single(a: Array, b: Array, c: Array) -> Array:
+    return add_to_odd(_multiply_single(a, b), c.astype(np.float64))
+
+
+def _divide_single(a: Array, b: Array) -> Array:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    quotient = a / b
+    product = quotient * b
+    lacking = (a - product) - product_error(quotient, b, product)
+    return to_odd(quotient, choose(b < 0, -lacking, lacking))
+
+
+def _root_single(a: Array) -> Array:
+    a = a.astype(np.float64)
+    root = np.sqrt(a)
+    square = root * root
+    return to_odd(root, (a - square) - product_error(root, root, square))
+
+
+def fma_single(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once to single precision."""
+    product, addend = _multiply_single(a, b), c.astype(np.float64)
+    total = product + addend
+    # Rounding twice goes wrong only from halfway between two results, or below the normal ones.
+    doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
+    doubtful |= np.abs(total) < TINY[SINGLE]
+    if doubtful.any():
+        total = _mended(total, np.flatnonzero(doubtful), product, addend)
+    return total.astype(np.float32)
+
+
+def _mended(total: Array, at: Array, product: Array, addend: Array) -> Array:
+    """`total` with the sums at these places rounded to odd instead."""
+    if not total.ndim:
+        return add_to_odd(product, addend)
+    total[at] = add_to_odd(*(x.take(at) if x.ndim else x for x in (product, addend)))
+    return total
+
+
+def fma_half(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once to float16."""
+    # The product is exact in double precision. So is any sum that a second rounding could turn.
+    return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float16)
+
+
+# Double precision.
+
+
+def fma_double(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once to double precision."""
+    product = a * b
+    size = np.abs(product)
+    safe = (size > 2.0**-960) & (np.maximum(size, np.abs(c)) < 2.0**1000)
+    safe &= np.maximum(np.abs(a), np.abs(b)) < 2.0**990
+    result = _fma_by_sums(a, b, c, product)
+    return result if np.all(safe) else _fma_by_fractions(a, b, c, result, safe)
+
+
+def _fma_by_sums(a: Array, b: Array, c: Array, product: Array) -> Array:
+    """Right while no intermediate value overflows or underflows."""
+    lower = product_error(a, b, product)
+    middle = c + lower
+    upper = product + middle
+    return upper + add_to_odd(sum_error(c, lower, middle), sum_error(product, middle, upper))
+
+
+def _fma_by_fractions(a: Array, b: Array, c: Array, result: Array, safe: Array) -> Array:
+    """`result` where `safe`; elsewhere NumPy's if a term is zero or not finite, else by fractions."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    # An infinite or undefined c is the sum, whatever a finite product would overflow to.
+    plain = choose(np.isfinite(a) & np.isfinite(b) & ~np.isfinite(c), c, a * b + c)
+    result = np.array(choose(safe, result, plain))
+    for lane in np.argwhere(~safe & finite):
+        at = tuple(lane)
+        result[at] = nearest(Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at])))
+    return result[()]
+
+
+def nearest(exact: Fraction) -> float:
+    """The double nearest to a fraction."""
+    sign = -1 if exact < 0 else 1
+    try:
+        return math.copysign(float(exact), sign)
+    except OverflowError:
+        return sign * math.inf
+
+
+# What a double-precision result lacks of the exact one, up to a positive factor.
+LACKING: dict[str, Callable[..., Fraction]] = {
+    "add": lambda result, a, b: a + b - result,
+    "sub": lambda result, a, b: a - b - result,
+    "mul": lambda result, a, b: a * b - result,
+    "fma": lambda result, a, b, c: a * b + c - result,
+    "div": lambda result, a, b: (a - result * b) * b,
+    "rcp": lambda result, a: (1 - result * a) * a,
+    "sqrt": lambda result, a: a - result * result,
+}
+
+
+def _lacking(operation: str) -> Run:
+    """The sign of what a result lacks; 0 where an operand is not finite."""
+
+    def sign(result: float, *operands: float) -> float:
+        if not all(map(math.isfinite, operands)) or math.isnan(result):
+            return 0.0
+        # An infinite result overflowed, unless a division by zero gave it, which lacks nothing.
+        finite = math.copysign(min(abs(result), np.finfo(np.float64).max), result)
+        missing = LACKING[operation](*map(Fraction, (finite, *operands)))
+        if finite != result and missing:
+            return math.copysign(1.0, -result)
+        return float((missing > 0) - (missing < 0))
+
+    return np.vectorize(sign, otypes=[np.float64])
+
+
+def reciprocal(a: Array) -> Array:
+    """1 / a."""
+    return a.dtype.type(1) / a
+
+
+NEAREST: dict[str, dict[np.dtype[Any], Run]] = {
+    "add": {HALF: np.add, SINGLE: np.add, DOUBLE: np.add},
+    "sub": {HALF: np.subtract, SINGLE: np.subtract, DOUBLE: np.subtract},
+    "mul": {HALF: np.multiply, SINGLE: np.multiply, DOUBLE: np.multiply},
+    "div": {SINGLE: np.divide, DOUBLE: np.divide},
+    "rcp": {SINGLE: reciprocal, DOUBLE: reciprocal},
+    "sqrt": {SINGLE: np.sqrt, DOUBLE: np.sqrt},
+    "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: in_blocks(fma_double)},
+}
+TO_ODD: dict[str, Run] = {
+    "add": _add_single,
+    "sub": _subtract_single,
+    "mul": _multiply_single,
+    "div": _divide_single,
+    "rcp": lambda a: _divide_single(np.float32(1), a),
+    "sqrt": _root_single,
+    "fma": _fma_single,
+}
+# Which operands to negate to negate the result: rounding down is rounding up in the mirror, which makes
+# an exact sum of zero negative, as it must be.
+MIRROR = {"add": (-1, -1), "sub": (-1, -1), "fma": (-1, 1, -1)}
+
+
+def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
+    """Like `arithmetic`, with subnormal operands and results flushed to zero."""
+    run, exact, limit = arithmetic(operation, kind, mode), TO_ODD[operation], TINY[kind]
+
+    def ftz(*operands: Array) -> Array:
+        operands = tuple(map(flush, operands))
+        result = flush(run(*operands))
+        at_limit = np.abs(result) == limit
+        if np.any(at_limit):
+            # Flushed, too, is what only the coarser rounding of subnormal numbers made a normal one.
+            finer = narrow(exact(*operands) * 2.0**8, kind, mode)
+            small = at_limit & (np.abs(finer) < limit * kind.type(2.0**8))
+            result = choose(small, np.copysign(kind.type(0), result), result)
+        return result
+
+    return ftz
+
+
+def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
+    """`operation` on numbers of `kind`, rounded once in `mode`."""
+    at_nearest = NEAREST[operation][kind]
+    if mode == "rn":
+        return at_nearest
+    if mode == "rm" and operation in MIRROR:
+        upward, signs = arithmetic(operation, kind, "rp"), MIRROR[operation]
+        return lambda *operands: (
+            -upward(*(-a if s < 0 else a for a, s in zip(operands, signs, strict=True)))
+        )
+    if kind == SINGLE:
+        exact = TO_ODD[operation]
+        return in_blocks(lambda *operands: narrow(exact(*operands), SINGLE, mode))
+    lacking = _lacking(operation)
+
+    def directed(*operands: Array) -> Array:
+        result = at_nearest(*operands)
+        return step(result, lacking(result, *operands), mode)
+
+    return directed
+
+
+def extreme(operation: str, *, nan: bool) -> Run:
+    """The "min" or "max" of two numbers, -0 below +0; NaN if both are or, with `nan`, either is."""
+    pick = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[operation][nan]
+    merge = np.bitwise_or if operation == "min" else np.bitwise_and
+
+    def run(a: Array, b: Array) -> Array:
+        equal = merge(unsigned(a), unsigned(b)).view(
+            a.dtype
+        )  # equal numbers differ in the sign of zero alone
+        return choose(a == b, equal, pick(a, b))
+
+    return run
+
+
+def xor_sign(run: Run) -> Run:
+    """`run` on magnitudes, with the product of the signs (`.xorsign.abs`)."""
+
+    def signed(a: Array, b: Array) -> Array:
+        sign = np.signbit(a) ^ np.signbit(b)
+        return np.copysign(run(np.abs(a), np.abs(b)), choose(sign, a.dtype.type(-1), a.dtype.type(1)))
+
+    return signed
+
+
+def copy_sign(a: Array, b: Array) -> Array:
+    """`b` with the sign of `a`."""
+    return np.copysign(b, a)

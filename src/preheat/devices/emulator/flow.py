@@ -1,0 +1,210 @@
+"""The shape of a function: basic blocks, what follows each, which registers live between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from preheat.devices.emulator.decode import (
+    Address,
+    Body,
+    Negated,
+    Op,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Vector,
+)
+from preheat.toolchain import ptx
+
+__all__ = ["Block", "blocks_of", "defined", "is_around", "is_barrier", "is_rendezvous", "used"]
+
+#: Instructions whose first operand is not a result.
+WITHOUT_RESULT = frozenset(
+    "st red bra brx call ret exit trap membar fence prefetch prefetchu cp nanosleep pmevent "
+    "griddepcontrol".split()
+)
+_ENDS = frozenset("bra brx call ret exit trap".split())
+_PAST = "@past "  # no label of a text begins like that
+_RENDEZVOUS = frozenset("shfl vote match redux elect".split())
+
+
+@dataclass
+class Block:
+    """Operations that run one after another. The last one, if it is of flow, says what comes next.
+
+    `targets` are block numbers: for a branch the one taken and the one fallen into, for everything
+    that goes on the one that follows.
+    """
+
+    index: int
+    ops: list[Op]
+    targets: tuple[int, ...] = ()
+    live_in: set[str] = field(default_factory=set)
+    live_out: set[str] = field(default_factory=set)
+    defines: set[str] = field(default_factory=set)
+    reachable: bool = False
+
+    @property
+    def end(self) -> Op | None:
+        """The operation of flow it ends with."""
+        return self.ops[-1] if self.ops and _ends_block(self.ops[-1]) else None
+
+
+def is_around(op: Op) -> bool:
+    """Whether this is a branch that stands for another operation's guard."""
+    return op.mnemonic == "bra" and _label(op).startswith(_PAST)
+
+
+def is_rendezvous(op: Op) -> bool:
+    """Whether threads of a warp wait for one another at this instruction."""
+    if op.mnemonic in ("bar", "barrier"):
+        return "warp" in op.modifiers
+    return op.mnemonic in _RENDEZVOUS and "sync" in op.modifiers
+
+
+def is_barrier(op: Op) -> bool:
+    """Whether threads of a block wait for one another at this instruction."""
+    return op.mnemonic in ("bar", "barrier") and not {"warp", "cluster"} & set(op.modifiers)
+
+
+def blocks_of(body: Body) -> list[Block]:
+    """The basic blocks of a function in the order of its text, with liveness."""
+    ops, labels = _without_guards(body)
+    starts = sorted(
+        {0, *labels.values()}
+        | {at + 1 for at, op in enumerate(ops) if _ends_block(op)}
+        | {at for at, op in enumerate(ops) if is_rendezvous(op)}
+    )
+    starts = [at for at in starts if at < len(ops)]
+    number = {at: index for index, at in enumerate(starts)}
+    number.update(dict.fromkeys(range(len(ops), len(ops) + 1), len(starts)))
+    ends = [*starts[1:], len(ops)]
+    blocks = [
+        Block(index, ops[start:end])
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+    blocks.append(Block(len(blocks), [Op(body.ops[-1].line if body.ops else 0, "ret", "ret", ())]))
+    place = {label: number[at] for label, at in labels.items()}
+    for block in blocks:
+        block.targets = tuple(_targets(block, place, body))
+    _mark_reachable(blocks)
+    _find_live(blocks)
+    return blocks
+
+
+def _ends_block(op: Op) -> bool:
+    return op.mnemonic in _ENDS or is_barrier(op)
+
+
+def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:
+    """Guarded instructions as branches around them: only branches have a guard afterwards."""
+    ops: list[Op] = []
+    moved: list[int] = []
+    labels: dict[str, int] = {}
+    for op in body.ops:
+        moved.append(len(ops))
+        if op.guard is None or op.mnemonic == "bra":
+            ops.append(op)
+            continue
+        register, negated = op.guard
+        label = f"{_PAST}{len(moved)}"
+        around = Op(op.line, op.text, "bra", (Symbol(label),), (register, not negated))
+        ops += [around, op._replace(guard=None)]
+        labels[label] = len(ops)
+    moved.append(len(ops))
+    labels.update({label: moved[at] for label, at in body.labels.items()})
+    return ops, labels
+
+
+def _targets(block: Block, place: dict[str, int], body: Body) -> Iterator[int]:
+    op, following = block.end, block.index + 1
+    if op is None or op.mnemonic not in ("bra", "brx", "ret", "exit", "trap"):
+        yield following
+        return
+    names: tuple[str, ...] = ()
+    if op.mnemonic in ("bra", "brx"):
+        label = _label(op)
+        names = (label,) if op.mnemonic == "bra" else body.tables.get(label, (label,))
+    for name in names:
+        if name not in place:
+            raise ptx.SyntaxFault(f"there is no label {name.partition('@')[0]}", op.line)
+        yield place[name]
+    if op.mnemonic == "bra" and op.guard:
+        yield following
+
+
+def _label(op: Op) -> str:
+    """The label or the table of labels that a branch names last."""
+    last = op.operands[-1] if op.operands else None
+    return last.name if isinstance(last, Symbol) else "?"
+
+
+def _mark_reachable(blocks: list[Block]) -> None:
+    waiting = [0]
+    while waiting:
+        block = blocks[waiting.pop()]
+        if not block.reachable:
+            block.reachable = True
+            waiting += block.targets
+
+
+def _find_live(blocks: list[Block]) -> None:
+    """Liveness by names, backwards until nothing changes."""
+    gen = []
+    for block in blocks:
+        reads: set[str] = set()
+        writes: set[str] = set()
+        for op in block.ops:
+            reads |= {r.name for r in used(op)} - writes
+            writes |= {r.name for r in defined(op)}
+        gen.append(reads)
+        block.defines = writes
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            block.live_out = set().union(*(blocks[target].live_in for target in block.targets))
+            before = len(block.live_in)
+            block.live_in = gen[block.index] | (block.live_out - block.defines)
+            changed |= len(block.live_in) != before
+
+
+_CARRY = Register("%carry", "pred")
+
+
+def defined(op: Op) -> Iterator[Register]:
+    """The registers an operation writes."""
+    if (
+        op.operands
+        and op.mnemonic not in WITHOUT_RESULT
+        and (op.mnemonic not in ("bar", "barrier") or "red" in op.modifiers)
+    ):
+        yield from _registers(op.operands[0])
+    if "cc" in op.modifiers:
+        yield _CARRY
+
+
+def used(op: Op) -> Iterator[Register]:
+    """The registers an operation reads."""
+    if op.guard:
+        yield op.guard[0]
+    results = {r.name for r in defined(op)} if op.operands else set()
+    skip = 1 if results and not isinstance(op.operands[0], Address) and results != {"%carry"} else 0
+    for operand in op.operands[skip:]:
+        yield from _registers(operand)
+    if op.mnemonic in ("addc", "subc", "madc"):
+        yield _CARRY
+
+
+def _registers(operand: Operand | None) -> Iterator[Register]:
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Negated):
+        yield operand.register
+    elif isinstance(operand, Address):
+        yield from _registers(operand.base)
+    elif isinstance(operand, Vector | Pair):
+        for item in operand.items:
+            yield from _registers(item)

@@ -1,0 +1,211 @@
+"""A PTX function as code that can run: every reachable block a Python function, and what follows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator.decode import Op, Register, decode
+from preheat.devices.emulator.emit import NAMESPACE, called, emit
+from preheat.devices.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
+from preheat.devices.emulator.special import SPECIAL
+from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.writer import DType, Registers, Writer, register_type
+from preheat.errors import UnsupportedInstructionError
+from preheat.toolchain import ptx
+
+__all__ = ["Code", "Generator", "Step", "generate"]
+
+_NOBODY: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
+_KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
+
+
+@dataclass
+class Step:
+    """A basic block that can run, and what follows it."""
+
+    index: int
+    kind: str
+    targets: tuple[int, ...]
+    first: int  # its first operation, by number
+    site: int  # its last
+    live_in: frozenset[int]
+    live_out: frozenset[int]
+    writes: frozenset[int]
+    run: Callable[[Any, list[Any], Any], Any]
+    mask: Callable[[Any, list[Any], Any], Any] | None = None  # the threads of the warp it waits for
+    callee: str | None = None
+    arguments: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
+    leaves: bool = False  # it does nothing but end the thread, or return
+
+
+@dataclass
+class Code:
+    """A function that can run. Registers are numbered; `special` and `symbols` have numbers too."""
+
+    name: str
+    steps: dict[int, Step]  # by the number of the block
+    sites: list[Op]
+    zeros: list[Any]
+    special: list[tuple[int, str]]
+    symbols: list[tuple[int, str]]
+    offsets: dict[str, int]  # of variables, parameters and results in its local memory
+    frame_bytes: int
+    parameters: dict[str, int]  # of a kernel, in its parameter block
+    arguments: list[tuple[int, int]]  # offset and size
+    returns: list[tuple[int, int]]
+    callees: frozenset[str]
+    indirect: bool  # calls through pointers
+    variables: dict[str, ptx.Variable]
+    takes_parameter_address: bool
+
+
+class Generator:
+    """Writes all functions of one PTX function."""
+
+    def __init__(self, function: ptx.Function) -> None:
+        self.function = function
+        self.is_entry = function.kind == "entry"
+        self.body = decode(function)
+        self.blocks = blocks_of(self.body)
+        self.registers = Registers()
+        self.sites = [op for block in self.blocks for op in block.ops]
+        self._site_of = {id(op): site for site, op in enumerate(self.sites)}
+        self.globals: dict[str, Any] = {}
+        self._constants: dict[Any, str] = {}
+        self.callees: set[str] = set()
+        self.indirect = False
+        self.offsets, self.frame_bytes = self._locals()
+        self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
+        self._choose_types()
+
+    def _locals(self) -> tuple[dict[str, int], int]:
+        """Where variables lie in the function's part of local memory."""
+        kept: list[ptx.Variable | ptx.Param] = [
+            variable
+            for variable in self.body.variables.values()
+            if variable.space in ("local", "param")
+        ]
+        if not self.is_entry:
+            kept += [*self.function.params, *self.function.returns]
+        offsets, top = {}, 0
+        for variable in kept:
+            offsets[variable.name] = -(-top // variable.align) * variable.align
+            top = offsets[variable.name] + variable.size
+        return offsets, -(-top // 16) * 16
+
+    def _choose_types(self) -> None:
+        """Keep each register as the type that most instructions use it as."""
+        votes: dict[str, Counter[DType]] = {}
+        for block in self.blocks:
+            for op in block.ops:
+                for register in (*defined(op), *used(op)):
+                    self.registers.add(register.name, register_type(register.kind))
+                row = None if op.mnemonic in ("mov", "selp") else instruction(op.opcode)
+                if row is None:
+                    continue
+                types = (*row.results[:1], *row.sources)
+                for operand, dtype in zip(op.operands, types, strict=False):
+                    if isinstance(operand, Register) and _fits(operand, dtype):
+                        votes.setdefault(operand.name, Counter())[dtype] += 1
+        for name, counted in votes.items():
+            self.registers.kept[self.registers.number[name]] = counted.most_common(1)[0][0]
+
+    def constant(self, value: Any) -> str:
+        """The name of a value in the generated functions' globals."""
+        key = (type(value), value.tobytes() if isinstance(value, np.generic) else value)
+        if key not in self._constants:
+            self._constants[key] = f"c{len(self._constants)}"
+            self.globals[self._constants[key]] = value
+        return self._constants[key]
+
+    def site(self, op: Op) -> int:
+        """The number of an operation, by which an error finds its line."""
+        return self._site_of[id(op)]
+
+    def drops(self, block: Block, slot: int) -> bool:
+        """Whether a register's old value is of no use once this block has read it."""
+        name = self.registers.names[slot]
+        if name.startswith("&") or name in SPECIAL:
+            return False
+        return name not in block.live_out or name in block.defines
+
+    def unsupported(self, op: Op, what: str | None = None) -> UnsupportedInstructionError:
+        """The error for an operation that the emulator does not know."""
+        return UnsupportedInstructionError(
+            self.function.name,
+            f"the emulator does not know {what or op.opcode}",
+            line=op.line,
+            text=op.text,
+        )
+
+    def code(self) -> Code:
+        """The function, ready to run."""
+        reachable = [block for block in self.blocks if block.reachable]
+        text = "\n".join(source for block in reachable for source in self._sources(block))
+        self.globals.update(NAMESPACE)
+        exec(compile(text, f"<{self.function.name}>", "exec"), self.globals)
+        steps = {block.index: self._step(block) for block in reachable}
+        offsets = self.offsets
+        return Code(
+            name=self.function.name,
+            steps=steps,
+            sites=self.sites,
+            zeros=[dtype.type(0) for dtype in self.registers.kept],
+            special=self.registers.special,
+            symbols=self.registers.symbols,
+            offsets=offsets,
+            frame_bytes=self.frame_bytes,
+            parameters=self.parameters,
+            arguments=[(offsets[p.name], p.size) for p in self.function.params if not self.is_entry],
+            returns=[(offsets[p.name], p.size) for p in self.function.returns],
+            callees=frozenset(self.callees),
+            indirect=self.indirect,
+            variables=self.body.variables,
+            takes_parameter_address=any(name in self.parameters for _, name in self.registers.symbols),
+        )
+
+    def _sources(self, block: Block) -> Iterator[str]:
+        """The text of a block's functions: what it does and, at a rendezvous, for whom it waits."""
+        yield Writer(self, block).function(f"b{block.index}", emit)
+        if is_rendezvous(block.ops[0]):
+            asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
+            yield asks.question(f"m{block.index}", block.ops[0].operands[-1])
+
+    def _step(self, block: Block) -> Step:
+        number, end = self.registers.number, block.end
+        kind = "next"
+        if end is not None and (end.mnemonic != "bra" or end.guard):
+            kind = "barrier" if is_barrier(end) else _KINDS[end.mnemonic]
+        calls = end is not None and end.mnemonic == "call"
+        callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
+        return Step(
+            index=block.index,
+            kind=kind,
+            targets=block.targets,
+            first=self.site(block.ops[0]),
+            site=self.site(block.ops[-1]),
+            live_in=frozenset(number[name] for name in block.live_in),
+            live_out=frozenset(number[name] for name in block.live_out),
+            writes=frozenset(number[name] for name in block.defines),
+            run=self.globals[f"b{block.index}"],
+            mask=self.globals.get(f"m{block.index}"),
+            callee=callee,
+            arguments=arguments,
+            returns=returns,
+            leaves=kind in ("ret", "exit") and len(block.ops) == 1,
+        )
+
+
+def _fits(register: Register, dtype: DType) -> bool:
+    return register_type(register.kind).itemsize == dtype.itemsize
+
+
+def generate(function: ptx.Function) -> Code:
+    """Make a function ready to run; `UnsupportedInstructionError` names what the emulator cannot do."""
+    return Generator(function).code()

@@ -1,0 +1,111 @@
+"""Numbers of 16 and 8 bits: float16 as NumPy has it, the others as raw bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from preheat.devices.emulator.floating import SINGLE, in_blocks, narrow
+from preheat.devices.emulator.integer import Array, Run, choose, each_half, join
+
+NAN = np.uint16(0x7FFF).view(np.float16)
+
+
+def canonical(a: Array) -> Array:
+    """A float16 whose NaN has the bits that the hardware gives it."""
+    return choose(np.isnan(a), NAN, a)
+
+
+def from_brain(a: Array) -> Array:
+    """A bfloat16 as a single."""
+    return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def single_to_brain(a: Array, mode: str = "rn") -> Array:
+    """A single as bfloat16, rounded in `mode`; NaN in its canonical form."""
+    bits = a.view(np.uint32)
+    if mode == "rn":
+        rounding = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    else:
+        away = {"rz": np.False_, "rm": np.signbit(a), "rp": ~np.signbit(a)}[mode]
+        rounding = away * np.uint32(0xFFFF)
+    return choose(np.isnan(a), np.uint16(0x7FFF), (bits + rounding >> np.uint32(16)).astype(np.uint16))
+
+
+def to_brain(a: Array, mode: str = "rn") -> Array:
+    """The bfloat16 bits of single floats."""
+    return single_to_brain(a, mode) if a.dtype == SINGLE else double_to_brain(a, mode)
+
+
+def double_to_brain(a: Array, mode: str = "rn") -> Array:
+    """A double as bfloat16, rounded once."""
+    towards_zero = narrow(a, SINGLE, "rz")
+    # The last bit of the single tells the second rounding that the first one lost something.
+    odd = towards_zero.view(np.uint32) | (towards_zero != a)
+    return single_to_brain(odd.view(np.float32), mode)
+
+
+def brain(run: Run) -> Run:
+    """`run`, a function of singles whose result is exact or rounded to odd, as one of bfloat16."""
+    return in_blocks(lambda *operands: to_brain(run(*map(from_brain, operands))))
+
+
+def single_to_tensor(mode: str) -> Run:
+    """A single with 10 bits after the point, as tf32 has."""
+
+    def run(a: Array) -> Array:
+        bits = a.view(np.uint32)
+        even = np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+        rounding = {"rn": even, "rna": np.uint32(0x1000), "rz": np.uint32(0)}[mode]
+        return choose(np.isnan(a), np.uint32(0x7FFFE000), bits + rounding & np.uint32(0xFFFFE000))
+
+    return run
+
+
+# The formats of 8 bits are float16 with fewer bits after the point: e5m2 in its upper byte, and e4m3,
+# whose exponents are 8 lower, one bit further down.
+
+
+def to_byte(format: str) -> Run:
+    """A number as e4m3 or e5m2, to the nearest and clamped to the largest."""
+    digits, lowest, largest = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}[format]
+
+    def run(a: Array) -> Array:
+        a = a.astype(np.float64)
+        exponent = np.maximum(np.frexp(a)[1] - 1, lowest)
+        rounded = np.clip(
+            np.ldexp(np.rint(np.ldexp(a, digits - exponent)), exponent - digits), -largest, largest
+        )
+        if format == "e5m2":
+            code = rounded.astype(np.float16).view(np.uint16) >> np.uint16(8)
+        else:
+            bits = (rounded / 256).astype(np.float16).view(np.uint16)
+            code = bits >> np.uint16(7) & np.uint16(0x7F) | bits >> np.uint16(8) & np.uint16(0x80)
+        return choose(np.isnan(a), np.uint8(0x7F), code.astype(np.uint8))
+
+    return run
+
+
+def from_byte(format: str) -> Run:
+    """A number of e4m3 or e5m2 as float16."""
+
+    def wide(a: Array) -> Array:
+        return canonical((a.astype(np.uint16) << np.uint16(8)).view(np.float16))
+
+    def scaled(a: Array) -> Array:
+        size, sign = a & np.uint8(0x7F), (a & np.uint8(0x80)).astype(np.uint16)
+        bits = size.astype(np.uint16) << np.uint16(7) | sign << np.uint16(8)
+        return choose(size == 0x7F, NAN, bits.view(np.float16) * np.float16(256))
+
+    return scaled if format == "e4m3" else wide
+
+
+def halves_to_bytes(convert: Run) -> Run:
+    """Both halves of a pair of float16 as bytes."""
+    both = each_half(convert, np.dtype(np.float16))
+    return lambda a: join(*both(a))
+
+
+def bytes_to_halves(convert: Run) -> Run:
+    """Both bytes as a pair of float16."""
+    both = each_half(convert, np.dtype(np.uint8))
+    return lambda a: join(*both(a))

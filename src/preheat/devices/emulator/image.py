@@ -1,0 +1,95 @@
+"""A PTX text that can run: its functions made ready when first needed, wherever it is loaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from preheat.devices.emulator import builtin
+from preheat.devices.emulator.generate import Code, generate
+from preheat.errors import UnsupportedInstructionError
+from preheat.toolchain import ptx
+
+__all__ = ["Image", "Kernel", "image"]
+
+
+class Kernel(NamedTuple):
+    """An entry with all it calls, and the layout of its shared memory."""
+
+    functions: dict[str, Code]
+    shared: dict[str, int]  # offset of each variable
+    shared_bytes: int  # without what a launch adds
+
+
+class Image:
+    """The functions of one PTX text. Nothing here depends on addresses: all loads share it."""
+
+    def __init__(self, text: str) -> None:
+        self.module = ptx.parse(text)
+        self.bodies = {f.name: f for f in self.module.functions if f.body is not None}
+        self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
+        self._code: dict[str, Code] = {}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernel(self, name: str) -> Kernel:
+        """An entry, ready to run; `UnsupportedInstructionError` names what cannot."""
+        if name not in self._kernels:
+            functions = self._reachable(name)
+            self._kernels[name] = Kernel(functions, *self._shared_layout(functions))
+        return self._kernels[name]
+
+    def code(self, name: str) -> Code:
+        """One function."""
+        if name not in self._code:
+            self._code[name] = generate(self.bodies[name])
+        return self._code[name]
+
+    def _reachable(self, name: str) -> dict[str, Code]:
+        """A function and all it may call, through pointers too."""
+        found: dict[str, Code] = {}
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            code = found[name] = self.code(name)
+            waiting += (callee for callee in code.callees if self._callable(code, callee))
+            if any(code.indirect for code in found.values()):
+                waiting += self._pointed_at(found)
+        return found
+
+    def _callable(self, code: Code, callee: str) -> bool:
+        """Whether a function is one of ours; `UnsupportedInstructionError` when it is nobody's."""
+        if callee not in self.bodies and callee not in builtin.FUNCTIONS:
+            op = next(op for op in code.sites if op.mnemonic == "call" and callee in op.text)
+            message = f"the emulator does not know the function {callee}"
+            raise UnsupportedInstructionError(code.name, message, line=op.line, text=op.text)
+        return callee in self.bodies
+
+    def _pointed_at(self, found: dict[str, Code]) -> Iterator[str]:
+        for variable in self.module.variables.values():
+            yield from (item for item in variable.initial if item in self.bodies)
+        for code in list(found.values()):
+            yield from (name for _, name in code.symbols if name in self.bodies)
+
+    def _shared_layout(self, functions: dict[str, Code]) -> tuple[dict[str, int], int]:
+        rows: dict[str, ptx.Variable] = {}
+        for code in functions.values():
+            own = {
+                f"{code.name}.{name}": v for name, v in code.variables.items() if v.space == "shared"
+            }
+            named = (self.module.variables.get(name) for _, name in code.symbols)
+            rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
+        offsets, top = {}, 0
+        for name, variable in sorted(rows.items(), key=lambda row: row[1].size == 0):
+            top = -(-top // variable.align) * variable.align
+            offsets[name] = top
+            top += variable.size
+        return offsets, top
+
+
+@functools.lru_cache(maxsize=64)
+def image(text: str) -> Image:
+    """The image of a PTX text; `SyntaxFault` when it has no shape that can run."""
+    return Image(text)

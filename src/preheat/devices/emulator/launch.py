@@ -1,0 +1,112 @@
+"""A launch that is ready: parameters are read, the grid is run wave by wave."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from preheat.devices.base import Geometry
+from preheat.devices.emulator.layout import Layout
+from preheat.devices.emulator.memory import Buffer, Violation
+from preheat.devices.emulator.wave import Program, Wave
+from preheat.errors import EmulatorFault
+from preheat.toolchain.ptx import Param
+
+__all__ = ["Launch"]
+
+_LANES = 1 << 15  # threads of a wave: enough to make Python's part small, few enough for the cache
+_WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
+
+
+class Launch:
+    """Called with the address of an array of pointers to parameters, it runs the kernel to its end."""
+
+    def __init__(
+        self,
+        program: Program,
+        parameters: tuple[Param, ...],
+        geometry: Geometry,
+        lock: threading.RLock,
+        title: str,
+    ) -> None:
+        self.parameters, self.geometry, self.title, self._lock = parameters, geometry, title, lock
+        self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
+        self.shared = program.shared_bytes + geometry.shared
+        self._layouts: dict[int, Layout] = {}
+        self._size = max((p.offset + p.size for p in parameters), default=0)
+        self._room = np.zeros(self._size + 128, np.uint8)
+        self._at = -(-self._room.ctypes.data // 64) * 64
+        self._grid = np.zeros(8, np.uint64)  # where a cooperative grid counts its blocks
+        if geometry.cooperative:
+            program = replace(program, addresses={**program.addresses, "%grid": self._grid.ctypes.data})
+        self.program = program
+
+    def __call__(self, pointers: int, _: int = 0) -> tuple[int, ...]:
+        with self._lock, np.errstate(all="ignore"):
+            for i, parameter in enumerate(self.parameters):
+                source = ctypes.c_uint64.from_address(pointers + 8 * i).value
+                ctypes.memmove(self._at + parameter.offset, source, parameter.size)
+            lent = list(self._lent())
+            try:
+                self._run()
+            finally:
+                for buffer in lent:
+                    self.program.memory.remove(buffer)
+        return (0,)
+
+    def _lent(self) -> Iterator[Buffer]:
+        """Memory of the launch itself that kernels can point at."""
+        memory = self.program.memory
+        if self.program.functions[self.program.kernel].takes_parameter_address:
+            yield memory.add(self._at, self._size, writable=False)
+        if self.geometry.cooperative:
+            self._grid[:] = 0
+            yield memory.add(self._grid.ctypes.data, self._grid.nbytes)
+
+    def _run(self) -> None:
+        step = self._blocks_per_wave()
+        for first in range(0, self.blocks if self.threads else 0, step):
+            count = min(step, self.blocks - first)
+            layout = self._layouts.get(count)
+            if layout is None:
+                layout = self._layouts[count] = Layout(self.geometry.block, count)
+            wave = Wave(
+                self.program,
+                self.geometry,
+                layout,
+                first=first,
+                parameters=self._at,
+                shared=self.shared,
+            )
+            try:
+                wave.run()
+            except Violation as bad:
+                raise self._fault(wave, bad) from None
+
+    def _blocks_per_wave(self) -> int:
+        if self.geometry.cooperative:  # its blocks wait for one another
+            return max(self.blocks, 1)
+        local = max(code.frame_bytes for code in self.program.functions.values())
+        each = self.shared + local * self.threads
+        fits = min(_LANES // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
+        return max(fits, 1)
+
+    def _fault(self, wave: Wave, bad: Violation) -> EmulatorFault:
+        group = wave.running
+        assert group is not None
+        op, lane = group.frame.code.sites[bad.site], int(group.all_lanes[bad.position])
+        return EmulatorFault(
+            self.title,
+            str(bad),
+            line=op.line,
+            text=op.text,
+            block=wave.block_of(lane),
+            thread=wave.thread_of(lane),
+            address=bad.address,
+            hint=bad.hint,
+        )

@@ -1,0 +1,66 @@
+"""How the threads of a wave are numbered: arrays that depend on the geometry alone."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.base import Dim3
+
+__all__ = ["WARP", "Layout"]
+
+Array = np.ndarray[Any, Any]
+WARP = 32
+
+
+class Layout:
+    """The threads of `blocks` thread blocks in a row, block after block, x fastest."""
+
+    def __init__(self, block: Dim3, blocks: int) -> None:
+        self.block, self.blocks = block, blocks
+        self.threads = block[0] * block[1] * block[2]  # in one block
+        self.count = blocks * self.threads
+        self.warps_per_block = -(-self.threads // WARP)
+        self.whole = self.threads % WARP == 0  # no warp is short of threads
+        inner = WARP if block[0] % WARP == 0 else block[0]
+        self.shape = (blocks, self.threads // inner, inner)
+        self.special: dict[str, Any] = {}  # special registers that depend on nothing else
+
+    @cached_property
+    def thread(self) -> Array:
+        """Each thread's number in its block."""
+        return np.tile(np.arange(self.threads, dtype=np.uint32), self.blocks)
+
+    @cached_property
+    def row(self) -> Array:
+        """Each thread's block, counted from the first of the wave."""
+        return np.repeat(np.arange(self.blocks), self.threads)
+
+    @cached_property
+    def lane(self) -> Array:
+        """Each thread's number in its warp."""
+        return self.thread % np.uint32(WARP)
+
+    @cached_property
+    def warp(self) -> Array:
+        """Each thread's warp, counted from the first of the wave."""
+        return self.slot // WARP
+
+    @cached_property
+    def slot(self) -> Array:
+        """Each thread's place when every warp has 32 of them."""
+        return self.row * (self.warps_per_block * WARP) + self.thread
+
+    @property
+    def warps(self) -> int:
+        """Warps in the wave."""
+        return self.blocks * self.warps_per_block
+
+    def tid(self, axis: int) -> Any:
+        """Coordinate of each thread in its block; a scalar along an axis of one."""
+        if self.block[axis] == 1:
+            return np.uint32(0)
+        below = int(np.prod(self.block[:axis]))
+        return self.thread // np.uint32(below) % np.uint32(self.block[axis])

@@ -1,0 +1,183 @@
+"""Loaded PTX: variables in memory, kernels that can be launched."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import threading
+from typing import Any
+
+import numpy as np
+
+from preheat.artifact import Artifact
+from preheat.devices import base
+from preheat.devices.emulator.decode import Number
+from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.image import Image, Kernel
+from preheat.devices.emulator.launch import Launch
+from preheat.devices.emulator.memory import Buffer, Memory
+from preheat.devices.emulator.wave import Program
+from preheat.errors import InvalidCodeError
+from preheat.toolchain import ptx
+
+__all__ = ["EmulatorFunction", "EmulatorModule", "invalid"]
+
+_GAP = 16  # bytes between variables, so that a step too far is seen
+_ADDRESS = re.compile(  # `name`, `generic(name)+4`, `0xFF00(name)`
+    r"(?:(0[xX][0-9a-fA-F]+)\s*\()?(?:generic\s*\(\s*)?([A-Za-z_$%][\w$]*)[\s)]*(?:\+\s*(-?\w+))?[\s)]*"
+)
+_THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # of one processor
+
+
+def invalid(meaning: str) -> InvalidCodeError:
+    """The error for PTX that cannot be loaded."""
+    return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
+
+
+class EmulatorModule:
+    """PTX with its variables in memory. `lock` is held by whoever launches."""
+
+    def __init__(
+        self, image: Image, artifact: Artifact, memory: Memory, lock: threading.RLock, patience: int
+    ) -> None:
+        self.image, self.artifact, self.memory = image, artifact, memory
+        self.lock, self.patience = lock, patience
+        self._symbols: dict[str, base.Symbol] = {}
+        self._buffers: list[Buffer] = []
+        variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
+        defined = [v for v in variables if ".extern" not in v.linkage]
+        self._arena = self._placed(defined)
+        self.constants = tuple(self._symbols[v.name] for v in defined if v.space == "const")
+        self.addresses = {name: symbol.address for name, symbol in self._symbols.items()}
+        self.addresses |= image.handles
+        try:
+            for variable in defined:
+                self._initialise(variable)
+        except InvalidCodeError:
+            self.unload()
+            raise
+
+    def _placed(self, variables: list[ptx.Variable]) -> np.ndarray[Any, Any]:
+        """Memory with room for all variables, and each at its place."""
+        offsets, top = [], 0
+        for variable in variables:
+            step = max(variable.align, _GAP)
+            top = -(-top // step) * step
+            offsets.append(top)
+            top += variable.size + _GAP
+        widest = max((v.align for v in variables), default=1)
+        arena = np.zeros(top + widest, np.uint8)
+        start = -(-arena.ctypes.data // widest) * widest
+        for variable, offset in zip(variables, offsets, strict=True):
+            self._symbols[variable.name] = base.Symbol(start + offset, variable.size)
+            writable = variable.space != "const"
+            self._buffers.append(self.memory.add(start + offset, variable.size, writable=writable))
+        return arena
+
+    def _initialise(self, variable: ptx.Variable) -> None:
+        values = b"".join(self._value(item, variable) for item in variable.initial)
+        if len(values) > variable.size:
+            raise invalid(f"{variable.name} has more values than room, line {variable.line}")
+        ctypes.memmove(self._symbols[variable.name].address, values, len(values))
+
+    def _value(self, item: str, variable: ptx.Variable) -> bytes:
+        """The bytes of one element: a number, or an address and where its mask is one."""
+        size = ptx.SIZES[variable.kind]
+        if (named := _ADDRESS.fullmatch(item)) is None:
+            try:
+                return bytes(Number(item).value(TYPES[variable.kind]).tobytes())
+            except (KeyError, ValueError):
+                raise invalid(f"{variable.name} cannot hold {item!r}, line {variable.line}") from None
+        mask, name, offset = named.groups()
+        if name not in self.addresses:
+            raise invalid(f"{variable.name} points to {name}, not defined, line {variable.line}")
+        address = self.addresses[name] + int(offset or "0", 0)
+        if mask:
+            chosen = int(mask, 16)
+            address = (address & chosen) >> (chosen & -chosen).bit_length() - 1
+        return (address & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+    def function(self, name: str) -> EmulatorFunction:
+        """The kernel with this entry name."""
+        if name not in self.image.module.entries:
+            raise invalid(f"there is no kernel {name!r}")
+        try:
+            kernel = self.image.kernel(name)
+        except ptx.SyntaxFault as bad:
+            raise invalid(f"{bad}, line {bad.line}") from None
+        self._check_symbols(kernel)
+        return EmulatorFunction(self, name, kernel)
+
+    def _check_symbols(self, kernel: Kernel) -> None:
+        for code in kernel.functions.values():
+            known = {*code.offsets, *code.parameters, *self.addresses, *kernel.shared}
+            for _, symbol in code.symbols:
+                if symbol not in known and f"{code.name}.{symbol}" not in kernel.shared:
+                    raise invalid(f"{code.name} uses {symbol}, not defined")
+
+    def symbol(self, name: str) -> base.Symbol | None:
+        """The variable with this name, or None."""
+        return self._symbols.get(name)
+
+    def unload(self) -> None:
+        """Forget the variables."""
+        with self.lock:
+            for buffer in self._buffers:
+                self.memory.remove(buffer)
+            self._buffers.clear()
+
+
+class EmulatorFunction:
+    """A kernel that can be launched."""
+
+    def __init__(self, module: EmulatorModule, name: str, kernel: Kernel) -> None:
+        self.name, self._lock = name, module.lock
+        entry = next((e for e in module.artifact.entries if e.name == name), None)
+        self.title = entry.title if entry else name
+        self.program = Program(
+            kernel=name,
+            functions=kernel.functions,
+            shared=kernel.shared,
+            shared_bytes=kernel.shared_bytes,
+            addresses=module.addresses,
+            constants=module.constants,
+            memory=module.memory,
+            patience=module.patience,
+        )
+        head = module.image.module.entries[name]
+        self.parameters = head.params
+        used = entry.resources if entry else None
+        self.attributes = base.Attributes(
+            registers=used.registers if used else 0,
+            shared=used.shared if used else kernel.shared_bytes,
+            local=used.stack if used else max(c.frame_bytes for c in kernel.functions.values()),
+            constant=sum(symbol.size for symbol in module.constants),
+            threads=_most_threads(head.directives),
+        )
+
+    def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
+        """Make a launch ready."""
+        del stream  # work is done when it is submitted
+        return Launch(self.program, self.parameters, geometry, self._lock, self.title)
+
+    def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
+        """How many blocks fit the threads, registers and shared memory of a processor."""
+        whole = -(-max(threads, 1) // 32) * 32
+        each = self.attributes.shared + shared
+        blocks = min(
+            _BLOCKS,
+            _THREADS // whole,
+            _REGISTERS // (max(self.attributes.registers, 1) * whole),
+            _SHARED // max(each, 1),
+        )
+        return base.Occupancy(blocks, blocks * whole / _THREADS)
+
+
+def _most_threads(directives: tuple[str, ...]) -> int:
+    """What `.maxntid` or `.reqntid` allows in a block."""
+    for directive in directives:
+        word, _, numbers = directive.partition(" ")
+        if word in (".maxntid", ".reqntid"):
+            return min(math.prod(int(n) for n in numbers.split(",")), 1024)
+    return 1024

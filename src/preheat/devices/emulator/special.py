@@ -1,0 +1,106 @@
+"""Special registers: what the machine knows about a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator.layout import WARP
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.wave import Wave
+
+__all__ = ["DYNAMIC", "SPECIAL", "value"]
+
+_U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
+
+#: Those that differ every time they are read: deterministic counters here.
+DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
+
+_AXES = "xyz"
+_OF_WAVE = ("%ctaid", "%clusterid")  # the others are the same in every wave of a launch
+
+
+def _tid(axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: wave.layout.tid(axis)
+
+
+def _ntid(axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: wave.layout.block[axis]
+
+
+def _ctaid(axis: int) -> Callable[[Wave], Any]:
+    def block(wave: Wave) -> Any:
+        grid = wave.geometry.grid
+        below = int(np.prod(grid[:axis]))
+        number = np.arange(wave.first, wave.first + wave.layout.blocks) // below % grid[axis]
+        if number[0] == number[-1] and (number == number[0]).all():
+            return number[0]
+        return np.repeat(number.astype(np.uint32), wave.layout.threads)
+
+    return block
+
+
+def _nctaid(axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: wave.geometry.grid[axis]
+
+
+def _lanemask(bits: Callable[[Any], Any]) -> Callable[[Wave], Any]:
+    table = bits(np.uint64(1) << np.arange(WARP, dtype=np.uint64)).astype(np.uint32)
+    return lambda wave: table.take(wave.layout.lane)
+
+
+def _fixed(number: int) -> Callable[[Wave], Any]:
+    return lambda _: number
+
+
+_VALUES: dict[str, Callable[[Wave], Any]] = {
+    **{f"%tid.{a}": _tid(i) for i, a in enumerate(_AXES)},
+    **{f"%ntid.{a}": _ntid(i) for i, a in enumerate(_AXES)},
+    **{f"%ctaid.{a}": _ctaid(i) for i, a in enumerate(_AXES)},
+    **{f"%nctaid.{a}": _nctaid(i) for i, a in enumerate(_AXES)},
+    **{f"%clusterid.{a}": _ctaid(i) for i, a in enumerate(_AXES)},
+    **{f"%nclusterid.{a}": _nctaid(i) for i, a in enumerate(_AXES)},
+    **{f"%cluster_ctaid.{a}": _fixed(0) for a in _AXES},
+    **{f"%cluster_nctaid.{a}": _fixed(1) for a in _AXES},
+    "%cluster_ctarank": _fixed(0),
+    "%cluster_nctarank": _fixed(1),
+    "%is_explicit_cluster": _fixed(0),
+    "%laneid": lambda wave: wave.layout.lane,
+    "%warpid": lambda wave: wave.layout.thread // np.uint32(WARP),
+    "%nwarpid": lambda wave: wave.layout.warps_per_block,
+    "%smid": _fixed(0),
+    "%nsmid": _fixed(1),
+    "%gridid": _fixed(1),
+    "%lanemask_eq": _lanemask(lambda one: one),
+    "%lanemask_lt": _lanemask(lambda one: one - 1),
+    "%lanemask_le": _lanemask(lambda one: one * 2 - 1),
+    "%lanemask_gt": _lanemask(lambda one: ~(one * 2 - 1)),
+    "%lanemask_ge": _lanemask(lambda one: ~(one - 1)),
+    "%dynamic_smem_size": lambda wave: wave.geometry.shared,
+    "%total_smem_size": lambda wave: wave.shared_bytes,
+    "%aggr_smem_size": lambda wave: wave.shared_bytes,
+    **{f"%envreg{i}": _fixed(0) for i in range(32)},
+    # Where cooperative groups look for the word that counts the blocks of a grid.
+    "%envreg1": lambda wave: wave.program.addresses.get("%grid", 0) >> 32,
+    "%envreg2": lambda wave: wave.program.addresses.get("%grid", 0) & 0xFFFFFFFF,
+}
+
+#: Every special register that can be read, and its type.
+SPECIAL: dict[str, np.dtype[Any]] = {
+    **dict.fromkeys(_VALUES, _U32),
+    **dict.fromkeys(DYNAMIC, _U64),
+    "%gridid": _U64,
+    "%is_explicit_cluster": _BOOL,
+}
+
+
+def value(wave: Wave, name: str) -> Any:
+    """A special register of all threads of a wave: an array, or a scalar that is the same for all."""
+    known = wave.layout.special
+    if name not in known or name.startswith(_OF_WAVE):
+        found = _VALUES[name](wave)
+        known[name] = found if isinstance(found, np.ndarray) else SPECIAL[name].type(found)
+    return known[name]

@@ -1,0 +1,206 @@
+"""Instructions in which the threads of a warp see one another.
+
+All threads that an instruction's mask names have arrived when one of these functions runs, except
+those that have exited: the machine sees to that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator.layout import WARP
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.group import Group
+
+__all__ = [
+    "REDUCTIONS",
+    "SHUFFLES",
+    "VOTES",
+    "Warps",
+    "absent",
+    "active",
+    "elect",
+    "match",
+    "reduce",
+    "shuffle",
+    "vote",
+]
+
+Array = np.ndarray[Any, Any]
+_LANES = np.arange(WARP, dtype=np.int64)
+_ALL = np.uint32(0xFFFFFFFF)
+
+
+class Warps:
+    """The threads of a group as rows of 32, one for each warp.
+
+    When every warp is there with all its threads, values are rows as they are; else there is a row for
+    each warp of the wave, and `slot` is each thread's place in them.
+    """
+
+    def __init__(self, group: Group) -> None:
+        layout = group.wave.layout
+        self.slot: Array | None = None
+        self.present: Any = _ALL  # the lanes of each row that are there
+        if group.lanes is None and layout.whole:
+            self.count, self.row = layout.warps, layout.warp
+            return
+        warps = group.of("warp")
+        if (
+            layout.whole
+            and group.count % WARP == 0
+            and (warps[::WARP] == warps[WARP - 1 :: WARP]).all()
+        ):
+            self.count, self.row = group.count // WARP, np.arange(group.count) // WARP
+            return
+        self.count, self.row, self.slot = layout.warps, warps, group.of("slot")
+        self.present = _bits(self.rows(np.bool_(True)))
+
+    def rows(self, values: Any) -> Array:
+        """Values of the threads, zero where no thread is."""
+        if self.slot is None:
+            found: Array = np.broadcast_to(values, (self.count * WARP,)).reshape(-1, WARP)
+            return found
+        table = np.zeros(self.count * WARP, values.dtype)
+        table[self.slot] = values
+        return table.reshape(-1, WARP)
+
+    def of_each(self, words: Any) -> Any:
+        """For each thread the word of its warp."""
+        return words.take(self.row) if words.ndim else words
+
+
+def _bits(rows: Array) -> Array:
+    """A word for each warp from rows of booleans; lane 0 is the lowest bit."""
+    return np.packbits(rows, axis=1, bitorder="little").view(np.uint32)[:, 0]
+
+
+def absent(group: Group, mask: Any) -> Any:
+    """Lanes that each thread's `mask` names and that have neither arrived nor exited."""
+    warps = group.warps
+    if warps.slot is None:
+        return np.uint32(0)
+    layout = group.wave.layout
+    there = np.zeros(layout.warps * WARP, np.bool_)
+    there[layout.slot] = ~group.wave.exited
+    return warps.of_each(_bits(there.reshape(-1, WARP)) & ~warps.present) & mask
+
+
+def active(group: Group) -> Any:
+    """The lanes of each thread's warp that run with it."""
+    return group.warps.of_each(group.warps.present)
+
+
+# Shuffles
+
+
+SHUFFLES = frozenset(("up", "down", "bfly", "idx"))
+
+
+def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, Any]:
+    """The value of another lane, and whether that lane is in range; a thread's own where it is not."""
+    warps = group.warps
+    if b.ndim == c.ndim == 0:
+        source, valid = _pattern(mode, int(b) & 31, int(c))
+        if warps.slot is None:
+            found = value.take(_permutation(source.tobytes(), group.count)) if value.ndim else value
+            return found, np.bool_(True) if valid.all() else np.tile(valid, warps.count)
+        lane = group.of("lane")
+        source, valid = source.take(lane), valid.take(lane)
+    else:
+        source, valid = _sources(mode, group.of("lane").astype(np.int64), b, c)
+    if not value.ndim:
+        return value, valid
+    at = warps.row * WARP + source
+    found = warps.rows(value).take(at)
+    if warps.slot is None:
+        return found, valid
+    return np.where(warps.rows(np.bool_(True)).take(at), found, value), valid
+
+
+def _sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
+    """The lane that each lane reads from, its own where that is out of range; whether it is not."""
+    b, c = b.astype(np.int64) & 31, c.astype(np.int64)
+    keep = (c >> 8) & 31
+    low = lane & keep
+    limit = low | (c & 31 & ~keep)
+    source = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | (b & ~keep)}[mode]
+    valid = source >= limit if mode == "up" else source <= limit
+    return np.where(valid, source, lane), np.broadcast_to(valid, lane.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(mode: str, b: int, c: int) -> tuple[Array, Array]:
+    return _sources(mode, _LANES, np.int64(b), np.int64(c))
+
+
+@functools.lru_cache(maxsize=32)
+def _permutation(source: bytes, count: int) -> Array:
+    """Where each of `count` threads reads when every warp does as `source` says."""
+    rows = np.arange(0, count, WARP)[:, None] + np.frombuffer(source, np.int64)
+    return rows.reshape(-1)
+
+
+# Votes and the like
+
+VOTES = frozenset(("all", "any", "uni", "ballot"))
+
+
+def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
+    """A vote among the threads that `mask` names."""
+    warps = group.warps
+    true = warps.of_each(_bits(warps.rows(predicate))) & mask
+    named = active(group) & mask
+    answers = {"all": true == named, "any": true != 0, "uni": (true == named) | (true == 0)}
+    return true if mode == "ballot" else answers[mode]
+
+
+def match(group: Group, mode: str, value: Any, mask: Any) -> tuple[Array, Any]:
+    """The threads of the mask that have the same value; for `all` only when every one has it."""
+    warps = group.warps
+    rows, same = warps.rows(value), np.zeros(group.count, np.uint32)
+    for lane in range(WARP):
+        same |= (warps.of_each(rows[:, lane]) == value).astype(np.uint32) << np.uint32(lane)
+    named = active(group) & mask
+    same &= named
+    if mode == "any":
+        return same, np.bool_(True)
+    agreed = same == named
+    return np.where(agreed, named, np.uint32(0)), agreed
+
+
+REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
+    """One value from all threads that the mask names."""
+    warps, named = group.warps, active(group) & mask
+    rows = warps.rows(value)
+    total = np.zeros(group.count, value.dtype)
+    begun = np.zeros(group.count, np.bool_)
+    for lane in range(WARP):
+        has = (named >> np.uint32(lane)) & np.uint32(1) != 0
+        other = warps.of_each(rows[:, lane])
+        total = np.where(has, np.where(begun, REDUCTIONS[verb](total, other), other), total)
+        begun |= has
+    return total
+
+
+def elect(group: Group, mask: Any) -> tuple[Any, Array]:
+    """The lowest lane that the mask names, and whether a thread is it."""
+    named = active(group) & mask
+    lowest = named & (~named + np.uint32(1))
+    leader = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.uint32)
+    return leader, leader == group.of("lane")

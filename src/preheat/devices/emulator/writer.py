@@ -1,0 +1,284 @@
+"""Writing one basic block as a Python function over arrays.
+
+Inside the function registers are local variables. What each holds (`float32`, `uint32`) is known, so
+that a register read as it was written costs nothing. Registers that live on are put back at the end,
+the others are dropped as soon as nothing reads them: memory just freed is still in the cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator.decode import (
+    Address,
+    Negated,
+    Number,
+    Op,
+    Operand,
+    Register,
+    Special,
+    Symbol,
+)
+from preheat.devices.emulator.flow import Block, used
+from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.special import DYNAMIC, SPECIAL
+from preheat.errors import UnsupportedInstructionError
+from preheat.toolchain import ptx
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.generate import Generator
+
+__all__ = ["BOOL", "I64", "U32", "U64", "DType", "Registers", "Writer", "register_type"]
+
+DType = np.dtype[Any]
+_I32 = np.dtype(np.int32)  # addresses of 32 bits wrap around: one below zero is a step back
+BOOL, U32, U64, I64 = (np.dtype(t) for t in (np.bool_, np.uint32, np.uint64, np.int64))
+
+
+class Registers:
+    """Numbers for the registers of a function, and the type that each is kept as between blocks."""
+
+    def __init__(self) -> None:
+        self.number: dict[str, int] = {}
+        self.names: list[str] = []
+        self.kept: list[DType] = []
+        self.special: list[tuple[int, str]] = []
+        self.symbols: list[tuple[int, str]] = []
+
+    def add(self, name: str, dtype: DType) -> int:
+        """The number of a register, a new one if need be."""
+        if name not in self.number:
+            self.number[name] = len(self.kept)
+            self.names.append(name)
+            self.kept.append(dtype)
+        return self.number[name]
+
+    def add_special(self, name: str) -> int:
+        """The number of a special register."""
+        if name not in self.number:
+            self.special.append((self.add(name, SPECIAL[name]), name))
+        return self.number[name]
+
+    def add_symbol(self, name: str) -> int:
+        """The number under which a variable's address is kept."""
+        key = f"&{name}"
+        if key not in self.number:
+            self.symbols.append((self.add(key, U64), name))
+        return self.number[key]
+
+
+class Writer:
+    """Writes the function of one block."""
+
+    def __init__(self, code: Generator, block: Block) -> None:
+        self.code, self.block = code, block
+        self.lines: list[str] = []
+        self.names: dict[int, dict[DType, str]] = {}  # local variables that hold each register
+        self.fresh: dict[int, DType] = {}  # what a register was last written or first read as
+        self.written: set[int] = set()
+        self.places: dict[tuple[str, str], str] = {}
+        self.op = block.ops[0]
+        self.count = 0
+
+    # Values in and out
+
+    def variable(self) -> str:
+        """A new local variable."""
+        self.count += 1
+        return f"v{self.count}"
+
+    def let(self, expression: str) -> str:
+        """A new local variable that holds `expression`."""
+        name = self.variable()
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def constant(self, value: Any) -> str:
+        """The name of a value in the function's globals."""
+        return self.code.constant(value)
+
+    def site(self) -> int:
+        """The number of the operation being written."""
+        return self.code.site(self.op)
+
+    def held(self, slot: int) -> tuple[str, DType]:
+        """A local variable with a register's value, and its type."""
+        if slot not in self.fresh:
+            kept = self.code.registers.kept[slot]
+            name = self.let(f"R[{slot}]")
+            self.lines.append(f"if {name} is None: {name} = G.fetch({slot})")
+            if self.code.drops(self.block, slot):
+                self.lines.append(f"R[{slot}] = None")
+            self.fresh[slot], self.names[slot] = kept, {kept: name}
+        dtype = self.fresh[slot]
+        return self.names[slot][dtype], dtype
+
+    def slot_of(self, operand: Operand | None) -> int:
+        """The number of an operand that lives in a register."""
+        if isinstance(operand, Register):
+            if register_type(operand.kind).kind == "V":
+                raise self.unsupported(f"registers of type .{operand.kind}")
+            return self.code.registers.add(operand.name, register_type(operand.kind))
+        if isinstance(operand, Special):
+            if operand.name not in SPECIAL:
+                raise self.unsupported(operand.name)
+            return self.code.registers.add_special(operand.name)
+        if isinstance(operand, Symbol):
+            return self.code.registers.add_symbol(operand.name)
+        raise self.unsupported()
+
+    def number(self, operand: Number, dtype: DType) -> Any:
+        """A constant as `dtype`."""
+        try:
+            return operand.value(dtype)
+        except ValueError:
+            raise self.unsupported(f"{operand.text} as an integer") from None
+
+    def read(self, operand: Operand | None, dtype: DType) -> str:
+        """An expression for an operand as `dtype`."""
+        if isinstance(operand, Number):
+            return self.constant(self.number(operand, dtype))
+        if isinstance(operand, Negated):
+            return f"~{self.read(operand.register, BOOL)}"
+        if isinstance(operand, Special) and operand.name in DYNAMIC:
+            return f"{self.constant(dtype.type)}(W.clock())"
+        slot = self.slot_of(operand)
+        name, held = self.held(slot)
+        if held != dtype:
+            name = self.names[slot].get(dtype) or self.let(_as(name, held, dtype, self.constant))
+            self.names[slot][dtype] = name
+        if isinstance(operand, Symbol) and operand.offset:
+            return f"({name} + {self.constant(dtype.type(operand.offset))})"
+        return name
+
+    def read_bits(self, operand: Operand | None, size: int) -> tuple[str, DType]:
+        """An operand as whatever type of `size` bytes it has at hand."""
+        unsigned = np.dtype(f"u{size}")
+        if isinstance(operand, Register):
+            _, held = self.held(self.slot_of(operand))
+            if held.itemsize == size and held != BOOL:
+                return self.read(operand, held), held
+        return self.read(operand, unsigned), unsigned
+
+    def write(self, operand: Operand | None, name: str, dtype: DType) -> None:
+        """Let a register hold the local variable `name`."""
+        if operand is None:
+            return
+        if not isinstance(operand, Register):
+            raise self.unsupported()
+        slot = self.slot_of(operand)
+        wanted = register_type(operand.kind)
+        if dtype.itemsize != wanted.itemsize:
+            wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{wanted.itemsize}")
+            name = self.let(_as(name, dtype, wide, self.constant))
+            dtype = wide
+        self.fresh[slot], self.names[slot] = dtype, {dtype: name}
+        self.written.add(slot)
+        self.places = {key: place for key, place in self.places.items() if key[0] != f"R{slot}"}
+
+    def result_type(self, operand: Operand | None, plain: DType) -> DType:
+        """The type in which a register of `plain`'s size is kept, if untyped bits may go there."""
+        if isinstance(operand, Register):
+            kept = self.code.registers.kept[self.slot_of(operand)]
+            if kept.itemsize == plain.itemsize and plain.kind == "u" and kept != BOOL:
+                return kept
+        return plain
+
+    def unsupported(self, what: str | None = None) -> UnsupportedInstructionError:
+        """The error for an operation that the emulator does not know."""
+        return self.code.unsupported(self.op, what)
+
+    def needed(self, operand: Operand) -> bool:
+        """Whether anything reads a register that the operation being written sets."""
+        if not isinstance(operand, Register):
+            return True
+        later = self.block.ops[self.block.ops.index(self.op) + 1 :]
+        return operand.name in self.block.live_out or any(operand in used(op) for op in later)
+
+    # Addresses
+
+    def place(self, address: Address, space: str) -> str:
+        """A local variable with the `Place` of an address without its offset."""
+        base = address.base
+        slot = self.slot_of(base) if not isinstance(base, Number) else -1
+        key = (f"R{slot}" if slot >= 0 else f"#{base}", space)
+        if key not in self.places:
+            narrow = isinstance(base, Register) and register_type(base.kind).itemsize == 4
+            value = self.read(
+                base._replace(offset=0) if isinstance(base, Symbol) else base, _I32 if narrow else I64
+            )
+            call = (
+                f"place_generic(G, {value})" if space == "generic" else f"place(G, {value}, {space!r})"
+            )
+            self.places[key] = self.let(call)
+        return self.places[key]
+
+    def space_of(self, address: Address, named: str) -> str:
+        """The space that an address counts in: parameters lie in local or in global memory."""
+        if named != "param":
+            return {"const": "global"}.get(named, named)
+        local = isinstance(address.base, Symbol) and address.base.name in self.code.offsets
+        return "local" if local or not self.code.is_entry else "global"
+
+    # The whole
+
+    def function(self, name: str, emit: Callable[[Writer, Op], str | None]) -> str:
+        """The text of the block's function, in which `emit` writes each operation."""
+        result = None
+        for op in self.block.ops:
+            result = emit(self, op)
+        for slot in sorted(self.written):
+            register = self.code.registers.names[slot]
+            if register in self.block.live_out:
+                held, dtype = self.held(slot)
+                kept = self.code.registers.kept[slot]
+                value = held if dtype == kept else _as(held, dtype, kept, self.constant)
+                self.lines.append(f"R[{slot}] = {value}")
+        return self._text(name, result or "None")
+
+    def question(self, name: str, operand: Operand | None) -> str:
+        """The text of a function that gives an operand of the block's first operation."""
+        self.op = self.block.ops[0]
+        return self._text(name, self.read(operand, U32))
+
+    def _text(self, name: str, result: str) -> str:
+        body = "\n    ".join(_with_deletes([*self.lines, f"return {result}"]))
+        return f"def {name}(G, R, W):\n    {body}\n"
+
+
+def register_type(kind: str) -> DType:
+    """The type of a register before anything is known of its use; a void type for one too wide."""
+    return TYPES[kind] if kind in TYPES else np.dtype(f"V{ptx.SIZES[kind]}")
+
+
+def _as(name: str, held: DType, wanted: DType, constant: Callable[[Any], str]) -> str:
+    """An expression for `name` with the bits of `held` as `wanted`."""
+    if held.itemsize == wanted.itemsize:
+        return f"{name}.view({constant(wanted)})"
+    if held.kind == "f":
+        name = f"{name}.view({constant(np.dtype(f'u{held.itemsize}'))})"
+    if wanted.kind == "f":
+        between = constant(np.dtype(f"u{wanted.itemsize}"))
+        return f"{name}.astype({between}).view({constant(wanted)})"
+    return f"{name}.astype({constant(wanted)})"
+
+
+def _with_deletes(lines: list[str]) -> list[str]:
+    """The lines, each followed by a `del` of the local variables that it was the last to read."""
+    last: dict[str, int] = {}
+    for at, line in enumerate(lines):
+        for name in re.findall(r"\bv\d+\b", line):
+            last[name] = at
+    ends: dict[int, list[str]] = {}
+    for name, at in last.items():
+        ends.setdefault(at, []).append(name)
+    out = []
+    for at, line in enumerate(lines):
+        out.append(line)
+        if at in ends and at < len(lines) - 1:
+            out.append(f"del {', '.join(ends[at])}")
+    return out
