@@ -89,7 +89,7 @@ def dtype_of(what: object) -> DType:
     if isinstance(what, DType):
         return what
     name = str(what).removeprefix("torch.") if not isinstance(what, type) else what.__name__
-    found = DTYPES.get(name) or _BY_TYPESTR.get(name)
+    found = DTYPES.get(name) or dtype_of_typestr(name)
     if found is None:
         found = DTYPES.get({"int": "int64", "float": "float64", "complex": "complex128"}.get(name, ""))
     if found is None:

@@ -131,7 +131,7 @@ class Gpu:
         `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
         `strict` takes code made for exactly that one.
         """
-        options, include, names = tuple(options), tuple(include), tuple(names)
+        options, include, names = map(_several, (options, include, names))
         frozen = tuple(sorted((headers or {}).items()))
         key = (source, label, options, include, frozen, names, arch, strict)
         found = self._modules.get(key)
@@ -329,6 +329,11 @@ class Gpu:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _several(given: Any) -> Any:
+    """Several things as a tuple; one alone stays what it is, for `Program.of` to refuse."""
+    return given if isinstance(given, str | os.PathLike) else tuple(given)
 
 
 def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:

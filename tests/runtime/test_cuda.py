@@ -18,6 +18,7 @@ from preheat.errors import DriverError, LaunchError
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel
+from preheat.runtime.launch import Launch
 from tests.conftest import SAXPY, Recorder
 from tests.processes import finish, start
 from tests.runtime.support import KERNELS, bench, library
@@ -207,6 +208,27 @@ def test_torch_tensors_are_checked_like_arrays(warm: int, gpu: Gpu) -> None:
     made.saxpy[5, 64](2.0, x, y, made.n)
     expected = made.ys + 2.0 * (warm + 1) * made.xs
     np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = library("torch")
+    kernel, x, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33), gpu.zeros(33)
+    for _ in range(4):
+        kernel[1, 64](2.0, x, y, 33)
+    left, right = torch.rand(33, device="cuda"), torch.rand(33, device="cuda")
+    expected = right + 3 * 2.0 * left
+    kernel[1, 64](2.0, left, right, 33)  # prepares torch's stream
+    monkeypatch.setattr(Launch, "run", None)
+    for _ in range(2):
+        kernel[1, 64](2.0, left, right, 33)
+    torch.testing.assert_close(right, expected)
+
+
+def test_numpy_does_not_copy_from_a_gpu_in_passing(gpu: Gpu) -> None:
+    with pytest.raises(TypeError, match=r"use \.numpy\(\)"):
+        np.asarray(gpu.zeros(3))
 
 
 def test_torch_tensors_with_gradients_views_and_halves_pass(gpu: Gpu) -> None:

@@ -95,3 +95,8 @@ def test_a_pointer_takes_the_types_of_its_element(cpp: str, names: set[str]) -> 
 @pytest.mark.parametrize("cpp", ["void*", "Pair*", "float**", "float", "CUtensorMap const*", ""])
 def test_a_pointer_to_something_unknown_takes_anything(cpp: str) -> None:
     assert pointee_dtypes(cpp) is None
+
+
+@pytest.mark.parametrize("name", ["f4", "<f4", "=f4", "float32"])
+def test_every_spelling_of_numpy_is_understood(name: str) -> None:
+    assert dtype_of(name) is DTYPES["float32"]

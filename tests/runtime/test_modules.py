@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.errors import (
@@ -498,6 +499,17 @@ def test_a_load_that_fails_for_another_reason_purges_nothing(
     assert recorder.named("damaged") == []
 
 
+def test_ptx_the_drivers_compiler_refuses_is_not_compiled_again(
+    open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+) -> None:
+    flaky = open_flaky("emulator", open_builder(), jit=True)
+    flaky.seam._part.arch = Arch.parse("sm_130")  # newer than the compiler
+    flaky.seam.fail("load", invalid())
+    with pytest.raises(InvalidCodeError):
+        flaky.gpu.kernel(SAXPY, "saxpy")
+    assert flaky.seam.calls["load"] == len(recorder.named("compile")) == 1
+
+
 def test_ptx_the_emulator_cannot_read_is_rebuilt_too(
     open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder
 ) -> None:
@@ -510,3 +522,13 @@ def test_ptx_the_emulator_cannot_read_is_rebuilt_too(
     kernel = gpu.kernel(program, "saxpy")
     assert len(recorder.named("damaged")) == 1
     assert kernel.module.artifact.ptx.startswith(b"//")
+
+
+@pytest.mark.parametrize(
+    "given", [{"options": "-use_fast_math"}, {"include": "."}, {"names": "k<int>"}]
+)
+def test_one_thing_where_several_are_meant_is_refused_by_name(
+    device: Gpu, given: dict[str, str]
+) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(given))} must be a list"):
+        device.module(KERNELS, **given)  # type: ignore[arg-type]

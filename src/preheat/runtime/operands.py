@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from preheat.dtypes import DType, dtype_of, dtype_of_typestr
+from preheat.dtypes import DTYPES, DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
 
-__all__ = ["Kind", "Operand", "Pointer", "kind_of", "loaded_kinds"]
+__all__ = ["LIBRARIES", "Kind", "Library", "Operand", "Pointer", "kind_of"]
 
 _CPU, _CUDA = 1, 2
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
@@ -39,6 +39,45 @@ class Operand(NamedTuple):
         return self.device == device or (device[0] == _CUDA and self.device[0] in _MANAGED)
 
 
+class Library:
+    """A library that works in streams of its own, and what it calls element types.
+
+    Known only once a tensor of it was seen: until then `current` raises and `elements` are empty.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
+        self.current: Callable[[int], int] = self._unknown  # the stream it works in now, by GPU
+
+    def _unknown(self, index: int) -> int:
+        raise LookupError(f"no tensor of {self.name} was seen yet, on GPU {index} or any other")
+
+    def learn(self, current: Callable[[Any], Callable[[int], int]]) -> Callable[[int], int]:
+        """Find out how it is asked; returns what `current` is from now on."""
+        module = sys.modules[self.name]
+        for dtype, names in self.elements.items():
+            named = getattr(module, dtype.name, None)
+            if named is not None:
+                names.add(named if self.name == "torch" else dtype.numpy())
+        self.current = current(module)
+        return self.current
+
+
+#: The libraries whose tensors go to the stream that they themselves work in.
+LIBRARIES = {name: Library(name) for name in ("torch", "cupy")}
+
+
+def _torch_stream(torch: Any) -> Callable[[int], int]:
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
+def _cupy_stream(cupy: Any) -> Callable[[int], int]:
+    current = cupy.cuda.get_current_stream
+    return lambda index: current(index).ptr
+
+
 class Kind(NamedTuple):
     """How to read tensors of one type; `current` gives the stream its library works in on a GPU."""
 
@@ -58,15 +97,6 @@ def kind_of_type(kind: type) -> Kind | None:
         return _kinds[kind]
     except KeyError:
         return _kinds.setdefault(kind, _find(kind))
-
-
-def loaded_kinds() -> Iterator[Kind]:
-    """The kinds of the libraries with streams of their own that this process has loaded."""
-    for library, tensor in (("torch", "Tensor"), ("cupy", "ndarray")):
-        kind = getattr(sys.modules.get(library), tensor, None)
-        found = None if kind is None else kind_of_type(kind)
-        if found is not None:
-            yield found
 
 
 def _from_torch(value: Any, stream: int) -> Operand:
@@ -144,9 +174,9 @@ def _find(kind: type) -> Kind | None:
     """Found out once for each type."""
     library = kind.__module__.partition(".")[0]
     if library == "torch" and hasattr(kind, "data_ptr"):
-        return Kind(library, _from_torch, _torch_stream())
+        return Kind(library, _from_torch, LIBRARIES[library].learn(_torch_stream))
     if library == "cupy" and hasattr(kind, "data"):
-        return Kind(library, _from_cupy, _cupy_stream())
+        return Kind(library, _from_cupy, LIBRARIES[library].learn(_cupy_stream))
     if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in kind.__mro__):
         return Kind(library, _from_host)
     if library in ("numpy", "preheat"):  # scalars, and arrays of our own
@@ -164,16 +194,3 @@ def _torch_dtype(dtype: object) -> DType | None:
         return dtype_of(dtype)
     except InputError:
         return None
-
-
-@functools.cache
-def _torch_stream() -> Callable[[int], int]:
-    torch = sys.modules["torch"]
-    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-
-
-@functools.cache
-def _cupy_stream() -> Callable[[int], int]:
-    current = sys.modules["cupy"].cuda.get_current_stream
-    return lambda index: current(index).ptr

@@ -19,14 +19,13 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
             …
         status = go(pointers, 0)
 
-Tensors of torch and CuPy, where those are loaded, have a section like the one shown: they go to the
-stream that their library works in.
+Tensors of torch and CuPy have a section each like the one shown: they go to the stream that their
+library works in.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ from preheat.dtypes import DType
 from preheat.errors import DeviceError
 from preheat.runtime.arguments import Block, Slot, new_block
 from preheat.runtime.launch import Launch
-from preheat.runtime.operands import kind_of, loaded_kinds
+from preheat.runtime.operands import LIBRARIES, kind_of
 
 __all__ = ["quick"]
 
@@ -62,10 +61,16 @@ _SECTIONS = {
         "submit",
     ),
     "torch": _Section(
-        "{0}.get_device() == index", "{0}.dtype is {1}", "{0}.data_ptr()", "submits[torch(index)]"
+        "{0}.get_device() == index",
+        "{0}.dtype in {1}",
+        "{0}.data_ptr()",
+        "submits[torch.current(index)]",
     ),
     "cupy": _Section(
-        "{0}.data.device_id == index", "{0}.dtype == {1}", "{0}.data.ptr", "submits[cupy(index)]"
+        "{0}.data.device_id == index",
+        "{0}.dtype in {1}",
+        "{0}.data.ptr",
+        "submits[cupy.current(index)]",
     ),
 }
 
@@ -78,12 +83,12 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     if launch.blocking or not context.owns(stream) or not all(map(_plain, slots)):
         return launch.run
     given = {kind.library for kind in map(kind_of, args) if kind is not None}
-    kinds = {kind.library: kind for kind in loaded_kinds()} if context.device.dlpack[0] != _CPU else {}
-    names = sorted(["own", *kinds], key=lambda name: name not in given)  # first what came this time
+    libraries = LIBRARIES if context.device.dlpack[0] != _CPU else {}
+    names = sorted(["own", *libraries], key=lambda name: name not in given)  # first what came this time
     if launch.stream is not None:
         names = ["own" if stream is context.stream else "second"]
     dtypes = [dtype for slot in slots for dtype in slot.dtypes or ()]
-    values: dict[str, Any] = {name: kinds[name].current for name in names if name in kinds}
+    values: dict[str, Any] = {name: LIBRARIES[name] for name in names if name in LIBRARIES}
     for name in names:
         rows = enumerate(_elements(launch, name, dtypes))
         values |= {f"{name}{n}": element for n, element in rows}
@@ -102,10 +107,8 @@ def _plain(slot: Slot) -> bool:
 
 def _elements(launch: Launch, section: str, dtypes: Sequence[DType]) -> list[Any]:
     """What arrays of one kind say when they hold elements of these types."""
-    if section == "torch":
-        return [getattr(sys.modules["torch"], dtype.name, None) for dtype in dtypes]
-    if section == "cupy":
-        return [dtype.numpy() for dtype in dtypes]
+    if section in LIBRARIES:
+        return [LIBRARIES[section].elements[dtype] for dtype in dtypes]
     tags = launch.context.tags(launch.context.stream)
     return [tags[dtype] for dtype in dtypes] if section == "own" else list(dtypes)
 
@@ -197,7 +200,7 @@ def make(launch, submit, stream, block, cell, {values}):
     cells = [cell]  # a launch takes the one there is: two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain
-    def quick({parameters}*more, block=block):  # which owns what the pointers are addresses in
+    def quick({parameters}*more):
         go = cell = None
 {sections}
         if go is None:
@@ -210,5 +213,6 @@ def make(launch, submit, stream, block, cell, {values}):
         give(cell)
         if status[0]:
             complain(status)
+    quick.block = block  # which owns what the pointers are addresses in
     return quick
 """

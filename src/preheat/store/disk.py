@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -342,6 +341,8 @@ class DiskStore(LayerStore):
                 for place, _, names in os.walk(other.path):
                     gone += len(names)
                     freed += sum(_size(f"{place}/{name}") or 0 for name in names)
+                import shutil  # milliseconds that few processes need
+
                 shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
 

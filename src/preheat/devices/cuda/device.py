@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices.base import Event, Limits, MemoryInfo, Stream
-from preheat.devices.cuda.driver import call, error_of, library
+from preheat.devices.cuda.driver import WITHOUT_GPU, call, error_of, library
 from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
@@ -85,7 +85,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         there = count()
         if not 0 <= index < there:
-            raise NoGpuError(f"there is no GPU {index}: this process can see {there}")
+            raise NoGpuError(f"there is no GPU {index}: this process can see {there}", hint=WITHOUT_GPU)
         self.index, self.dlpack = index, (2, index)
         self.name, self.model, self.arch = _look(index)
         self._device = call("cuDeviceGet", index)

@@ -7,7 +7,10 @@ from typing import Any
 
 from preheat.errors import DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 
-__all__ = ["call", "error_of", "library"]
+__all__ = ["WITHOUT_GPU", "call", "error_of", "library"]
+
+#: What to do where there is no GPU.
+WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
 
 _OUT_OF_MEMORY = 2
 _INVALID_CODE = {
@@ -41,20 +44,20 @@ _HINTS = {
 @functools.cache
 def library() -> Any:
     """The bindings, with the driver initialised; `NoGpuError` says what is missing."""
-    hint = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
     try:
         from cuda.bindings import driver
     except ImportError as missing:
-        raise NoGpuError(f"no GPU: the Python package cuda-bindings is not usable: {missing}") from None
+        message = f"no GPU: the Python package cuda-bindings is not usable: {missing}"
+        raise NoGpuError(message, hint=WITHOUT_GPU) from None
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as missing:  # the bindings could not find libcuda.so.1
         raise NoGpuError(
-            f"no GPU: the NVIDIA driver (libcuda.so.1) is not here: {missing}", hint=hint
+            f"no GPU: the NVIDIA driver (libcuda.so.1) is not here: {missing}", hint=WITHOUT_GPU
         ) from None
     if status:
         error = _error(driver, "cuInit", status)
-        raise NoGpuError(f"no GPU: {error}", hint=error.hint or hint)
+        raise NoGpuError(f"no GPU: {error}", hint=error.hint or WITHOUT_GPU)
     return driver
 
 
