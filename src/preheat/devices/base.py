@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
+from preheat.errors import DeviceError
 
 __all__ = [
     "Attributes",
@@ -178,6 +179,7 @@ class Device(Protocol):
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
     forks: bool  # whether it can still be used in a forked child
+    on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
 
     def load(self, artifact: Artifact, *, jit: bool = False) -> Module:
         """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
@@ -212,6 +214,9 @@ class Device(Protocol):
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Let kernels use host memory of the caller meanwhile, on a device that can."""
 
+    def owner(self, address: int) -> object:
+        """What keeps that memory in being while it is held, on a device that shares the host's."""
+
     def memory(self) -> MemoryInfo:
         """How much there is."""
 
@@ -226,6 +231,9 @@ class Device(Protocol):
 
     def reset(self) -> None:
         """Begin anew: everything allocated, loaded or made on this device is gone."""
+
+    def after_fork(self) -> None:
+        """In a forked child, where it can still be used: begin with locks of its own."""
 
     def close(self) -> None:
         """Give the device back. Nothing of it may be used again."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from preheat.errors import DeviceError
+from preheat.errors import DeviceError, DriverError
 
 __all__ = ["Faulty"]
 
@@ -43,6 +43,16 @@ class Faulty(_Watched):
         self.calls: Counter[str] = Counter()
         self._faults: defaultdict[str, deque[DeviceError | None]] = defaultdict(deque)
 
+    @property
+    def on_loss(self) -> Callable[[DeviceError], None]:
+        """The device's own: who is told of an error that it does not survive."""
+        told: Callable[[DeviceError], None] = self._part.on_loss
+        return told
+
+    @on_loss.setter
+    def on_loss(self, told: Callable[[DeviceError], None]) -> None:
+        self._part.on_loss = told
+
     def fail(self, verb: str, *errors: DeviceError | None) -> None:
         """Let the next calls of `verb` raise these, one each; None lets a call through."""
         self._faults[verb].extend(errors)
@@ -51,6 +61,8 @@ class Faulty(_Watched):
         self.calls[verb] += 1
         waiting = self._faults[verb]
         error = waiting.popleft() if waiting else None
+        if isinstance(error, DriverError) and error.sticky:
+            self.on_loss(error)
         if error is not None:
             raise error
         made = do(*args, **more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices.base import Event, Limits, MemoryInfo, Stream
-from preheat.devices.cuda.driver import WITHOUT_GPU, call, error_of, library
+from preheat.devices.cuda.driver import WITHOUT_GPU, call, devices, error_of, library
 from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
-from preheat.errors import NoGpuError
+from preheat.errors import DeviceError, NoGpuError
 
 __all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 
@@ -76,8 +76,8 @@ def _limits(device: Any) -> Limits:
 class CudaDevice:
     """One GPU, by its number, used through its primary context as torch and CuPy use it.
 
-    Calls that name a stream need no current context, so launches and copies work from any thread
-    whatever another library made current there; the others push the context for the call.
+    Calls that name a stream of ours need no current context, so allocations and copies work from any
+    thread whatever another library made current there; the others push the context for the call.
     """
 
     forks = False
@@ -90,6 +90,8 @@ class CudaDevice:
         self.name, self.model, self.arch = _look(index)
         self._device = call("cuDeviceGet", index)
         self.limits = _limits(self._device)
+        self.on_loss: Callable[[DeviceError], None] = lambda _: None
+        devices.add(self)
         self.processor_threads = _attribute(self._device, "MAX_THREADS_PER_MULTIPROCESSOR")
         self._open()
 
@@ -195,6 +197,11 @@ class CudaDevice:
         del address, size, writable
         return nullcontext()
 
+    def owner(self, address: int) -> object:
+        """Nothing: device memory belongs to the driver."""
+        del address
+        return None
+
     def memory(self) -> MemoryInfo:
         """How much memory the GPU has, for all its users together."""
         with self.current():
@@ -223,8 +230,14 @@ class CudaDevice:
         call("cuDevicePrimaryCtxRelease", self._device)
         self._open()
 
+    def after_fork(self) -> None:
+        """A GPU cannot be used in a forked child."""
+
     def close(self) -> None:
         """Let go of the context; the driver ends it when nobody else holds it."""
+        devices.discard(self)
         with self.current():
+            for address in self._staging.close():
+                call("cuMemFreeHost", address)
             call("cuMemPoolDestroy", self._pool)
         call("cuDevicePrimaryCtxRelease", self._device)

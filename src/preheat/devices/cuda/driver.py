@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from preheat.errors import DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
+from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 
-__all__ = ["WITHOUT_GPU", "call", "error_of", "library"]
+__all__ = ["WITHOUT_GPU", "call", "devices", "error_of", "library"]
 
 #: What to do where there is no GPU.
 WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
@@ -25,7 +27,7 @@ _STICKY = {
     219,  # INVALID_GRAPHICS_CONTEXT
     220,  # NVLINK_UNCORRECTABLE
     226,  # CONTAINED
-    *range(700, 701),  # ILLEGAL_ADDRESS
+    700,  # ILLEGAL_ADDRESS
     702,  # LAUNCH_TIMEOUT
     *range(709, 711),  # CONTEXT_IS_DESTROYED, ASSERT
     *range(714, 720),  # HARDWARE_STACK_ERROR … LAUNCH_FAILED
@@ -33,12 +35,21 @@ _STICKY = {
     999,  # UNKNOWN
 }
 _HINTS = {
+    3: "in a child of a process that used the GPU it cannot be used: start it by 'spawn'",
     100: "is CUDA_VISIBLE_DEVICES set to something that hides the GPU?",
     222: "the PTX is newer than this driver: update the driver, or build a cubin for this GPU",
     700: "run with PREHEAT_BLOCKING=1 to learn which kernel it was, or on the emulator",
     803: "the driver is older than the CUDA libraries: update the driver",
     804: "the driver is older than the CUDA libraries: update the driver",
 }
+
+
+class _Told(Protocol):
+    on_loss: Callable[[DeviceError], None]
+
+
+#: Every GPU in use. A sticky error on one ends them all: the driver does not recover in a process.
+devices: weakref.WeakSet[_Told] = weakref.WeakSet()
 
 
 @functools.cache
@@ -87,4 +98,8 @@ def _error(cu: Any, name: str, status: int) -> DriverError:
         kind = InvalidCodeError
     elif code == _OUT_OF_MEMORY:
         kind = OutOfMemoryError
-    return kind(name, code, title, meaning, sticky=code in _STICKY, hint=_HINTS.get(code))
+    error = kind(name, code, title, meaning, sticky=code in _STICKY, hint=_HINTS.get(code))
+    if error.sticky:
+        for device in list(devices):
+            device.on_loss(error)
+    return error

@@ -63,7 +63,7 @@ class CudaFunction:
 
     def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
         self.device, self.name, self._function = device, name, function
-        self._opted = 0  # bytes of dynamic shared memory opted in to so far
+        self._opted = False  # in to more shared memory than every function gets
 
     @cached_property
     def attributes(self) -> Attributes:
@@ -123,14 +123,16 @@ class CudaFunction:
 
     def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
         """Allow what is beyond the limits a function has unless it asks."""
-        names, asked = library().CUfunction_attribute, {}
-        if shared + self.attributes.shared > self.device.limits.shared and shared > self._opted:
-            asked[names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = self._opted = shared
+        names, limits, own = library().CUfunction_attribute, self.device.limits, self.attributes.shared
+        if shared + own > limits.shared and not self._opted:
+            self._set(names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limits.shared_optin - own)
+            self._opted = True  # to all there is: nothing to raise later
         if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
-            asked[names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
-        for attribute, value in asked.items():
-            with self.device.current():
-                call("cuFuncSetAttribute", self._function, attribute, value)
+            self._set(names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+
+    def _set(self, attribute: Any, value: int) -> None:
+        with self.device.current():
+            call("cuFuncSetAttribute", self._function, attribute, value)
 
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
         """How well blocks of `threads` fill a processor."""

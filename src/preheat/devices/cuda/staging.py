@@ -66,6 +66,13 @@ class Staging:
             self._made += 1
             return Chunk(self._allocate(self.SIZE), self.SIZE)
 
+    def close(self) -> list[int]:
+        """The addresses of all chunks, to be freed; nothing may be using one."""
+        with self._lock:
+            free, busy = self._free, self._busy
+            self._free, self._busy, self._made = [], deque(), 0
+            return [chunk.address for chunk in (*free, *(chunk for _, chunk in busy))]
+
     def give_back(self, chunk: Chunk, mark: Mark | None = None) -> None:
         """Give a chunk back, now or once `mark` is done."""
         with self._lock:

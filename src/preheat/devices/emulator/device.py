@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,8 +97,9 @@ class EmulatorDevice:
         self.limits = base.Limits()
         self.dlpack = (1, 0)
         self.forks = True
+        self.on_loss: Callable[[DeviceError], None] = lambda _: None
         self.patience = patience
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._begin()
 
     def _begin(self) -> None:
@@ -111,8 +112,8 @@ class EmulatorDevice:
         del jit
         try:
             loaded = image(artifact.ptx.decode())
-            with self._lock:
-                return EmulatorModule(loaded, artifact, self._memory, self._lock, self.patience)
+            with self.lock:
+                return EmulatorModule(loaded, artifact, self._memory, self)
         except UnicodeDecodeError as bad:
             raise invalid(f"not a text: {bad}") from None
         except ptx.SyntaxFault as bad:
@@ -130,7 +131,7 @@ class EmulatorDevice:
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Address of `size` new bytes, each of them `POISON`."""
         del stream
-        with self._lock:
+        with self.lock:
             if self._used + size > _TOTAL:
                 raise _out_of_memory(size)
             try:
@@ -145,7 +146,7 @@ class EmulatorDevice:
     def free(self, address: int, stream: base.Stream) -> None:
         """Give memory back."""
         del stream
-        with self._lock:
+        with self.lock:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
             buffer, _ = self._allocated.pop(address)
@@ -155,39 +156,43 @@ class EmulatorDevice:
     @contextmanager
     def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
         """Let kernels use memory of the host meanwhile."""
-        with self._lock:
+        with self.lock:
             memory, buffer = self._memory, self._memory.add(address, size, writable=writable)
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 memory.remove(buffer)
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Bytes from the host."""
         del stream
         if data.nbytes:
-            with self._lock:
+            with self.lock:
                 ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
 
     def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
         """Bytes to the host."""
         del stream
         if data.nbytes:
-            with self._lock:
+            with self.lock:
                 ctypes.memmove(np.frombuffer(data, np.uint8).ctypes.data, address, data.nbytes)
 
     def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
         """Bytes from place to place."""
         del stream
-        with self._lock:
+        with self.lock:
             ctypes.memmove(target, source, size)
 
     def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> None:
         """Write `value` `count` times."""
         del stream
-        with self._lock:
+        with self.lock:
             ctypes.memmove(address, value * count, len(value) * count)
+
+    def owner(self, address: int) -> object:
+        """The array that allocated memory is part of."""
+        return self._allocated[address][1]
 
     def memory(self) -> base.MemoryInfo:
         """How much there is."""
@@ -195,7 +200,7 @@ class EmulatorDevice:
 
     def synchronize(self) -> None:
         """Wait for a launch in another thread."""
-        with self._lock:
+        with self.lock:
             pass
 
     def check(self, status: tuple[int, ...], call: str) -> None:
@@ -208,8 +213,12 @@ class EmulatorDevice:
 
     def reset(self) -> None:
         """Begin anew: everything allocated or loaded is gone."""
-        with self._lock:
+        with self.lock:
             self._begin()
+
+    def after_fork(self) -> None:
+        """Whoever launched in the parent does not do so here."""
+        self.lock = threading.RLock()
 
     def close(self) -> None:
         """Give the device back."""

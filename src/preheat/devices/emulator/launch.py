@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -14,13 +15,21 @@ from preheat.devices.base import Geometry
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.wave import Program, Wave
-from preheat.errors import EmulatorFault
+from preheat.errors import DeviceError, EmulatorFault
 from preheat.toolchain.ptx import Param
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "Owner"]
 
 _LANES = 1 << 15  # threads of a wave: enough to make Python's part small, few enough for the cache
 _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
+
+
+class Owner(Protocol):
+    """The device of a launch: the lock it holds, its patience, and who is told of a fault."""
+
+    lock: threading.RLock
+    patience: int
+    on_loss: Callable[[DeviceError], None]
 
 
 class Launch:
@@ -31,10 +40,10 @@ class Launch:
         program: Program,
         parameters: tuple[Param, ...],
         geometry: Geometry,
-        lock: threading.RLock,
+        device: Owner,
         title: str,
     ) -> None:
-        self.parameters, self.geometry, self.title, self._lock = parameters, geometry, title, lock
+        self.parameters, self.geometry, self.title, self._device = parameters, geometry, title, device
         self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
         self._layouts: dict[int, Layout] = {}
@@ -47,7 +56,7 @@ class Launch:
         self.program = program
 
     def __call__(self, pointers: int, _: int = 0) -> tuple[int, ...]:
-        with self._lock, np.errstate(all="ignore"):
+        with self._device.lock, np.errstate(all="ignore"):
             for i, parameter in enumerate(self.parameters):
                 source = ctypes.c_uint64.from_address(pointers + 8 * i).value
                 ctypes.memmove(self._at + parameter.offset, source, parameter.size)
@@ -86,7 +95,9 @@ class Launch:
             try:
                 wave.run()
             except Violation as bad:
-                raise self._fault(wave, bad) from None
+                fault = self._fault(wave, bad)
+                self._device.on_loss(fault)
+                raise fault from None
 
     def _blocks_per_wave(self) -> int:
         if self.geometry.cooperative:  # its blocks wait for one another

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-import threading
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from preheat.devices import base
 from preheat.devices.emulator.decode import Number
 from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.image import Image, Kernel
-from preheat.devices.emulator.launch import Launch
+from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
 from preheat.devices.emulator.wave import Program
 from preheat.errors import InvalidCodeError
@@ -36,13 +35,10 @@ def invalid(meaning: str) -> InvalidCodeError:
 
 
 class EmulatorModule:
-    """PTX with its variables in memory. `lock` is held by whoever launches."""
+    """PTX with its variables in memory, on a device whose `lock` is held by whoever launches."""
 
-    def __init__(
-        self, image: Image, artifact: Artifact, memory: Memory, lock: threading.RLock, patience: int
-    ) -> None:
-        self.image, self.artifact, self.memory = image, artifact, memory
-        self.lock, self.patience = lock, patience
+    def __init__(self, image: Image, artifact: Artifact, memory: Memory, device: Owner) -> None:
+        self.image, self.artifact, self.memory, self.device = image, artifact, memory, device
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
@@ -122,7 +118,7 @@ class EmulatorModule:
 
     def unload(self) -> None:
         """Forget the variables."""
-        with self.lock:
+        with self.device.lock:
             for buffer in self._buffers:
                 self.memory.remove(buffer)
             self._buffers.clear()
@@ -132,7 +128,7 @@ class EmulatorFunction:
     """A kernel that can be launched."""
 
     def __init__(self, module: EmulatorModule, name: str, kernel: Kernel) -> None:
-        self.name, self._lock = name, module.lock
+        self.name, self._device = name, module.device
         entry = next((e for e in module.artifact.entries if e.name == name), None)
         self.title = entry.title if entry else name
         self.program = Program(
@@ -143,7 +139,7 @@ class EmulatorFunction:
             addresses=module.addresses,
             constants=module.constants,
             memory=module.memory,
-            patience=module.patience,
+            patience=module.device.patience,
         )
         head = module.image.module.entries[name]
         self.parameters = head.params
@@ -159,7 +155,7 @@ class EmulatorFunction:
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
         """Make a launch ready."""
         del stream  # work is done when it is submitted
-        return Launch(self.program, self.parameters, geometry, self._lock, self.title)
+        return Launch(self.program, self.parameters, geometry, self._device, self.title)
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """How many blocks fit the threads, registers and shared memory of a processor."""
