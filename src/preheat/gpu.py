@@ -19,7 +19,6 @@ from preheat.config import Config
 from preheat.devices import base
 from preheat.dtypes import dtype_of
 from preheat.errors import (
-    ContextLostError,
     DeviceError,
     InputError,
     InvalidCodeError,
@@ -27,6 +26,7 @@ from preheat.errors import (
     TargetError,
     did_you_mean,
 )
+from preheat.events import Events
 from preheat.flights import Flights
 from preheat.program import Program
 from preheat.runtime.array import Array, Scalar
@@ -35,12 +35,28 @@ from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer, follow
 from preheat.runtime.operands import Kind, kind_of
-from preheat.runtime.stream import Event, Stream, raw_stream
+from preheat.runtime.stream import Event, Stream, raw_stream, record
 
 __all__ = ["Gpu", "device"]
 
 Source = str | Path | Program
 _CUDA = 2  # DLPack's number for GPU memory
+
+
+class _Life:
+    """What one life of a device has loaded: a load that outlives it ends up in the old one."""
+
+    def __init__(self, device: base.Device, events: Events) -> None:
+        self.context = Context(device, events)
+        self.modules: dict[object, Module] = {}
+        self.kernels: dict[object, Kernel] = {}
+        self.loading: Flights[Module] = Flights(events)
+
+    def end(self, reason: str, hint: str | None = None) -> None:
+        """Nothing of it can be used from now on."""
+        self.context.end(reason, hint)
+        self.kernels.clear()
+        self.modules.clear()
 
 
 class Gpu:
@@ -60,11 +76,13 @@ class Gpu:
     ) -> None:
         self.builder, self.jit, self.blocking = builder, jit, blocking
         self._device = device
-        self._context = Context(device, builder.events)
-        self._modules: dict[object, Module] = {}
-        self._kernels: dict[object, Kernel] = {}
-        self._loading: Flights[Module] = Flights(builder.events)
+        self._life = _Life(device, builder.events)
         self._closed = False
+        _alive.add(self)
+
+    @property
+    def _context(self) -> Context:
+        return self._life.context
 
     # What it is
 
@@ -105,14 +123,16 @@ class Gpu:
         be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
         for `module`. Asking again gives the same kernel.
         """
+        source = _whole_path(source)
         key = (source, name, *_frozen(program)) if program else (source, name)
-        found = self._kernels.get(key)
+        life = self._life
+        found = life.kernels.get(key)
         if found is not None:
             return found
         if "<" in name and not isinstance(source, Program):
             program = {**program, "names": (name, *program.get("names", ()))}
         kernel = self.module(source, **program)[name]
-        return self._kernels.setdefault(key, kernel)
+        return life.kernels.setdefault(key, kernel)
 
     def module(
         self,
@@ -133,26 +153,28 @@ class Gpu:
         """
         options, include, names = map(_several, (options, include, names))
         frozen = tuple(sorted((headers or {}).items()))
-        key = (source, label, options, include, frozen, names, arch, strict)
-        found = self._modules.get(key)
+        source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
+        key = (source, label, options, include, frozen, names, target, strict)
+        life = self._life
+        found = life.modules.get(key)
         if found is not None:
             return found
-        self._context.require()
+        life.context.require()
 
         def load() -> Module:
-            if key in self._modules:  # the thread before us made it
-                return self._modules[key]
+            if key in life.modules:  # the thread before us made it
+                return life.modules[key]
             program = _program(
                 source, label=label, options=options, include=include, headers=headers, names=names
             )
-            return self._modules.setdefault(key, self._load(program, arch, strict))
+            return life.modules.setdefault(key, self._load(life.context, program, target, strict))
 
-        return self._loading.share(key, load, title=f"load on {self.name}")
+        return life.loading.share(key, load, title=f"load on {self.name}")
 
-    def _load(self, program: Program, arch: Arch | str | None, strict: bool) -> Module:
+    def _load(self, context: Context, program: Program, target: Arch | None, strict: bool) -> Module:
         started = time.perf_counter()
-        target = self.arch if arch is None else Arch.parse(arch)
-        artifact, jit = self._artifact(program, target, strict=strict, ladder=arch is None)
+        ladder, target = target is None, target or self.arch
+        artifact, jit = self._artifact(program, target, strict=strict, ladder=ladder)
         try:
             raw = self._device.load(artifact, jit=jit)
         except InvalidCodeError as error:
@@ -160,23 +182,20 @@ class Gpu:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
             raw = self._device.load(artifact)
-        except DeviceError as error:
-            self._context.failed(error, f"the load of {program.label}")
-            raise
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load", device=self.name, program=program.label, key=artifact.digest, seconds=seconds
         )
-        return Module(self._context, artifact, raw, blocking=self.blocking)
+        return Module(context, artifact, raw, blocking=self.blocking)
 
     def _artifact(
         self, program: Program, target: Arch, *, strict: bool, ladder: bool
     ) -> tuple[Artifact, bool]:
         """Code for this device, and whether its driver has to compile it."""
         if strict and program.language == "ptx":
-            from preheat.toolchain import ptx
+            from preheat.toolchain import lint
 
-            target = Arch.parse(ptx.parse(program.source).target[0])
+            target = Arch.parse(lint.check(program.source, program.label).target[0])
         why = mismatch(target, self.arch, strict=strict)
         if why is not None:
             raise TargetError(program.label, str(target), f"{self.name} ({self.arch})", why)
@@ -218,17 +237,19 @@ class Gpu:
         held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
         if held is None or (dtype is not None and dtype_of(dtype) is not held):
             raise InputError(f"{type(data).__name__} of {data.dtype} cannot be copied as {dtype}")
-        if place != self._device.dlpack or (found is None and data.device != self.name):
+        if place != self._device.dlpack or (found is None and data.buffer.context is not self._context):
             raise InputError(f"{type(data).__name__} is on another device than {self.name}")
+        if found is not None and not found.contiguous:
+            raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
         made = self._new(tuple(data.shape), held, stream)
         if found is None:
             return made.copy_from(data)
-        if not getattr(data, "is_contiguous", lambda: made.nbytes == found.nbytes)():
-            raise InputError(f"{type(data).__name__} is not contiguous")
-        if kind is not None and kind.current is not None:
-            follow(home, self._context.adopt(kind.current(self._device.dlpack[1])))
+        current = None if kind is None or kind.current is None else kind.current(place[1])
+        for handle in (found.ready, current):
+            if handle is not None:
+                follow(home, self._context.adopt(handle))
         self._device.copy(made.address, found.address, made.nbytes, home)
-        self._context.hold(Event(self._context, home.record()), found.owner)
+        self._context.hold(record(self._context, home), found.owner)
         return made
 
     def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
@@ -250,8 +271,10 @@ class Gpu:
         return Array.new(self._context, shape, dtype, self._home(stream))
 
     def _home(self, stream: object) -> base.Stream:
+        """The stream of ours that memory belongs to; another library's may be gone before it is."""
         self._context.require()
-        return self._context.stream if stream is None else raw_stream(self._context, stream)
+        raw = self._context.stream if stream is None else raw_stream(self._context, stream)
+        return raw if self._context.owns(raw) else self._context.stream
 
     # Streams
 
@@ -262,7 +285,7 @@ class Gpu:
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted to the device's own stream."""
         self._context.require()
-        return Event(self._context, self._context.stream.record(timing=timing))
+        return record(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
         """Wait for all work on the device; an error of that work comes out here."""
@@ -272,52 +295,42 @@ class Gpu:
 
     def trim(self) -> int:
         """Unload every module that nobody but this device's memo holds; returns how many went."""
-        self._context.require()
-        kept = {key: weakref.ref(module) for key, module in self._modules.items()}
-        kernels = {key: weakref.ref(kernel) for key, kernel in self._kernels.items()}
-        self._kernels.clear()
-        self._modules.clear()
+        life = self._life
+        life.context.require()
+        kept = {key: weakref.ref(module) for key, module in life.modules.items()}
+        kernels = {key: weakref.ref(kernel) for key, kernel in life.kernels.items()}
+        life.kernels.clear()
+        life.modules.clear()
         for key, kernel in kernels.items():
             if (alive := kernel()) is not None:
-                self._kernels[key] = alive
+                life.kernels[key] = alive
         for key, module in kept.items():
             if (loaded := module()) is not None:
-                self._modules[key] = loaded
-        self._context.drain(modules=True)
+                life.modules[key] = loaded
+        life.context.drain(modules=True)
         self._device.trim()
-        return len(kept) - len(self._modules)
+        return len(kept) - len(life.modules)
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
         if self._closed:
             self._context.require()
-        self._end("it was reset, and what was on it is gone", "make the array or kernel again")
+        self._life.end("it was reset, and what was on it is gone", "make the array or kernel again")
         self._device.reset()
-        self._context = Context(self._device, self.builder.events)
+        self._life = _Life(self._device, self.builder.events)
 
     def close(self) -> None:
         """Give the device back. Nothing of it can be used again; twice is fine."""
         if self._closed:
             return
-        alive = self._context.lost is None
-        if alive:
-            self._modules.clear()
-            self._kernels.clear()
-            self._context.synchronize()
-            self._context.close_streams()
         self._closed = True
-        self._end("it was closed", None)
-        self._context.lost = ContextLostError(f"{self.name}: it was closed")
-        if alive:
+        if self._context.lost is None:
+            self._context.close("it was closed")
             self._device.close()
+        self._life.end("it was closed")
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]
-
-    def _end(self, reason: str, hint: str | None) -> None:
-        self._context.end(reason, hint)
-        self._kernels.clear()
-        self._modules.clear()
 
     def __enter__(self) -> Gpu:
         return self
@@ -329,6 +342,13 @@ class Gpu:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _whole_path(source: Source) -> Source:
+    """A file by its whole path, so that a later chdir means another file; anything else as it is."""
+    if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
+        source = Path(source)
+    return Path(os.path.abspath(source)) if isinstance(source, Path) else source
 
 
 def _several(given: Any) -> Any:
@@ -353,9 +373,9 @@ def _program(source: Source, **more: Any) -> Program:
             raise InputError("a Program already has its label, options, include, headers and names")
         return source
     given = {name: value for name, value in more.items() if value is not None}
-    if isinstance(source, Path) or (source.endswith((".cu", ".ptx")) and "\n" not in source):
-        return Program.from_file(source, **given)
-    return Program.of(source, **given)
+    return (
+        Program.from_file(source, **given) if isinstance(source, Path) else Program.of(source, **given)
+    )
 
 
 def _on_gpu(tensor: Any) -> bool:
@@ -373,12 +393,24 @@ def _plain(data: object) -> object:
 
 _open: dict[object, Gpu] = {}
 _opening = threading.Lock()
+_alive: weakref.WeakSet[Gpu] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()
+    for gpu in list(_alive):
+        gpu._life.loading = Flights(gpu.builder.events)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def device(
     which: str | int | None = None,
     *,
     arch: Arch | str | None = None,
+    patience: int | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
 ) -> Gpu:
@@ -386,20 +418,25 @@ def device(
 
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
-    `arch` is the architecture to emulate. Asking again gives the same device.
+    `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on. Asking
+    again gives the same device.
     """
     config = Config.from_env()
     kind, index = _parsed(config.device if which is None else which)
-    jit = config.jit if jit is None else jit
-    blocking = config.blocking if blocking is None else blocking
     with _opening:
         if kind == "auto":
             kind = _whichever()
-        key = (kind, index, arch and Arch.parse(arch), jit, blocking)
+        key = (kind, index, arch and Arch.parse(arch), patience)
         if key not in _open:
-            made = _make(kind, index, arch)
-            _open[key] = Gpu(made, default_builder(), jit=jit, blocking=blocking)
-        return _open[key]
+            given = {"jit": config.jit if jit is None else jit}
+            given["blocking"] = config.blocking if blocking is None else blocking
+            _open[key] = Gpu(_make(kind, index, arch, patience), default_builder(), **given)
+        gpu = _open[key]
+    for name, wanted in (("jit", jit), ("blocking", blocking)):
+        if wanted is not None and getattr(gpu, name) != wanted:
+            hint = "close it first, or ask for it with the same settings everywhere"
+            raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=hint)
+    return gpu
 
 
 def _parsed(which: str | int) -> tuple[str, int]:
@@ -415,13 +452,14 @@ def _parsed(which: str | int) -> tuple[str, int]:
     return kind, int(number or 0)
 
 
-def _make(kind: str, index: int, arch: Arch | str | None) -> base.Device:
+def _make(kind: str, index: int, arch: Arch | str | None, patience: int | None) -> base.Device:
     if kind == "emulator":
         from preheat.devices.emulator.device import EmulatorDevice
 
-        return EmulatorDevice(index, arch or "sm_90")
-    if arch is not None:
-        raise InputError("arch belongs to the emulator: a GPU has its own")
+        given = {} if patience is None else {"patience": patience}
+        return EmulatorDevice(index, arch or "sm_90", **given)
+    if arch is not None or patience is not None:
+        raise InputError("arch and patience belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 
     return CudaDevice(index)

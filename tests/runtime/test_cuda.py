@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from preheat.builder import Builder
-from preheat.errors import DriverError, LaunchError
+from preheat.errors import DriverError, InputError, LaunchError
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel
@@ -224,6 +224,58 @@ def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
     for _ in range(2):
         kernel[1, 64](2.0, left, right, 33)
     torch.testing.assert_close(right, expected)
+
+
+def test_strided_tensors_are_not_copied_as_if_they_were_dense(gpu: Gpu) -> None:
+    torch, cupy = library("torch"), library("cupy")
+    dense, flat = torch.arange(6.0, device="cuda").reshape(2, 3), cupy.arange(6, dtype="float32")
+    np.testing.assert_array_equal(gpu.array(dense).numpy(), dense.cpu().numpy())
+    for strided in (dense.T, flat[::2], flat.reshape(2, 3).T):
+        with pytest.raises(InputError, match="is not contiguous"):
+            gpu.array(strided)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_two_libraries_in_one_launch_are_ordered_both_ways(bound: bool, gpu: Gpu) -> None:
+    torch, cupy = library("torch"), library("cupy")
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    for _ in range(5):
+        with torch.cuda.stream(torch.cuda.Stream()), cupy.cuda.Stream(non_blocking=True):
+            torch.cuda._sleep(20_000_000)
+            left = torch.full((33,), 3.0, device="cuda")
+            right = cupy.ones(33, dtype="float32")
+            if bound:
+                kernel.bind(2.0, left, right, 33, grid=1, block=64)()
+            else:
+                kernel[1, 64](2.0, left, right, 33)
+            assert cupy.asnumpy(right).tolist() == [7.0] * 33
+
+
+def test_a_bound_launch_orders_own_arrays_among_torch_tensors(gpu: Gpu) -> None:
+    torch = library("torch")
+    kernel, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        x = torch.full((33,), 4.0, device="cuda")
+        bound = kernel.bind(0.5, x, y, 33, grid=1, block=64)
+        bound()
+        bound()
+    assert y.numpy().tolist() == [4.0] * 33
+
+
+def test_arrays_at_home_in_a_default_stream_can_be_dropped_anywhere(gpu: Gpu) -> None:
+    torch = library("torch")
+    made = [gpu.array(np.ones(1000, "float32"), stream=torch.cuda.default_stream()) for _ in range(3)]
+    assert made[0].numpy().sum() == 1000
+
+    def drop() -> None:
+        made.clear()
+        gpu.zeros(5).numpy()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+    gpu.synchronize()
 
 
 def test_numpy_does_not_copy_from_a_gpu_in_passing(gpu: Gpu) -> None:
@@ -569,7 +621,7 @@ def test_an_illegal_address_loses_the_context_in_so_many_words() -> None:
     assert synchronize[0] == "DriverError"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in synchronize[1]
     assert [name for name, _ in later] == ["StaleBufferError", "ContextLostError", "ContextLostError"]
-    assert all("cuda:0 is lost since gpu.synchronize()" in words for _, words in later)
+    assert all("cuda:0 is lost since: cuCtxSynchronize failed" in words for _, words in later)
 
 
 def test_a_blocking_process_names_the_kernel() -> None:
@@ -577,7 +629,7 @@ def test_a_blocking_process_names_the_kernel() -> None:
     assert launch[0] == "DriverError"
     assert launch[1].startswith("wild: ")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in launch[1]
-    assert all("cuda:0 is lost since the run of wild" in words for _, words in later)
+    assert all("cuda:0 is lost since: wild: " in words for _, words in later)
 
 
 FORK = """

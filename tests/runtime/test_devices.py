@@ -85,13 +85,13 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     made = []
     from preheat.devices.emulator.device import EmulatorDevice
 
-    def make(kind: str, index: int, arch: object) -> Any:
-        made.append((kind, index, arch))
+    def make(kind: str, index: int, arch: object, patience: object) -> Any:
+        made.append((kind, index, arch, patience))
         return EmulatorDevice(index)
 
     monkeypatch.setattr(module, "_make", make)
     device("auto")
-    assert made == [("cuda", 0, None)]
+    assert made == [("cuda", 0, None, None)]
 
 
 @pytest.mark.gpu
@@ -117,7 +117,9 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_JIT", "on")
     gpu = device()
     assert (gpu.blocking, gpu.jit) == (True, True)
-    assert (device(blocking=False, jit=False).blocking, gpu.blocking) == (False, True)
+    with pytest.raises(InputError, match="emulator:0 is open already, with blocking=True"):
+        device(blocking=False)
+    assert device(blocking=True, jit=True) is gpu
     monkeypatch.setenv("PREHEAT_BLOCKING", "perhaps")
     with pytest.raises(ConfigError, match="PREHEAT_BLOCKING"):
         device()
@@ -163,7 +165,7 @@ def test_the_emulator_has_the_architecture_it_was_given() -> None:
     assert str(other.arch) == "sm_100"
     assert device("emulator", arch="10.0") is other
     assert device("emulator") is not other
-    with pytest.raises(InputError, match="arch belongs to the emulator"):
+    with pytest.raises(InputError, match="arch and patience belong to the emulator"):
         device("cuda", arch="sm_90")
     with pytest.raises(InputError, match="'sm_9' is not a GPU architecture"):
         device("emulator", arch="sm_9")

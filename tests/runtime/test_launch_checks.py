@@ -10,7 +10,7 @@ import pytest
 from preheat.devices.base import Geometry
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
-from tests.runtime.support import KERNELS, Bench
+from tests.runtime.support import KERNELS, Bench, bench
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,23 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
         kernel.launch(y, 1009, grid=8, block=128, programmatic=True)
         data = data * 3 + 1
     assert np.array_equal(y.numpy(), data)
+
+
+def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
+    made = bench(device)
+    for _ in range(5):
+        with pytest.raises(TypeError, match="keyword"):
+            made.saxpy[5, 64](2.0, made.x, made.y, a3=made.n)
+        made.launch()
+
+
+def test_a_struct_of_another_library_is_taken_by_its_own_size(device: Gpu) -> None:
+    class CUuuid:
+        def getPtr(self) -> int:  # noqa: N802
+            return 8
+
+    made = bench(device)
+    with pytest.raises(
+        LaunchError, match="unpack, argument 0: Pair is passed by value: it takes 16 bytes"
+    ):
+        device.kernel(KERNELS, "unpack")[1, 1](CUuuid(), made.y)

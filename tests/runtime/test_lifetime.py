@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
 from preheat.gpu import Gpu
+from preheat.runtime.array import Array
 from tests.conftest import SAXPY
 from tests.runtime.support import KERNELS, Flaky, bench
 
@@ -224,3 +227,102 @@ def test_closing_a_device_unloads_and_gives_back(flaky: Flaky) -> None:
     assert asked == {"module.unload": 1, "free": 1, "synchronize": asked["synchronize"],
                      "stream.close": 1, "close": 1}  # fmt: skip
     del x
+
+
+def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> None:
+    for _ in range(60):
+        made, views, going = device.zeros(64), list[Array](), threading.Event()
+
+        def slice_on(
+            made: Array = made, views: list[Array] = views, going: threading.Event = going
+        ) -> None:
+            for start in range(200):
+                views.append(made[start % 64 :])
+                going.set()
+
+        thread = threading.Thread(target=slice_on)
+        thread.start()
+        going.wait()
+        made.close()
+        thread.join()
+        assert all(view.tag is None for view in views)
+
+
+def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None:
+    context, let_go = device._context, list[str]()
+
+    class Point:
+        def __init__(self, name: str, done: bool) -> None:
+            self.name, self._done = name, done
+
+        def done(self) -> bool:
+            time.sleep(0.01)  # as a driver call that lets other threads run
+            return self._done
+
+    class Kept:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __del__(self) -> None:
+            let_go.append(self.name)
+
+    context.hold(Point("ended", True), Kept("ended"))
+    context.hold(Point("running", False), Kept("running"))
+    threads = [threading.Thread(target=context._let_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert let_go == ["ended"]
+
+
+def test_a_module_launched_while_others_are_unloaded_waits_for_the_next_time(flaky: Flaky) -> None:
+    context = flaky.gpu._context
+    first, late = (flaky.gpu.module(SAXPY, label=f"{name}.cu") for name in ("first", "late"))
+    context.unused.append(first.raw)
+    flaky.seam.__dict__["synchronize"] = lambda: context.unused.append(late.raw)
+    with flaky.asked("module.unload") as asked:
+        context.drain(modules=True)
+    assert asked == {"module.unload": 1}
+    del flaky.seam.__dict__["synchronize"]
+    assert list(context.unused) == [late.raw]
+    context.unused.clear()
+
+
+def test_events_do_not_pile_up_where_nobody_allocates(device: Gpu) -> None:
+    for _ in range(2000):
+        device.record()
+    assert len(device._context.garbage) < 1000
+
+
+def test_a_load_that_outlives_its_device_is_not_found_on_the_next(flaky: Flaky) -> None:
+    gpu, load = flaky.gpu, flaky.gpu._device.load
+
+    def reset_meanwhile(*args: Any, **more: Any) -> Any:
+        made = load(*args, **more)
+        gpu.reset()
+        return made
+
+    flaky.seam.__dict__["load"] = reset_meanwhile
+    old = gpu.module(SAXPY, label="slow.cu")
+    del flaky.seam.__dict__["load"]
+    with pytest.raises(ContextLostError, match="it was reset"):
+        old["saxpy"]
+    assert gpu.module(SAXPY, label="slow.cu") is not old
+    assert gpu.kernel(SAXPY, "saxpy", label="slow.cu").attributes.threads == 1024
+
+
+def test_a_kernel_of_an_earlier_life_asks_the_device_nothing(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    flaky.gpu.reset()
+    doors: list[Callable[[], object]] = [
+        lambda: made.saxpy[3, 17],
+        lambda: made.saxpy.occupancy(64),
+        lambda: made.saxpy.attributes,
+    ]
+    with flaky.asked() as asked:
+        for door in doors:
+            with pytest.raises(ContextLostError, match="it was reset"):
+                door()
+    assert asked == {}

@@ -171,14 +171,14 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, share = flaky.gpu, flaky.gpu._loading.share
+    gpu, share = flaky.gpu, flaky.gpu._life.loading.share
 
     def late(key: Any, make: Any, *, title: str) -> Any:
-        monkeypatch.setattr(gpu._loading, "share", share)
+        monkeypatch.setattr(gpu._life.loading, "share", share)
         gpu.module(SAXPY)  # another thread, between our look and our turn
         return share(key, make, title=title)
 
-    monkeypatch.setattr(gpu._loading, "share", late)
+    monkeypatch.setattr(gpu._life.loading, "share", late)
     with flaky.asked("load") as asked:
         gpu.module(SAXPY)
     assert asked == {"load": 1}
@@ -258,8 +258,8 @@ def test_a_module_nobody_holds_is_unloaded_at_a_safe_point_alone(flaky: Flaky) -
     with no_collector():
         kernel = flaky.gpu.kernel(SAXPY, "saxpy")
         with flaky.asked("module.unload") as asked:
-            flaky.gpu._kernels.clear()
-            flaky.gpu._modules.clear()
+            flaky.gpu._life.kernels.clear()
+            flaky.gpu._life.modules.clear()
             del kernel
             flaky.gpu.array([1.0]).numpy()
         assert asked == {}
@@ -532,3 +532,18 @@ def test_one_thing_where_several_are_meant_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError, match=f"{next(iter(given))} must be a list"):
         device.module(KERNELS, **given)  # type: ignore[arg-type]
+
+
+def test_a_file_is_the_one_of_the_directory_it_was_asked_in(
+    device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for value in (1, 2):
+        place = tmp_path / str(value)
+        place.mkdir()
+        (place / "k.cu").write_text(f'extern "C" __global__ void k(int* x) {{ *x = {value}; }}')
+        monkeypatch.chdir(place)
+        x = device.zeros(1, "int32")
+        device.kernel("k.cu", "k")[1, 1](x)
+        found.append(int(x.numpy()[0]))
+    assert found == [1, 2]

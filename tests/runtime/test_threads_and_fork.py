@@ -233,3 +233,34 @@ def test_a_builder_of_ones_own_is_left_open_by_the_device(
     again.launch()
     again.check(1)
     assert np.isfinite(again.y.numpy()).all()
+
+
+HELD = """
+import os, signal, threading, time
+import preheat
+from preheat import gpu as module
+
+gpu = preheat.device("emulator")
+device, held, done = gpu._device, threading.Event(), threading.Event()
+
+def hold():
+    with device.lock, module._opening, gpu._context.resolving:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    x = gpu.zeros(4)
+    preheat.device("emulator:1").zeros(1)
+    gpu.kernel('extern "C" __global__ void k(float* x) { *x = 3; }', "k")[1, 1](x)
+    os._exit(0 if x.numpy()[0] == 3 else 1)
+done.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_does_not_wait_for_locks_of_its_parent() -> None:
+    assert finish(start(HELD)).split() == ["0"]

@@ -18,7 +18,7 @@ from preheat.arch import Arch
 from preheat.builder import Builder
 from preheat.cli.output import columns, count, data, duration, emit_json, say, size
 from preheat.config import VARIABLES, Config, environ
-from preheat.errors import ConfigError, NoGpuError, PreheatError, did_you_mean
+from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
 from preheat.store.trust import unusable
@@ -148,10 +148,12 @@ def _gpus() -> Iterator[Finding]:
 
     try:
         gpus = visible()
-    except NoGpuError as error:
+    except DeviceError as error:
         detail, fix = str(error).partition("\n")[0], "needed to run kernels, not to compile them"
         yield Finding("GPU", "warn", detail, fix)
         return
+    if not gpus:
+        yield Finding("GPU", "warn", "the driver is here, but no GPU", "look at CUDA_VISIBLE_DEVICES")
     yield Finding("driver", "ok", f"CUDA {driver_version()}")
     for gpu in gpus:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")

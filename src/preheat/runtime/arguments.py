@@ -135,7 +135,7 @@ class Slot:
         size = self.parameter.size
         if self.parameter.type == "__nv_bfloat16":
             return self._bfloat16(given)
-        if hasattr(given, "getPtr"):  # cuda.bindings' own structs, such as CUtensorMap
+        if type(given).__name__ == "CUtensorMap" and size == _TENSOR_MAP:  # of cuda.bindings
             return ctypes.string_at(int(given.getPtr()), size)
         try:
             data = bytes(memoryview(given).cast("B")) if not isinstance(given, bytes) else given
@@ -214,6 +214,7 @@ def new_block(signature: Signature) -> Block:
 
 
 _ALIGN = 128  # no parameter asks for more
+_TENSOR_MAP = 128  # bytes
 
 
 def _slot(parameter: Parameter) -> Slot:

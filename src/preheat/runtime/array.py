@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,10 @@ class Array:
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
         self.buffer, self.dtype, self.shape = buffer, dtype, shape
         self.address = buffer.address + offset
-        self.tag = buffer.context.tags(buffer.home)[dtype] if buffer.open else None
+        self.tag = buffer.context.tags(buffer.home)[dtype]
         buffer.tell(self)
+        if not buffer.open:  # closed before it could tell us
+            self.tag = None
 
     @classmethod
     def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
@@ -96,7 +97,8 @@ class Array:
         state = "" if self.buffer.open else ", freed"
         if self.buffer.open and self.buffer.context.lost is not None:
             state = ", lost"
-        return f"<{type(self).__name__} {self.dtype}{list(self.shape)} on {self.device}{state}>"
+        shape = list(self.shape) if self.shape else ""
+        return f"<{type(self).__name__} {self.dtype}{shape} on {self.device}{state}>"
 
     # Contents
 
@@ -109,7 +111,7 @@ class Array:
         if out.nbytes:
             self.buffer.settle()
             home, flat = self.buffer.home, host_bytes(out)
-            self._watch(lambda: self._device.copy_out(flat, self.address, home), "numpy()")
+            self._device.copy_out(flat, self.address, home)
         return out
 
     def write(self, data: object) -> Array:
@@ -121,7 +123,7 @@ class Array:
         if host.nbytes:
             self.buffer.settle()
             home, flat = self.buffer.home, host_bytes(host)
-            self._watch(lambda: self._device.copy_in(self.address, flat, home), "write()")
+            self._device.copy_in(self.address, flat, home)
         return self
 
     def fill(self, value: complex) -> Array:
@@ -133,23 +135,22 @@ class Array:
         if len(pattern) > 8:
             return self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
         if self.size:
-            at, count, home = self.address, self.size, self.buffer.home
-            self._watch(lambda: self._device.fill(at, pattern, count, home), "fill()")
+            self._device.fill(self.address, pattern, self.size, self.buffer.home)
         return self
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
         self._require("copy_from()")
         other._require("copy_from()")
-        if (other.shape, other.dtype) != (self.shape, self.dtype) or other.device != self.device:
+        alike = (other.shape, other.dtype) == (self.shape, self.dtype)
+        if not alike or other.buffer.context is not self.buffer.context:
             raise InputError(f"cannot copy {other!r} into {self!r}")
         home = self.buffer.home
         self.buffer.settle()
         other.buffer.settle()
         other.buffer.before(home)
         if self.nbytes:
-            target, source, size = self.address, other.address, self.nbytes
-            self._watch(lambda: self._device.copy(target, source, size, home), "copy_from()")
+            self._device.copy(self.address, other.address, self.nbytes, home)
         other.buffer.after(home, use_of(self.buffer.context, home))
         return self
 
@@ -183,9 +184,6 @@ class Array:
         if self.buffer.lost is not None:
             raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}")
 
-    def _watch(self, work: Callable[[], None], doing: str) -> None:
-        self.buffer.context.watch(work, doing)
-
     # Other libraries
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -211,7 +209,7 @@ class Array:
     def _export(self, stream: int | None) -> None:
         """Hand the memory to a library that will use it in `stream`; -1 asks for no ordering."""
         self._require("export")
-        self.buffer.exported = True
+        self.buffer.export()
         self.buffer.settle()
         if self._device.dlpack[0] != _CPU and stream != -1:
             stream = _LEGACY_STREAM if stream is None else stream
@@ -264,5 +262,5 @@ class Scalar(Array):
         return bfloat16_value(value) if self.dtype.name == "bfloat16" else value
 
     def __repr__(self) -> str:
-        name = f" {self.name!r}" if self.name else ""
-        return f"<Scalar{name} {self.dtype} on {self.device}>"
+        plain = super().__repr__()
+        return plain.replace("Scalar", f"Scalar {self.name!r}", 1) if self.name else plain

@@ -7,24 +7,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.dtypes import DTYPES, DType
-from preheat.errors import (
-    ContextLostError,
-    DeviceError,
-    DriverError,
-    EmulatorFault,
-    UnsupportedInstructionError,
-    fresh,
-)
+from preheat.errors import ContextLostError, DeviceError, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
 
 __all__ = ["Context", "Tag"]
 
-T = TypeVar("T")
+_PILE = 256  # things finalizers left to do before somebody else than an allocation does them
 
 
 class Tag(NamedTuple):
@@ -46,6 +40,12 @@ class Done(Protocol):
         """Whether it has."""
 
 
+class Loaded(Protocol):
+    """A module as users hold it."""
+
+    raw: base.Module
+
+
 class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
@@ -62,6 +62,9 @@ class Context:
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
         self._held: deque[tuple[Done, object]] = deque()
+        self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
+        self.resolving = threading.Lock()
+        device.on_loss = self.failed
         self.stream = device.stream()
         self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
         self._own = {self.stream.handle}
@@ -89,11 +92,12 @@ class Context:
     def new_stream(self, priority: int) -> base.Stream:
         """A stream of our own besides the first: one that nobody holds any more, or a new one."""
         self.require()
-        for _ in range(len(self.idle)):
-            given = self.idle.popleft()
-            if given[0] == priority:
-                return given[1]
-            self.idle.append(given)
+        with suppress(IndexError):  # another thread took the last one
+            for _ in range(len(self.idle)):
+                given = self.idle.popleft()
+                if given[0] == priority:
+                    return given[1]
+                self.idle.append(given)
         stream = self.device.stream(priority=priority)
         self._streams[stream.handle] = stream
         self._own.add(stream.handle)
@@ -110,30 +114,22 @@ class Context:
         if self.lost is not None:
             raise fresh(self.lost)
 
-    def failed(self, error: DeviceError, doing: str) -> None:
-        """Take note of an error that nothing on the device survives."""
-        if isinstance(error, UnsupportedInstructionError):  # refused before anything ran
-            return
-        fatal = isinstance(error, EmulatorFault) or (isinstance(error, DriverError) and error.sticky)
-        if fatal and self.lost is None:
+    def failed(self, error: DeviceError) -> None:
+        """Told by the device: an error that nothing on it survives."""
+        if self.lost is None:
             self.lost = ContextLostError(
-                f"{self.device.name} is lost since {doing}: {error}",
+                f"{self.device.name} is lost since: {error}",
                 hint="start a new process (on the emulator, gpu.reset() will do)",
             )
 
-    def watch(self, work: Callable[[], T], doing: str) -> T:
-        """What `work` gives; an error that nothing on the device survives is taken note of."""
-        try:
-            return work()
-        except DeviceError as error:
-            self.failed(error, doing)
-            raise
-
-    def close_streams(self) -> None:
-        """Give our streams back to the device; only when nothing can use them any more."""
+    def close(self, reason: str) -> None:
+        """Give everything back to the device, once its work has ended."""
+        self.synchronize()
+        self.end(reason)
+        for module in list(self.modules):
+            module.raw.unload()
         for handle in self._own:
             self._streams[handle].close()
-        self._own.clear()
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of this context can be used from now on; what it held is gone or given up."""
@@ -149,16 +145,28 @@ class Context:
         self.require()
         self.drain()
         try:
-            return self.watch(lambda: self.device.allocate(size, stream), "an allocation")
+            return self.device.allocate(size, stream)
         except MemoryError:
             self.synchronize()
-            return self.watch(lambda: self.device.allocate(size, stream), "an allocation")
+            return self.device.allocate(size, stream)
 
     def hold(self, until: Done, what: object) -> None:
         """Keep a reference to `what` until the work before an event has ended."""
-        while self._held and self._held[0][0].done():
-            self._held.popleft()
+        self._let_go()
         self._held.append((until, what))
+
+    def _let_go(self) -> None:
+        with suppress(IndexError):  # none is left
+            while True:
+                oldest = self._held.popleft()
+                if not oldest[0].done():
+                    self._held.appendleft(oldest)
+                    return
+
+    def tidy(self) -> None:
+        """Drain where nobody allocates and much has piled up."""
+        if len(self.garbage) > _PILE:
+            self.drain()
 
     def drain(self, *, modules: bool = False) -> None:
         """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
@@ -170,17 +178,19 @@ class Context:
             while self.garbage and self.lost is None:
                 self.garbage.popleft()()
             if modules and self.unused and self.lost is None:
-                self.device.synchronize()
-                while self.unused:
-                    self.unused.popleft().unload()
+                doomed = [self.unused.popleft() for _ in range(len(self.unused))]
+                self.device.synchronize()  # after which none of these can be running
+                for module in doomed:
+                    module.unload()
         finally:
             self._draining.release()
 
     def synchronize(self) -> None:
         """Wait for the device, then give back everything nobody holds."""
         self.require()
-        self.watch(self.device.synchronize, "gpu.synchronize()")
+        self.device.synchronize()
         dlpack.sweep()
+        self._let_go()
         self.drain(modules=True)
 
 
@@ -189,8 +199,10 @@ _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for context in list(_alive):
-        context._draining = threading.Lock()
-        if not context.device.forks:
+        context._draining, context.resolving = threading.Lock(), threading.Lock()
+        if context.device.forks:
+            context.device.after_fork()
+        else:
             context.end(
                 "this process was forked from one that was using the GPU, which CUDA does not allow",
                 hint="start workers with multiprocessing's 'spawn' or 'forkserver' method",

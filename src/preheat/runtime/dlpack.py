@@ -80,6 +80,7 @@ class Tensor(NamedTuple):
     device: tuple[int, int]
     dtype: DType | None
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None for the usual ones
     read_only: bool
     owner: object
 
@@ -146,6 +147,7 @@ def open_capsule(given: Any) -> Tensor:
         device=(tensor.device.type, tensor.device.index),
         dtype=dtype_of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
         shape=tuple(tensor.shape[: tensor.ndim]),
+        strides=tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
         read_only=read_only,
         owner=given,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from typing import Any
 from preheat.artifact import Artifact, EntryPoint
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import DeviceError, InputError, LaunchError
+from preheat.errors import InputError, LaunchError
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, host_bytes
@@ -33,7 +33,7 @@ class Module:
     ) -> None:
         self.context, self.artifact, self.raw, self.blocking = context, artifact, raw, blocking
         self._functions: dict[str, tuple[base.Function, Signature]] = {}
-        self._resolving = threading.Lock()
+        context.modules.add(self)
 
     def __getitem__(self, name: str) -> Kernel:
         return Kernel(self, self.artifact.entry(name))
@@ -60,7 +60,7 @@ class Module:
         found = self._functions.get(entry.name)
         if found is not None:
             return found
-        with self._resolving:  # one thread does, the others find it
+        with self.context.resolving:  # one thread does, the others find it
             if entry.name not in self._functions:
                 self.context.require()
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
@@ -85,29 +85,31 @@ class SymbolView:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
 
     def numpy(self) -> Any:
-        """Its value on the host, after all work on the device's own stream."""
+        """Its value on the host, after all work on the device."""
         import numpy
 
         context = self._module.context
         context.require()
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        flat, stream = host_bytes(out), context.stream
-        context.watch(
-            lambda: context.device.copy_out(flat, self.address, stream), f"read of {self.name}"
-        )
+        context.device.synchronize()  # whatever stream wrote it
+        context.device.copy_out(host_bytes(out), self.address, context.stream)
         return out
 
     def write(self, data: object) -> None:
-        """Set it from the host, before later work on the device's own stream."""
+        """Set it from the host, between the work before and the work after on the whole device.
+
+        `data` is bytes, an array, or numbers of this variable's element type.
+        """
         context = self._module.context
         context.require()
-        host = host_bytes(host_array(data, None if self.dtype.name == "uint8" else self.dtype))
+        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
+        given = memoryview(data) if isinstance(data, bytes | bytearray) else data
+        host = host_bytes(host_array(given, None if raw else self.dtype))
         if len(host) != self.nbytes:
             raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
-        stream = context.stream
-        context.watch(
-            lambda: context.device.copy_in(self.address, host, stream), f"write of {self.name}"
-        )
+        context.device.synchronize()
+        context.device.copy_in(self.address, host, context.stream)
+        context.stream.synchronize()
 
     def __repr__(self) -> str:
         return f"<variable {self.name}, {self.nbytes} bytes on {self._module.context.device.name}>"
@@ -133,12 +135,13 @@ class Kernel:
     @property
     def attributes(self) -> base.Attributes:
         """Registers, shared, local and constant memory, and most threads a block can have."""
+        self._context.require()
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
         """How many blocks of this size one processor holds, and what share of its threads that is."""
-        x, y, z = self._dim("block", block)
-        return self._function.occupancy(x * y * z, shared)
+        geometry = self.geometry(1, block, shared)
+        return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
         """The launch with this grid and block, each an integer or up to three."""
@@ -206,8 +209,7 @@ class Kernel:
         """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
         geometry = self.geometry(grid, block, shared, **more)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
-        launch.stream = launch.choose(args)
-        return Bound(launch, launch.stream, args)
+        return Bound(launch, args, stream)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
         module = self.module
@@ -321,12 +323,14 @@ class Bound:
     It refuses to run once memory among its arguments was closed.
     """
 
-    def __init__(self, launch: Launch, stream: base.Stream, args: tuple[Any, ...]) -> None:
+    def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
         launch.context.require()
+        stream = launch.choose(args)
         gathered = launch.gather(args, stream)
         for buffer in gathered.buffers:
             buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
+        self._keep = keep  # the stream, which may be another library's
         self._block = new_block(launch.signature)
         self._block.pack(*gathered.values)
         self._pointers, self._submit = self._block.pointers, launch.prepared(stream)
@@ -338,11 +342,7 @@ class Bound:
         if self._careful or self._context.lost is not None:
             self._launch.run(*self._args)  # which says what is wrong, if anything is
             return
-        try:
-            status = self._submit(self._pointers, 0)
-        except DeviceError as error:
-            self._launch.complain(error)
-            raise
+        status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.complain(status)
 

@@ -17,12 +17,11 @@ from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.memory import Buffer, follow, use_of
 from preheat.runtime.operands import Kind, Operand, Pointer, kind_of
-from preheat.runtime.stream import Event
+from preheat.runtime.stream import record
 
 __all__ = ["Gathered", "Launch"]
 
 _CPU = 1  # DLPack's number for host memory
-_PILE = 256  # things to give back that a launch leaves lying
 
 
 @dataclass(slots=True)
@@ -32,7 +31,8 @@ class Gathered:
     values: list[Any] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     foreign: list[Operand] = field(default_factory=list)
-    streams: set[int] = field(default_factory=set)  # in which their libraries are at work
+    homes: list[int | None] = field(default_factory=list)  # the streams their libraries work in
+    streams: set[int] = field(default_factory=set)  # whose work must come first
 
 
 class Launch:
@@ -65,7 +65,10 @@ class Launch:
         stream = self.choose(args)
         gathered = self.gather(args, stream)
         self._order(gathered, stream)
-        block = self.blocks.pop() if self.blocks else new_block(self.signature)
+        try:
+            block = self.blocks.pop()
+        except IndexError:
+            block = new_block(self.signature)
         block.pack(*gathered.values)
         with self._lent(gathered):
             self.submit(self.prepared(stream), block.pointers)
@@ -76,24 +79,13 @@ class Launch:
 
     def submit(self, submit: base.Submit, pointers: int) -> None:
         """Hand the launch to the device; an error names the kernel."""
-        try:
-            status = submit(pointers, 0)
-        except DeviceError as error:
-            self.complain(error)
-            raise
+        status = submit(pointers, 0)
         if status[0]:
             self.complain(status)
 
-    def complain(self, trouble: DeviceError | tuple[int, ...]) -> None:
-        """Raise what a status stands for; remember an error that the context does not survive."""
-        doing = f"launch of {self.signature.kernel}"
-        try:
-            if isinstance(trouble, DeviceError):
-                raise trouble
-            self.context.device.check(trouble, doing)
-        except DeviceError as error:
-            self.context.failed(error, f"the {doing}")
-            raise
+    def complain(self, status: tuple[int, ...]) -> None:
+        """Raise what a status stands for."""
+        self.context.device.check(status, f"launch of {self.signature.kernel}")
 
     def prepared(self, stream: base.Stream) -> base.Submit:
         """The device's prepared launch for one stream."""
@@ -133,10 +125,10 @@ class Launch:
 
     def _own(self, slot: Slot, array: Array, gathered: Gathered) -> int:
         buffer = array.buffer
-        if buffer.context.device.name != self.context.device.name:
-            raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
         if buffer.lost is not None:
             raise _Gone(buffer.lost)
+        if buffer.context is not self.context:
+            raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
         if slot.dtypes is not None and array.dtype not in slot.dtypes:
             raise Refusal(f"{slot.title} cannot take an array of {array.dtype}")
         gathered.buffers.append(buffer)
@@ -154,11 +146,11 @@ class Launch:
             raise Refusal(f"{type(given).__name__} is in {where}, the kernel is on {here.name}", hint)
         if slot.dtypes is not None and found.dtype is not None and found.dtype not in slot.dtypes:
             raise Refusal(f"{slot.title} cannot take a {type(given).__name__} of {found.dtype}")
+        on_gpu = kind.current is not None and here.dlpack[0] != _CPU
+        home = kind.current(here.dlpack[1]) if kind.current is not None and on_gpu else None
         gathered.foreign.append(found)
-        if found.ready is not None:
-            gathered.streams.add(found.ready)
-        if kind.current is not None and here.dlpack[0] != _CPU:
-            gathered.streams.add(kind.current(here.dlpack[1]))
+        gathered.homes.append(home)
+        gathered.streams |= {handle for handle in (found.ready, home) if handle is not None}
         return found.address
 
     def _refused(self, bad: Refusal | InputError, position: int, given: Any) -> LaunchError:
@@ -168,11 +160,12 @@ class Launch:
 
     def _lent(self, gathered: Gathered) -> AbstractContextManager[object]:
         """On a device that shares the host's memory: the operands that are in it, for this launch."""
-        lend = ExitStack()
-        if self.context.device.dlpack[0] == _CPU:
-            for each in gathered.foreign:
-                lend.enter_context(self.context.device.lend(each.address, each.nbytes, each.writable))
-        return lend
+        with ExitStack() as lend:
+            if self.context.device.dlpack[0] == _CPU:
+                for each in gathered.foreign:
+                    lent = self.context.device.lend(each.address, each.nbytes, each.writable)
+                    lend.enter_context(lent)
+            return lend.pop_all()
 
     # Streams
 
@@ -199,8 +192,6 @@ class Launch:
 
     def _settle(self, gathered: Gathered, stream: base.Stream) -> None:
         """Keep operands until `stream` is past this launch, and order our own stream behind it."""
-        if len(self.context.garbage) > _PILE:  # events of earlier launches, where nobody allocates
-            self.context.drain()
         borrowed = self._borrowed(stream)
         elsewhere = [buffer for buffer in gathered.buffers if buffer.home is not stream]
         if elsewhere:
@@ -209,9 +200,13 @@ class Launch:
                 buffer.after(stream, use)
             if borrowed:
                 follow(self.context.stream, use)
-        if gathered.foreign and not borrowed and self.context.device.dlpack[0] != _CPU:
-            owners = [each.owner for each in gathered.foreign]
-            self.context.hold(Event(self.context, stream.record()), owners)
+        if self.stream is None:
+            for handle in gathered.streams - {stream.handle}:
+                follow(self.context.adopt(handle), stream)
+        rows = zip(gathered.foreign, gathered.homes, strict=True)
+        held = [each.owner for each, home in rows if home != stream.handle]
+        if held and self.context.device.dlpack[0] != _CPU:
+            self.context.hold(record(self.context, stream), held)
 
     def _borrowed(self, stream: base.Stream) -> bool:
         """Whether the launch went to another library's stream without the caller saying so."""
@@ -221,8 +216,9 @@ class Launch:
         try:
             stream.synchronize()
         except DeviceError as error:
-            self.context.failed(error, f"the run of {self.signature.kernel}")
             error.args = (f"{self.signature.kernel}: {error}",)
+            if self.context.lost is not None:
+                self.context.lost.args = (f"{self.context.device.name} is lost since: {error}",)
             raise
 
 

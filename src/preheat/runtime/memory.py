@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from functools import partial
 from typing import Protocol
 
 from preheat.devices import base
 from preheat.runtime.context import Context
-from preheat.runtime.stream import Event
+from preheat.runtime.stream import Event, record
 
 __all__ = ["Buffer", "Dependent", "follow", "use_of"]
 
 _generations = itertools.count(1)
+_telling = threading.Lock()  # between those who make views and those who close; finalizers need it not
 
 
 class Dependent(Protocol):
@@ -30,18 +32,21 @@ class Buffer:
     first time, for what `home` has done with it; and it is not given back before every such
     stream has come past its last use. `users` are those streams, by number: one of ours as itself,
     one of another library, which may be destroyed any time, as an event after its last use.
+    `behind` are those that are ordered behind all that `home` did, until it does something more. What
+    another library holds is given back when it lets go, whatever was closed before.
     """
 
     __slots__ = (
-        "__weakref__", "_dependents", "address", "context",
-        "exported", "generation", "home", "open", "size", "users",
+        "__weakref__", "_dependents", "_exported", "address", "behind", "context",
+        "generation", "home", "open", "size", "users",
     )  # fmt: skip
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
         self.open = False  # a failed allocation leaves nothing to free
         self.context, self.size, self.home = context, size, home
-        self.exported = False  # another library holds it and may use it in streams we do not see
+        self._exported: tuple[object, ...] = ()  # by whom the memory lives once it was exported
         self.users: dict[int, base.Stream | Event] = {}
+        self.behind: set[int] = set()
         self._dependents: weakref.WeakSet[Dependent] | None = None
         self.address = context.allocate(max(size, 1), home)
         self.generation = next(_generations)
@@ -56,42 +61,48 @@ class Buffer:
 
     def before(self, stream: base.Stream) -> None:
         """Order `stream`, when it is new to this memory, behind what `home` has done so far."""
-        if stream is not self.home and stream.handle not in self.users:
+        if stream is not self.home and stream.handle not in self.behind:
             follow(stream, self.home)
 
     def after(self, stream: base.Stream, use: base.Stream | Event) -> None:
         """Note that `stream` uses this memory: until an event or, one of ours, from here on."""
         if stream is not self.home:
             self.users[stream.handle] = use
+            self.behind.add(stream.handle)
 
     def settle(self) -> None:
-        """Order `home` behind every other stream that used this memory; they are new to it again."""
-        while self.users:
-            follow(self.home, self.users.popitem()[1])
+        """Order `home` behind every stream that used this memory since; they are new to it again."""
+        while self.behind:
+            follow(self.home, self.users[self.behind.pop()])
+
+    def export(self) -> None:
+        """Another library gets it, and may use it in streams we do not see."""
+        if not self._exported:
+            self._exported = (self.context.device.owner(self.address),)
 
     def tell(self, dependent: Dependent) -> None:
         """Let `dependent` know when this memory is closed."""
-        if self._dependents is None:
-            self._dependents = weakref.WeakSet()
-        self._dependents.add(dependent)
+        with _telling:
+            if self._dependents is None:
+                self._dependents = weakref.WeakSet()
+            self._dependents.add(dependent)
 
     def close(self) -> None:
         """Give the memory back after the work now queued; what relies on it is told. Twice is fine."""
-        if not self.open:
-            return
-        self.open = False
-        for dependent in self._dependents or ():
+        with _telling:
+            was, self.open = self.open, False
+            told = list(self._dependents or ())
+        for dependent in told:
             dependent.expire("its memory was freed")
-        if self.context.lost is None:
+        if was and not self._exported and self.context.lost is None:
             self._give_back()()
 
     def _give_back(self) -> partial[None]:
-        return partial(
-            _free, self.context.device, self.address, self.home, [*self.users.values()], self.exported
-        )
+        users, exported = [*self.users.values()], bool(self._exported)
+        return partial(_free, self.context.device, self.address, self.home, users, exported)
 
     def __del__(self) -> None:
-        if self.open:
+        if self.open or self._exported:
             self.context.garbage.append(self._give_back())
 
 
@@ -107,7 +118,7 @@ def follow(stream: base.Stream, other: base.Stream | Event) -> None:
 
 def use_of(context: Context, stream: base.Stream) -> base.Stream | Event:
     """What to remember of a use in `stream`: itself where it is ours, else an event after it."""
-    return stream if context.owns(stream) else Event(context, stream.record())
+    return stream if context.owns(stream) else record(context, stream)
 
 
 def _free(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from preheat.dtypes import DTYPES, DType, dtype_of, dtype_of_typestr
@@ -24,13 +24,18 @@ class Pointer(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """Memory as one launch sees it. `ready` is the stream whose work must come first, if any."""
+    """Memory as one launch sees it.
+
+    `nbytes` reach from its first element to the end of the last. `ready` is the stream whose work must
+    come first, if any.
+    """
 
     address: int
     nbytes: int
     dtype: DType | None
     device: tuple[int, int]
     owner: object
+    contiguous: bool = True
     ready: int | None = None
     writable: bool = True
 
@@ -104,7 +109,7 @@ def _from_torch(value: Any, stream: int) -> Operand:
     index = value.get_device()
     if index >= 0:
         place, dtype = (_CUDA, index), _torch_dtype(value.dtype)
-        return Operand(value.data_ptr(), value.nbytes, dtype, place, value)
+        return Operand(value.data_ptr(), value.nbytes, dtype, place, value, value.is_contiguous())
     host = value.detach()
     dtype = _torch_dtype(value.dtype)
     if dtype is not None and dtype.host != dtype.name:  # NumPy has no such type
@@ -115,7 +120,8 @@ def _from_torch(value: Any, stream: int) -> Operand:
 def _from_cupy(value: Any, stream: int) -> Operand:
     del stream
     dtype = dtype_of_typestr(value.dtype.str)
-    return Operand(value.data.ptr, value.nbytes, dtype, (_CUDA, value.device.id), value)
+    place, dense = (_CUDA, value.device.id), bool(value.flags.c_contiguous)
+    return Operand(value.data.ptr, value.nbytes, dtype, place, value, dense)
 
 
 def _from_cuda_interface(value: Any, stream: int) -> Operand:
@@ -123,9 +129,11 @@ def _from_cuda_interface(value: Any, stream: int) -> Operand:
     face = value.__cuda_array_interface__
     address, read_only = face["data"]
     index = getattr(getattr(value, "device", None), "id", 0)
+    nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
     return Operand(
         address=address,
-        nbytes=_span(face),
+        nbytes=nbytes,
+        contiguous=dense,
         dtype=dtype_of_typestr(face["typestr"]),
         device=(_CUDA, index if isinstance(index, int) else 0),
         owner=value,
@@ -141,30 +149,52 @@ def _from_host(value: Any, stream: int) -> Operand:
     if face["typestr"].startswith(">"):
         raise InputError("an array of big-endian numbers means other numbers to a kernel")
     dtype = dtype_of_typestr(face["typestr"])
-    return Operand(address, _span(face), dtype, (_CPU, 0), value, writable=not read_only)
+    nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
+    return Operand(address, nbytes, dtype, (_CPU, 0), value, dense, writable=not read_only)
 
 
 def _from_dlpack(value: Any, stream: int) -> Operand:
     from preheat.runtime import dlpack
 
     on_host = value.__dlpack_device__()[0] == _CPU
-    tensor = dlpack.open_capsule(value.__dlpack__() if on_host else value.__dlpack__(stream=stream))
-    nbytes = math.prod(tensor.shape) * (tensor.dtype.size if tensor.dtype is not None else 1)
-    owner, writable = (tensor.owner, value), not tensor.read_only
-    return Operand(tensor.address, nbytes, tensor.dtype, tensor.device, owner, writable=writable)
+    asked = {} if on_host else {"stream": stream}
+    try:
+        try:
+            given = value.__dlpack__(**asked, max_version=(1, 0))
+        except TypeError:  # a producer from before there were versions
+            given = value.__dlpack__(**asked)
+    except BufferError as bad:
+        raise InputError(f"{type(value).__name__} does not give its memory away: {bad}") from None
+    tensor = dlpack.open_capsule(given)
+    size = tensor.dtype.size if tensor.dtype is not None else 1
+    strides = None if tensor.strides is None else tuple(step * size for step in tensor.strides)
+    nbytes, dense = _span(tensor.shape, strides, size)
+    return Operand(
+        address=tensor.address,
+        nbytes=nbytes,
+        dtype=tensor.dtype,
+        device=tensor.device,
+        owner=(tensor.owner, value),
+        contiguous=dense,
+        writable=not tensor.read_only,
+    )
 
 
-def _span(face: dict[str, Any]) -> int:
-    """Bytes from the first element to the end of the last, for strides that are not negative."""
-    itemsize = int(face["typestr"][2:])
-    shape, strides = face["shape"], face.get("strides")
-    if 0 in shape:
-        return 0
-    if strides is None:
-        return int(itemsize * math.prod(shape))
+def _itemsize(face: dict[str, Any]) -> int:
+    if face["typestr"].startswith(">"):
+        raise InputError("an array of big-endian numbers means other numbers to a kernel")
+    return int(face["typestr"][2:])
+
+
+def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, bool]:
+    """Bytes from the first element to the end of the last, and whether there are no gaps."""
+    if 0 in shape or strides is None:
+        return size * math.prod(shape), True
     if any(step < 0 for step in strides):
         raise InputError("an array with negative strides has no plain address")
-    return int(sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + itemsize)
+    usual = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    dense = all(n == 1 or step == plain for n, step, plain in zip(shape, strides, usual, strict=True))
+    return sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + size, dense
 
 
 _kinds: dict[type, Kind | None] = {}

@@ -5,7 +5,7 @@ function made for it: one `if` that tests everything `Launch.run` would test, th
 the driver reads them, the driver's call. Arguments that fail the test go to `Launch.run`, which either
 copes or says what is wrong. The function for saxpy(float, float const*, float*, int):
 
-    def quick(a0=missing, a1=missing, a2=missing, a3=missing, *more):
+    def quick(a0=missing, a1=missing, a2=missing, a3=missing, /, *more):
         go = cell = None
         try:
             if (
@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from preheat.dtypes import DType
-from preheat.errors import DeviceError
 from preheat.runtime.arguments import Block, Slot, new_block
 from preheat.runtime.launch import Launch
 from preheat.runtime.operands import LIBRARIES, kind_of
@@ -55,7 +54,7 @@ _SECTIONS = {
     "own": _Section("{0}.tag[2] is stream", "{0}.tag is {1}", "{0}.address", "submit"),
     # A stream besides the device's own: it must be known to be ordered behind the array's home.
     "second": _Section(
-        "({0}.tag[2] is stream or {0}.tag[2] is home and handle in {0}.buffer.users)",
+        "({0}.tag[2] is stream or {0}.tag[2] is home and handle in {0}.buffer.behind)",
         "{0}.tag[1] is {1}",
         "{0}.address",
         "submit",
@@ -126,12 +125,11 @@ def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, .
     given = [f"a{n}" for n in range(len(slots))]
     text = _FUNCTION.format(
         values=", ".join(values),
-        parameters="".join(f"{name}=missing, " for name in given),
+        parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
         sections="".join(_section(name, slots, first=name == names[0]) for name in names),
         given="".join(f"{name}, " for name in given),
     )
     scope: dict[str, Any] = {
-        "DeviceError": DeviceError,
         "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError),
         "missing": object(),
     }
@@ -150,9 +148,11 @@ def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
         is_number = _number_test(slot, given)
         is_array = _array_test(section, given, elements, whole=name == "own")
         address, test = section.address.format(given), is_array
-        if slot.value is not None:
-            test = f"({is_number} or {is_array})" if slot.pointer else is_number
-            address = f"{given} if {is_number} else {address}" if slot.pointer else given
+        if slot.value is not None and not slot.pointer:
+            test, address = is_number, given
+        elif slot.value is not None and name not in LIBRARIES:  # an untyped word
+            test = f"({is_number} or {is_array})"
+            address = f"{given} if {is_number} else {address}"
         tests.append(test)
         at = slot.parameter.offset // slot.parameter.size
         stores.append(f"v{slot.format}[{at}] = {address}")
@@ -205,11 +205,7 @@ def make(launch, submit, stream, block, cell, {values}):
 {sections}
         if go is None:
             return run(*[a for a in ({given}) if a is not missing], *more)
-        try:
-            status = go(pointers, 0)
-        except DeviceError as error:
-            complain(error)
-            raise
+        status = go(pointers, 0)
         give(cell)
         if status[0]:
             complain(status)

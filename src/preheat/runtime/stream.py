@@ -8,7 +8,7 @@ from preheat.devices import base
 from preheat.errors import InputError
 from preheat.runtime.context import Context
 
-__all__ = ["Event", "Stream", "raw_stream"]
+__all__ = ["Event", "Stream", "raw_stream", "record"]
 
 
 class Event:
@@ -21,13 +21,13 @@ class Event:
 
     def done(self) -> bool:
         """Whether the work before it has ended."""
-        self._context.require()
+        self.require()
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
-        self._context.require()
-        self._context.watch(self.raw.synchronize, "event.synchronize()")
+        self.require()
+        self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
         """Seconds from `since` to this event, once both are done; both need `timing=True`."""
@@ -42,6 +42,12 @@ class Event:
     def __del__(self) -> None:
         if hasattr(self, "raw"):
             self._context.garbage.append(self.raw.close)
+
+
+def record(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
+    """An event after everything submitted to `stream` so far."""
+    context.tidy()
+    return Event(context, stream.record(timing=timing))
 
 
 class Stream:
@@ -72,7 +78,7 @@ class Stream:
 
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted so far."""
-        return Event(self._context, self.raw.record(timing=timing))
+        return record(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
@@ -85,7 +91,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
-        self._context.watch(self.raw.synchronize, "stream.synchronize()")
+        self.raw.synchronize()
 
     def close(self) -> None:
         """Give it back; its work goes on. Twice is fine."""
