@@ -83,6 +83,18 @@ def builder(open_builder: Callable[..., Builder]) -> Builder:
     return open_builder()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_context(request: pytest.FixtureRequest) -> None:
+    """Where there is a GPU: its context lives as long as the session, not as one test's device."""
+    if any(item.get_closest_marker("gpu") for item in request.session.items) and not _no_gpu():
+        from preheat.devices.cuda.device import CudaDevice
+
+        _kept.append(CudaDevice(0))
+
+
+_kept: list[object] = []
+
+
 @pytest.fixture(scope="session")
 def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     """One cache for all tests that only need kernels: each is compiled once a session."""

@@ -277,17 +277,22 @@ def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None
     assert let_go == ["ended"]
 
 
-def test_a_module_launched_while_others_are_unloaded_waits_for_the_next_time(flaky: Flaky) -> None:
-    context = flaky.gpu._context
-    first, late = (flaky.gpu.module(SAXPY, label=f"{name}.cu") for name in ("first", "late"))
-    context.unused.append(first.raw)
-    flaky.seam.__dict__["synchronize"] = lambda: context.unused.append(late.raw)
+def test_a_module_dropped_while_others_are_unloaded_waits_for_the_next_time(flaky: Flaky) -> None:
+    context, synchronize = flaky.gpu._context, flaky.gpu._device.synchronize
+    held = [flaky.gpu.module(SAXPY, label=f"{name}.cu") for name in ("first", "late")]
+    flaky.gpu._life.modules.clear()
+    held.pop(0)
+
+    def drop_meanwhile() -> None:
+        synchronize()
+        held.clear()
+
+    flaky.seam.__dict__["synchronize"] = drop_meanwhile
     with flaky.asked("module.unload") as asked:
         context.drain(modules=True)
-    assert asked == {"module.unload": 1}
     del flaky.seam.__dict__["synchronize"]
-    assert list(context.unused) == [late.raw]
-    context.unused.clear()
+    assert asked == {"module.unload": 1}
+    assert len(context.unused) == 1
 
 
 def test_events_do_not_pile_up_where_nobody_allocates(device: Gpu) -> None:
