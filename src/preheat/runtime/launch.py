@@ -71,17 +71,13 @@ class Launch:
             block = new_block(self.signature)
         block.pack(*gathered.values)
         with self._lent(gathered):
-            self.submit(self.prepared(stream), block.pointers)
+            status = self.prepared(stream)(block.pointers, 0)
         self.blocks.append(block)
+        if status[0]:
+            self.complain(status)
         self._settle(gathered, stream)
         if self.blocking:
             self._wait(stream)
-
-    def submit(self, submit: base.Submit, pointers: int) -> None:
-        """Hand the launch to the device; an error names the kernel."""
-        status = submit(pointers, 0)
-        if status[0]:
-            self.complain(status)
 
     def complain(self, status: tuple[int, ...]) -> None:
         """Raise what a status stands for."""
@@ -146,8 +142,9 @@ class Launch:
             raise Refusal(f"{type(given).__name__} is in {where}, the kernel is on {here.name}", hint)
         if slot.dtypes is not None and found.dtype is not None and found.dtype not in slot.dtypes:
             raise Refusal(f"{slot.title} cannot take a {type(given).__name__} of {found.dtype}")
-        on_gpu = kind.current is not None and here.dlpack[0] != _CPU
-        home = kind.current(here.dlpack[1]) if kind.current is not None and on_gpu else None
+        home = None
+        if kind.current is not None and here.dlpack[0] != _CPU:
+            home = kind.current(here.dlpack[1])
         gathered.foreign.append(found)
         gathered.homes.append(home)
         gathered.streams |= {handle for handle in (found.ready, home) if handle is not None}
