@@ -158,3 +158,29 @@ def test_counters_of_shared_memory_belong_to_each_block(cuda: Cuda) -> None:
     machine(4, 50, out)
     steps = np.concatenate(([0], np.cumsum(1 + (np.arange(49) & 1))))
     np.testing.assert_array_equal(out, 100 * np.arange(4)[:, None] + steps)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_vectors_of_floats_are_added_element_by_element(count: int) -> None:
+    old = ", ".join(f"%f{i + 1}" for i in range(count))
+    added = ", ".join(f"%f{count - i}" for i in range(count))  # a result may be an operand
+    text = entry(
+        ".param .u64 at, .param .u64 values, .param .u64 old",
+        f"""
+        ld.param.u64 %d1, [at]; ld.param.u64 %d2, [values]; ld.param.u64 %d3, [old];
+        mov.u32 %r1, %tid.x; mul.wide.u32 %d4, %r1, {4 * count};
+        add.u64 %d2, %d2, %d4; add.u64 %d3, %d3, %d4;
+        ld.global.v{count}.f32 {{{added}}}, [%d2];
+        atom.global.add.v{count}.f32 {{{old}}}, [%d1], {{{added}}};
+        st.global.v{count}.f32 [%d3], {{{old}}};
+        red.global.add.v{count}.f32 [%d1+{4 * count}], {{{old}}};
+        ret;""",
+    )
+    values = RNG.integers(1, 1000, (33, count)).astype(np.float32)
+    room = np.zeros(64, np.uint8)
+    at = room[-room.ctypes.data % 16 :][: 8 * count].view(np.float32).reshape(2, count)
+    found = np.zeros_like(values)
+    Machine(text)(1, 33, at, values, found)
+    sums = values.cumsum(0)
+    np.testing.assert_array_equal(found, sums - values)
+    np.testing.assert_array_equal(at, [sums[-1], found.sum(0)])

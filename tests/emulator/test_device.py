@@ -203,6 +203,33 @@ def test_variables_have_their_first_values_and_can_be_set(cuda: Cuda) -> None:
     assert machine.device.load(machine.artifact).symbol("table") != machine.module.symbol("table")
 
 
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [
+        (".u32 t[2][3] = {{1}, {2, 3}}", [1, 0, 0, 2, 3, 0]),
+        (".u32 t[3][2] = {{1, 2}, {}, {5}}", [1, 2, 0, 0, 5, 0]),
+        (".u32 t[6] = {1, 2, 3}", [1, 2, 3, 0, 0, 0]),
+        (".u32 t[2][3] = {1, 2, 3, 4}", [1, 2, 3, 4, 0, 0]),
+        (".v2 .u32 t[3] = {{1}, {2, 3}, {4}}", [1, 0, 2, 3, 4, 0]),
+        (
+            ".f32 t[2][3] = {{0f3F800000}, {0f40000000, 0f3F800000}}",
+            [0x3F800000, 0, 0, 2**30, 0x3F800000, 0],
+        ),
+        (".u32 t[1][2][3] = {{{1}, {2, 3}}}", [1, 0, 0, 2, 3, 0]),
+    ],
+)
+def test_rows_of_first_values_may_be_short(declared: str, values: list[int]) -> None:
+    words = "".join(
+        f"ld.global.u32 %r1, [t+{4 * i}]; st.global.u32 [%d1+{4 * i}], %r1;" for i in range(6)
+    )
+    text = entry(
+        ".param .u64 out", f"ld.param.u64 %d1, [out]; {words} ret;", outside=f".global {declared};"
+    )
+    out = np.full(6, 77, np.uint32)
+    Machine(text)(1, 1, out)
+    assert out.tolist() == values
+
+
 def test_addresses_can_be_given_byte_by_byte() -> None:
     outside = """
     .global .align 4 .u32 value = 77;
@@ -267,6 +294,20 @@ def test_parameters_of_every_size_lie_where_the_layout_says(cuda: Cuda) -> None:
     )  # fmt: skip
     machine(1, 1, *given)
     assert out.tolist() == [1, -3, -1000, 10**9, -(2**50), 0.5, 0.1, -5, 2.5, -300]
+
+
+def test_arrays_that_the_launch_sizes_begin_at_one_address() -> None:
+    text = entry(
+        ".param .u64 out",
+        """
+        ld.param.u64 %d1, [out]; mov.u32 %r1, a; mov.u32 %r2, b; mov.u32 %r3, %total_smem_size;
+        st.shared.u8 [s], 1; st.global.v2.u32 [%d1], {%r1, %r2}; st.global.u32 [%d1+8], %r3; ret;""",
+        outside="""
+        .extern .shared .align 1 .b8 a[]; .extern .shared .align 16 .b8 b[]; .shared .b8 s[3];""",
+    )
+    out = np.zeros(3, np.uint32)
+    Machine(text)(1, 1, out, shared=32)
+    assert out.tolist() == [16, 16, 48]
 
 
 def test_more_shared_memory_than_the_usual_limit_can_be_had(cuda: Cuda) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.devices.emulator import wave
+from preheat.devices.emulator.group import Frame
+from preheat.devices.emulator.wave import Wave
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 from tests.emulator.conftest import Cuda
 from tests.emulator.support import Machine, entry
@@ -277,6 +280,23 @@ def test_clocks_go_forward_and_the_same_way_every_time(cuda: Cuda) -> None:
 # Barriers
 
 
+def test_the_halves_of_a_clock_are_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wave, "clock", lambda _: 0x1234_8765_4321)
+    text = entry(
+        ".param .u64 out",
+        """
+        ld.param.u64 %d1, [out];
+        mov.u32 %r1, %clock; mov.u32 %r2, %clock_hi; st.global.v2.u32 [%d1], {%r1, %r2};
+        mov.u32 %r3, %globaltimer_lo; mov.u32 %r4, %globaltimer_hi;
+        st.global.v2.u32 [%d1+8], {%r3, %r4};
+        mov.u64 %d2, %clock64; mov.u64 %d3, %globaltimer; st.global.v2.u64 [%d1+16], {%d2, %d3};
+        ret;""",
+    )
+    out = np.zeros(4, np.uint64)
+    Machine(text)(1, 1, out)
+    assert set(out.tolist()) == {0x1234_8765_4321}
+
+
 @pytest.mark.parametrize("threads", [1, 32, 45, 256])
 def test_threads_that_exited_are_not_waited_for(cuda: Cuda, threads: int) -> None:
     machine = cuda("""
@@ -359,6 +379,68 @@ def test_barriers_reduce_predicates_over_each_block_alone(cuda: Cuda) -> None:
     np.testing.assert_array_equal(out, np.broadcast_to(expected[:, None], out.shape))
 
 
+def test_blocks_pass_their_barriers_at_different_times(cuda: Cuda) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(int* o, int n) {
+        __shared__ int s[32]; int t = threadIdx.x, x = t + 1;
+        if (t < 16)
+            for (int j = 0; j < n * (int)blockIdx.x; j++) { if (x & 1) x = x * 3 + 1; else x >>= 1; }
+        s[t] = x; __syncthreads(); x = s[t ^ 1]; __syncthreads(); o[blockIdx.x * 32 + t] = x;
+    }""")
+    out = np.zeros((4, 32), np.int32)
+    machine(4, 32, out, np.int32(3000))
+    x = np.tile(np.arange(1, 33), (4, 1))
+    for block in range(4):
+        own = x[block, :16]
+        for _ in range(3000 * block):
+            own[...] = np.where(own & 1, own * 3 + 1, own >> 1)
+    np.testing.assert_array_equal(out, x[:, np.arange(32) ^ 1])
+
+
+def test_a_count_of_predicates_is_a_number_like_any_other(cuda: Cuda) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(int* o, int n) {
+        int c = __syncthreads_count(threadIdx.x % 3 == 0);
+        o[threadIdx.x] = c * n - 5 + (c > -1) + c / n;
+    }""")
+    out = np.zeros(64, np.int32)
+    machine(1, 64, out, np.int32(-3))
+    assert set(out.tolist()) == {22 * -3 - 5 + 1 - 7}
+
+
+def test_threads_that_run_together_can_name_different_barriers(cuda: Cuda) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(const int* in, int* out) {
+        __shared__ int s[128]; int t = threadIdx.x, i = blockIdx.x * 128 + t, id = 1 + t / 64, any;
+        s[t] = in[i];
+        asm volatile("bar.sync %0, 64;" :: "r"(id) : "memory");
+        asm volatile("{.reg .pred a, b; setp.gt.s32 a, %1, 90;"
+                     "bar.red.or.pred b, %2, 64, a; selp.s32 %0, 1, 0, b;}"
+                     : "=r"(any) : "r"(s[t]), "r"(id) : "memory");
+        out[i] = s[t ^ 32] * 2 + any;
+    }""")
+    values = RNG.integers(0, 90, (3, 2, 64), dtype=np.int32)
+    values[1, 0, 7] = values[2, 1, 63] = 99
+    out = np.zeros_like(values)
+    machine(3, 128, values, out)
+    high = (values > 90).any(2, keepdims=True)
+    np.testing.assert_array_equal(out, values[..., np.arange(64) ^ 32] * 2 + high)
+
+
+@pytest.mark.parametrize("threads", [33, 40, 64])
+def test_a_barrier_with_a_count_counts_whole_warps(cuda: Cuda, threads: int) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(int* out, int early) {
+        int t = threadIdx.x; if (t == early) return;
+        if (t % 2) asm volatile("bar.sync 1, 64;" ::: "memory");
+        else asm volatile("bar.sync 1, 64;" ::: "memory");
+        out[t] = t + 1;
+    }""")
+    out = np.zeros(threads, np.int32)
+    machine(1, threads, out, np.int32(3))
+    np.testing.assert_array_equal(out, np.where(np.arange(threads) == 3, 0, np.arange(1, threads + 1)))
+
+
 def test_a_barrier_that_some_threads_never_reach_is_a_fault_at_its_line() -> None:
     text = entry(
         ".param .u64 out",
@@ -415,6 +497,50 @@ def test_waiting_for_what_never_comes_is_a_fault_and_no_hang(cuda: Cuda) -> None
     assert "no progress" in str(found)
     assert "5,000" in str(found)
     assert found.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("loop", "factor"),
+    [
+        ("volatile int l[2]; l[0] = 0; while (p[1] == 0) l[0] = l[0] + 1;", 1),
+        ("while (p[1] == 0) p[0] = 1;", 10),
+        ("while (p[1] == 0) __syncthreads();", 10),
+        ("while (atomicAdd((int*)p + 1, 0) == 0) atomicAdd((int*)p, 1);", 10),
+    ],
+)
+def test_writing_and_passing_barriers_is_progress_for_a_while_only(
+    cuda: Cuda, loop: str, factor: int
+) -> None:
+    machine = cuda(f'extern "C" __global__ void k(volatile int* p) {{ {loop} }}', patience=500)
+    found = fault(machine, 1, 32, np.zeros(4, np.int32))
+    assert f"no progress: {500 * factor:,} basic blocks" in str(found)
+    assert ("wrote" in str(found)) == (factor == 1)
+    assert "patience=" in str(found.hint)
+
+
+def test_a_kernel_may_compute_for_long_without_writing(cuda: Cuda) -> None:
+    machine = cuda("""
+    extern "C" __global__ void k(int* out, int n) {
+        int x = threadIdx.x;
+        for (int i = 0; i < n; i++) { if (x & 1) x = x * 3 + 1; else x >>= 1; if (x == 12345) break; }
+        out[threadIdx.x] = x + 1;
+    }""")
+    assert machine.device.patience >= 5_000_000
+    out = np.zeros(2, np.int32)
+    machine(1, 2, out, np.int32(3001))
+    assert out.tolist() == [1, 5]  # 3,000 is a multiple of the three steps from 1 to 1
+
+
+def test_waiting_for_a_time_ends_soon(cuda: Cuda) -> None:
+    machine = cuda(
+        """extern "C" __global__ void k(int* out) {
+        long long t = clock64(); while (clock64() - t < 2000000) ; out[threadIdx.x] = 1;
+    }""",
+        patience=5000,
+    )
+    out = np.zeros(32, np.int32)
+    machine(1, 32, out)
+    assert out.all()
 
 
 def test_a_cooperative_grid_synchronises(cuda: Cuda) -> None:
@@ -498,6 +624,116 @@ def test_functions_are_called_through_pointers(cuda: Cuda) -> None:
     assert found.thread == (3, 0, 0)
 
 
+_THREE_TIMES = """
+.func (.param .b32 r) three(.param .b32 a) {
+    .reg .b32 %r<3>; ld.param.b32 %r1, [a]; mul.lo.u32 %r1, %r1, 3; st.param.b32 [r], %r1; ret;
+}
+"""
+_BYTES_OF_POINTER = ", ".join(f"0xFF{'00' * i}(three)" for i in range(8))
+_THROUGH_POINTER = """
+    ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; ld.global.u64 %d2, [table+8];
+    {
+    .param .b32 given; .param .b32 got; st.param.b32 [given], %r1;
+    P: .callprototype (.param .b32 _) _ (.param .b32 _);
+    call (got), %d2, (given), P; ld.param.b32 %r2, [got];
+    }
+    mul.wide.u32 %d3, %r1, 4; add.s64 %d1, %d1, %d3; st.global.u32 [%d1], %r2; ret;
+"""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        f".b8 table[16] = {{1, 0, 0, 0, 0, 0, 0, 0, {_BYTES_OF_POINTER}}};",
+        ".u64 table[2] = {7, generic(three)};",
+        ".u64 table[2] = {7, three};",
+    ],
+)
+def test_functions_that_only_a_table_names_can_be_called(table: str) -> None:
+    outside = f"{_THREE_TIMES}.global .align 8 {table}"
+    out = np.zeros(33, np.uint32)
+    Machine(entry(".param .u64 out", _THROUGH_POINTER, outside=outside))(1, 33, out)
+    np.testing.assert_array_equal(out, 3 * np.arange(33))
+
+
+def test_what_a_pointer_might_lead_to_may_be_unknown_until_it_does(cuda: Cuda) -> None:
+    source = """
+    struct A { __device__ virtual int f(int x) { return x; } __device__ virtual ~A() {} };
+    struct B : A {
+        int k; __device__ B(int k) : k(k) {} __device__ int f(int x) override { return x * k; }
+    };
+    extern "C" __global__ void k(int* out) {
+        int t = threadIdx.x; A a; B b(t + 1); A* p = t % 3 ? (A*)&b : &a; out[t] = p->f(t);
+        %s
+    }"""
+    out, i = np.zeros(33, np.int32), np.arange(33)
+    cuda(source.replace("%s", ""))(1, 33, out)
+    np.testing.assert_array_equal(out, np.where(i % 3 == 0, i, i * (i + 1)))
+    with pytest.raises(UnsupportedInstructionError, match="the function free"):
+        cuda(source.replace("%s", "delete p;"))(1, 33, out)
+
+
+def test_deep_recursion_of_many_threads_takes_little_memory(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = cuda("""
+    __device__ __noinline__ int f(int d, int a) {
+        int b[8]; for (int i = 0; i < 8; i++) b[i] = a + i * d;
+        if (d == 0) return a;
+        int r = f(d - 1, a + 1); return r + b[(r + d) & 7];
+    }
+    extern "C" __global__ void k(int* out, int d) {
+        int t = blockIdx.x * blockDim.x + threadIdx.x; out[t] = f(d, t);
+    }""")
+    taken = []
+    reserve = Wave._reserve
+
+    def watched(self: Wave, top: int) -> None:
+        reserve(self, top)
+        taken.append(self.local.nbytes)
+
+    monkeypatch.setattr(Wave, "_reserve", watched)
+    out, depth = np.zeros(64 * 256, np.int32), 40
+    machine(64, 256, out, np.int32(depth))
+
+    def expected(d: int, a: Array) -> Array:
+        if d == 0:
+            return a
+        r = expected(d - 1, a + 1)
+        b: Array = a + ((r + d) & 7) * d
+        return np.add(r, b)
+
+    np.testing.assert_array_equal(out, expected(depth, np.arange(64 * 256)))
+    assert max(taken) < 64 << 20
+
+
+def test_calls_that_find_no_memory_are_a_fault(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    machine = cuda("""
+    __device__ __noinline__ int f(int d) { return d ? f(d - 1) * 3 + 1 : 5; }
+    extern "C" __global__ void k(int* out) { out[threadIdx.x] = f(threadIdx.x); }""")
+    monkeypatch.setattr(wave, "Frame", lambda *a: full() if len(a) > 3 else Frame(*a))
+    assert "no room for 1 calls" in str(fault(machine, 1, 33, np.zeros(33, np.int32)))
+
+
+def test_local_variables_of_called_functions_are_aligned_as_they_say() -> None:
+    text = entry(
+        ".param .u64 out",
+        """
+        .local .align 4 .b8 mine[20];
+        {.param .b64 got; call (got), f; ld.param.b64 %d2, [got];}
+        ld.param.u64 %d1, [out]; st.global.u64 [%d1], %d2; ret;""",
+        outside=""".func (.param .b64 r) f() {
+        .local .align 128 .b8 own[8]; .reg .b64 %d<2>;
+        mov.u64 %d1, own; st.param.b64 [r], %d1; ret; }""",
+    )
+    out = np.ones(1, np.uint64)
+    Machine(text)(1, 1, out)
+    assert out[0] % 128 == 0
+
+
 def test_a_barrier_inside_a_function_is_one_for_all_callers(cuda: Cuda) -> None:
     machine = cuda("""
     __device__ __noinline__ int turn(int* s, int i, int n) {
@@ -570,6 +806,60 @@ def test_printf_writes_every_kind_of_argument(cuda: Cuda, capsys: pytest.Capture
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ('"%c|%c", (char)200, 321', "\ufffd|A"),
+        ('"%#o|%#o|%#6o|%o", 8, 0, 8, 8', "010|0|   010|10"),
+        ('"%a|%.2a|%A|%.0a", 1.5, 1.999, -0.1, 1.0', "0x1.8p+0|0x1.00p+1|-0X1.999999999999AP-4|0x1p+0"),
+        ('"%.*f|%.*f|%*d|%-*d|", -1, 2.5, 2, 2.5, -4, 3, 4, 3', "2.500000|2.50|3   |3   |"),
+        ('"%8.1a|%a|%-6A|", 1.0/0.0, 0.0, -1.0/0.0', "     inf|0x0p+0|-INF  |"),
+        ('"%8p|%p", (void*)16, (void*)255', "    0x10|0xff"),
+        ('"%s|%8s", (char*)0, (char*)0', "(null)|  (null)"),
+    ],
+)
+def test_printf_writes_as_c_does(
+    cuda: Cuda, capsys: pytest.CaptureFixture[str], call: str, text: str
+) -> None:
+    cuda(f'extern "C" __global__ void k() {{ printf({call}); }}')(1, 1)
+    assert capsys.readouterr().out == text
+
+
+def test_printf_returns_how_many_arguments_it_had(cuda: Cuda) -> None:
+    machine = cuda("""extern "C" __global__ void k(int* out) {
+        int t = threadIdx.x;
+        if (t > 3) out[t] = printf(t == 7 ? "%% %*d %s\\n" : "%d\\n", t, t, "x");
+        else out[t] = printf("\\n") - 1;
+    }""")
+    out = np.zeros(9, np.int32)
+    machine(1, 9, out)
+    assert out.tolist() == [-1, -1, -1, -1, 1, 1, 1, 3, 1]
+
+
+def test_a_fault_inside_printf_names_the_thread(cuda: Cuda) -> None:
+    machine = cuda("""extern "C" __global__ void k() {
+        if (threadIdx.x > 3) printf("%s\\n", threadIdx.x == 7 ? (char*)1234567 : "ok");
+    }""")
+    assert fault(machine, 1, 16).thread == (7, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "parameters", [".param .b32 a, .param .b32 b", ".param .align 4 .b8 a[4096]", ".param .b64 a", ""]
+)
+def test_a_call_with_other_parameters_than_the_function_has_is_a_fault(parameters: str) -> None:
+    text = entry(
+        "",
+        "{.param .b32 p0; st.param.b32 [p0], 1; call f, (p0);} ret;",
+        outside=f".func f({parameters}) {{ ret; }}",
+    )
+    assert "calls f with other parameters than it has" in str(fault(Machine(text), 1, 1))
+
+
+def test_a_call_of_printf_with_other_parameters_is_a_fault() -> None:
+    text = entry("", "{.param .b32 p0; st.param.b32 [p0], 1; call vprintf, (p0);} ret;")
+    assert "calls vprintf with other parameters" in str(fault(Machine(text), 1, 1))
+
+
 def test_what_is_unknown_is_refused_by_name_before_anything_runs() -> None:
     text = entry(
         ".param .u64 out",
@@ -586,6 +876,12 @@ def test_what_is_unknown_is_refused_by_name_before_anything_runs() -> None:
         Machine(text)(1, 1, out)
     assert caught.value.line == text.split("\n").index("tanh.approx.bf16x4 %r1, %r2;") + 1
     assert out[0] == 0
+
+
+def test_a_truth_table_in_a_register_is_refused_by_name() -> None:
+    text = entry("", "mov.u32 %r5, %tid.x; lop3.b32 %r1, %r2, %r3, %r4, %r5; ret;")
+    with pytest.raises(UnsupportedInstructionError, match="lop3 with its truth table in a register"):
+        Machine(text)(1, 1)
 
 
 def test_what_cannot_be_reached_may_be_unknown() -> None:

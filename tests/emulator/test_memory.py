@@ -71,7 +71,7 @@ def test_the_first_address_outside_is_found_among_many_buffers(overlap: bool) ->
     assert memory.first_outside(inside, 4, write=False) is None
     written = memory.first_outside(inside, 4, write=True)
     assert written == np.flatnonzero((inside >= 1500) & (inside < 1540))[0]
-    for bad in (999, 1037, 1040, 5, 1937, 9999):
+    for bad in (999, 1037, 1040, 5, 1937, 9999, -4096, -(2**63)):
         assert memory.first_outside(np.insert(inside, 17, bad), 4, write=False) == 17
 
 
@@ -80,13 +80,19 @@ def test_a_bad_address_is_told_by_its_neighbour() -> None:
     memory.add(0x1000, 0x100)
     memory.add(0x3000, 64, writable=False)
     gone = memory.add(0x2000, 16)
-    memory.remove(gone)
+    memory.free(gone)
+    memory.free(memory.add(0x10F0, 0x80))
+    memory.free(memory.add(0x4000, 0x80))
+    memory.remove(memory.add(0x4000, 0x10))
     near = "256-byte buffer at 0x1000"
     for address, said in {
         0x1100: f"reads 4 bytes at 0x1100, 0 bytes past the end of the {near}",
         0x1104: f"reads 4 bytes at 0x1104, 4 bytes past the end of the {near}",
         0xFFF: f"reads 4 bytes at 0xfff, 1 byte before the {near}",
         0x10FE: f"reads 4 bytes at 0x10fe, across the end of the {near}",
+        0x1160: "reads 4 bytes at 0x1160, in a freed 128-byte buffer at 0x10f0",
+        0x3048: "reads 4 bytes at 0x3048, 8 bytes past the end of the 64-byte buffer at 0x3000",
+        0x4008: "reads 4 bytes at 0x4008, 4040 bytes past the end of the 64-byte buffer at 0x3000",
         0x2008: "reads 4 bytes at 0x2008, in a freed 16-byte buffer at 0x2000",
     }.items():
         assert memory.describe(address, 4, write=False) == said
@@ -285,6 +291,21 @@ def test_a_null_pointer_is_a_fault(cuda: Cuda) -> None:
     assert found.address == 0
 
 
+@pytest.mark.parametrize("bad", [2**64 - 4096, 2**63, 2**63 + 8])
+def test_an_address_in_the_upper_half_is_a_fault_of_its_thread(bad: int) -> None:
+    text = entry(
+        ".param .u64 out, .param .u64 bad",
+        """
+        ld.param.u64 %d1, [out]; ld.param.u64 %d2, [bad];
+        mov.u32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 4; add.u64 %d1, %d1, %d3;
+        setp.eq.u32 %p1, %r1, 5; selp.b64 %d4, %d2, %d1, %p1;
+        ld.global.u32 %r2, [%d4]; st.global.u32 [%d1], %r2; ret;""",
+    )
+    with pytest.raises(EmulatorFault, match="reads 4 bytes") as caught:
+        Machine(text)(1, 33, words(33), np.uint64(bad))
+    assert (caught.value.address, caught.value.thread) == (bad, (5, 0, 0))
+
+
 def test_a_fault_in_one_of_many_diverged_threads_names_that_thread(cuda: Cuda) -> None:
     machine = cuda("""
     extern "C" __global__ void k(const int* at, int* out) {
@@ -303,6 +324,14 @@ def test_freed_memory_is_named(cuda: Cuda) -> None:
     machine(1, 32, np.uint64(address))
     machine.device.free(address, machine.stream)
     assert "in a freed 128-byte buffer" in str(fault(machine, 1, 32, np.uint64(address)))
+
+
+def test_memory_that_was_lent_before_is_not_called_freed(cuda: Cuda) -> None:
+    machine = cuda('extern "C" __global__ void k(int* x) { x[threadIdx.x] = threadIdx.x; }')
+    x = words(64)
+    machine(1, 64, x)
+    with pytest.raises(EmulatorFault, match="0 bytes past the end of the 128-byte buffer"):
+        machine(1, 33, x[:32])
 
 
 def test_read_only_memory_can_be_read_and_not_written(cuda: Cuda) -> None:

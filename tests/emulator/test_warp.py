@@ -235,6 +235,38 @@ def test_lanes_wait_for_those_that_their_mask_names(cuda: Cuda) -> None:
     np.testing.assert_array_equal(out.view(np.uint32), values[::-1])
 
 
+def test_lanes_meet_at_any_barrier_of_their_warp(cuda: Cuda) -> None:
+    machine = cuda("""
+    __device__ __noinline__ void wait(unsigned mask) { __syncwarp(mask); }
+    extern "C" __global__ void k(const int* in, volatile int* at, int* out) {
+        int t = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x & 31;
+        int other = t + 30 - 2 * lane;
+        if (lane == 31) return;
+        if (lane < 16) { at[t] = in[t] + 1; __syncwarp(0x7FFFFFFF); out[t] = at[other] * 2; }
+        else if (lane < 20) { at[t] = in[t] + 2; wait(0x7FFFFFFF); out[t] = at[other] * 3; }
+        else { at[t] = in[t] + 3; __syncwarp(0x7FFFFFFF); out[t] = at[other] * 5; }
+    }""")
+    values = RNG.integers(0, 10**6, (3, 2, 32), dtype=np.int32)
+    out = np.full_like(values, -1)
+    machine(3, 64, values, np.zeros_like(values), out)
+    way = np.digitize(np.arange(31), [16, 20])
+    np.testing.assert_array_equal(
+        out[..., :31], (values[..., :31] + way + 1)[..., ::-1] * np.array([2, 3, 5])[way]
+    )
+    assert (out[..., 31] == -1).all()
+
+
+def test_a_shuffle_that_is_called_from_two_places_is_a_fault_with_a_hint(cuda: Cuda) -> None:
+    machine = cuda("""
+    __device__ __noinline__ int f(int v) { return __shfl_xor_sync(~0u, v, 16); }
+    extern "C" __global__ void k(int* o) {
+        int t = threadIdx.x, r; if (t < 16) r = f(t); else r = f(t * 2) + 1; o[t] = r;
+    }""")
+    with pytest.raises(EmulatorFault, match="waits for threads of its warp") as caught:
+        machine(1, 32, np.zeros(32, np.int32))
+    assert "same calls" in str(caught.value.hint)
+
+
 def test_lanes_that_exited_are_not_waited_for(cuda: Cuda) -> None:
     machine = cuda("""
     extern "C" __global__ void k(unsigned* out) {

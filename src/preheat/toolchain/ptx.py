@@ -6,6 +6,7 @@ emit megabytes of them and a signature needs none.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -219,13 +220,24 @@ def declared_variables(clean: str, first_line: int = 1) -> Iterator[Variable]:
             named = _DECLARED.fullmatch(row)
             if named is None:
                 raise SyntaxFault(f"{row!r} declares no variable", line)
-            size = SIZES[kind] * wide
-            for extent in re.findall(r"\d+|\[\s*\]", named["extents"]):
-                size *= int(extent) if extent.isdigit() else 0
-            items = (named["initial"] or "").replace("{", " ").replace("}", " ").split(",")
-            initial = tuple(filter(None, (" ".join(item.split()) for item in items)))
-            linkage = tuple(match["linkage"].split())
+            extents = [int(n or 0) for n in re.findall(r"\[\s*(\d*)\s*\]", named["extents"])] + [wide]
+            size, linkage = SIZES[kind] * math.prod(extents), tuple(match["linkage"].split())
+            initial = tuple(_elements((named["initial"] or "").strip(), extents))
             yield Variable(named["name"], match["space"], kind, align, size, initial, linkage, line)
+
+
+def _elements(initial: str, extents: list[int]) -> Iterator[str]:
+    """What a variable holds at first, element by element; what a row does not give is 0."""
+    nested = initial.startswith("{") and "{" in initial[1:]
+    if not nested:  # by far the most, and some of them long
+        items = initial.replace("{", " ").replace("}", " ").split(",")
+        yield from filter(None, (" ".join(item.split()) for item in items))
+        return
+    for row in split_commas(initial[1:-1]):
+        items = list(_elements(row, extents[1:]))
+        yield from items
+        if row.startswith("{"):
+            yield from ["0"] * (math.prod(extents[1:]) - len(items))
 
 
 def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, str]]:

@@ -205,7 +205,7 @@ def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, c
 def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
     """Write each thread's value; of several to one address the last thread's stays."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
-    group.wave.writes += 1
+    group.wave.writes += at.space != "local"
     _write(at, offset, dtype, value)
 
 
@@ -213,7 +213,7 @@ def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, 
     """Write neighbouring elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * len(values), site, write=True)
-    group.wave.writes += 1
+    group.wave.writes += at.space != "local"
     for i, value in enumerate(values):
         _write(at, offset + i * size, dtype, value)
 

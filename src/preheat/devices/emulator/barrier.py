@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
@@ -18,23 +20,35 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrival(NamedTuple):
-    """What a barrier instruction asked for; `threads` is how many it waits for, if it says so."""
+    """What a barrier instruction asked for; `threads` is how many it waits for, if it says so.
 
-    ident: int
-    threads: int | None = None
+    Values may differ from thread to thread, those of the barrier and its count until `parts`.
+    """
+
+    ident: Any
+    threads: Any = None
     kind: str = "sync"  # "arrive", or what a reduction makes of the predicates: "popc", "and", "or"
     predicate: Any = None
     result: int = -1  # slot of a reduction's result
 
-    @classmethod
-    def of(cls, site: int, ident: Any, count: Any, kind: str, predicate: Any, result: int) -> Arrival:
-        """What a group asks for; all its threads must mean the same barrier."""
-        for value in (ident, count):
-            if value is not None and value.ndim and (value != value[0]).any():
-                raise Violation("threads that run together name different barriers", site)
-        number = int(np.atleast_1d(ident)[0])
-        threads = None if count is None else int(np.atleast_1d(count)[0])
-        return cls(number, threads, kind, predicate, result)
+    def parts(self, group: Group) -> Iterator[tuple[Group, Arrival]]:
+        """The threads that mean the same barrier, and what they ask for."""
+        counts = self.threads is not None
+        wanted = self.ident.astype(np.int64) << 32 | (self.threads if counts else 0)
+        for value in np.unique(wanted).tolist() if wanted.ndim else [int(wanted)]:
+            ident, threads = divmod(value, 1 << 32)
+            one = Arrival(ident, threads if counts else None, self.kind, self.predicate, self.result)
+            chosen = wanted == value
+            if chosen.all():
+                yield group, one
+            else:
+                part, _ = group.split(chosen)
+                yield part, one.of(chosen)
+
+    def of(self, chosen: Array) -> Arrival:
+        """The same of some threads."""
+        kept = self.predicate
+        return self if kept is None or not kept.ndim else self._replace(predicate=kept[chosen])
 
 
 class _Waiting(NamedTuple):
@@ -49,10 +63,13 @@ class Barriers:
         self.wave = wave
         self.parked: dict[int, list[_Waiting]] = {}
         self.releases = 0
-        self._passed: dict[int, Array] = {}  # threads of each block that arrived and went on
+        self._passed: dict[int, Array] = {}  # threads of each block and warp that arrived and went on
 
-    def arrive(self, group: Group, arrival: Arrival) -> list[Group]:
+    def arrive(self, group: Group, asked: Arrival) -> list[Group]:
         """Take in a group that now stands behind its barrier; the groups that may go on."""
+        return [gone for part, one in asked.parts(group) for gone in self._arrive(part, one)]
+
+    def _arrive(self, group: Group, arrival: Arrival) -> list[Group]:
         wave = self.wave
         ident = arrival.ident
         whole = group.count == wave.alive_total and arrival.threads is None
@@ -62,10 +79,10 @@ class Barriers:
             and not self.parked.get(ident)
             and ident not in self._passed
         ):
+            self.releases += 1
             return [group]
         if arrival.kind == "arrive":
-            counts = self._passed.setdefault(ident, np.zeros(wave.layout.blocks, np.int64))
-            counts += np.bincount(group.of("row"), minlength=len(counts))
+            self._passed[ident] = self._by_warp(group, self._passed.get(ident))
             return [group, *self.release(ident)]
         self.parked.setdefault(ident, []).append(_Waiting(group, arrival))
         return self.release(ident)
@@ -75,14 +92,16 @@ class Barriers:
         waiting = self.parked.get(ident)
         if not waiting:
             return []
-        blocks = self.wave.layout.blocks
-        arrived = self._passed.get(ident, np.zeros(blocks, np.int64)).copy()
-        expected = self.wave.alive.copy()
-        for group, arrival in waiting:
-            rows = group.of("row")
-            arrived += np.bincount(rows, minlength=blocks)
-            if arrival.threads is not None:
-                expected[np.unique(rows)] = arrival.threads
+        came = self._passed.get(ident)
+        for group, _ in waiting:
+            came = self._by_warp(group, came)
+        assert came is not None
+        arrived, expected = came.sum(1), self.wave.alive.copy()
+        counting = [one for one in waiting if one.arrival.threads is not None]
+        whole = self._whole_warps(came) if counting else arrived
+        for group, arrival in counting:
+            rows = np.unique(group.of("row"))
+            arrived[rows], expected[rows] = whole[rows], arrival.threads
         full = (arrived >= expected) & (arrived > 0)
         if not full.any():
             return []
@@ -92,6 +111,19 @@ class Barriers:
             if not self._passed[ident].any():
                 del self._passed[ident]
         return self._let_go(ident, waiting, full)
+
+    def _by_warp(self, group: Group, others: Array | None) -> Array:
+        """How many threads of each block and warp a group has, together with others."""
+        layout = self.wave.layout
+        counts = np.bincount(group.of("warp"), minlength=layout.warps).reshape(layout.blocks, -1)
+        return counts if others is None else counts + others
+
+    def _whole_warps(self, came: Array) -> Array:
+        """Threads of each block that came, where those a warp lacks count as soon as the warp does."""
+        layout, there = self.wave.layout, ~self.wave.exited
+        alive = np.bincount(layout.warp[there], minlength=layout.warps).reshape(came.shape)
+        whole: Array = np.where(came > 0, np.minimum(came + WARP - alive, WARP), 0).sum(1)
+        return whole
 
     def release_all(self) -> list[Group]:
         """The groups that go on because threads have exited."""
@@ -111,17 +143,16 @@ class Barriers:
         gone = []
         for group, arrival in waiting:
             chosen = full[group.of("row")]
-            held = None
+            if not chosen.any():
+                self.parked[ident].append(_Waiting(group, arrival))
+                continue
             if not chosen.all():
                 group, held = group.split(chosen)
-            if held is not None:
-                kept = arrival.predicate
-                kept = kept[~chosen] if kept is not None and kept.ndim else kept
-                self.parked[ident].append(_Waiting(held, arrival._replace(predicate=kept)))
-            if group is not None:
-                if arrival.result >= 0:
-                    group.set(arrival.result, reduced[arrival.kind].take(group.of("row")))
-                gone.append(group)
+                self.parked[ident].append(_Waiting(held, arrival.of(~chosen)))
+            if arrival.result >= 0:
+                words = reduced[arrival.kind].take(group.of("row"))
+                group.set(arrival.result, words.view(group.frame.code.zeros[arrival.result].dtype))
+            gone.append(group)
         return gone
 
 

@@ -27,8 +27,8 @@ Build = Callable[[Modifiers], Instruction]
 
 
 def _name(m: Modifiers) -> str:
-    """The name of the type that an opcode ends with."""
-    return [text for text in m.values() if text != "|"][-1]
+    """The name of the type that an opcode ends with; `.relu` may stand behind it."""
+    return [text for text in m.values() if text not in ("|", "relu")][-1]
 
 
 def _kind(m: Modifiers) -> np.dtype[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,63 +17,96 @@ if TYPE_CHECKING:
     from preheat.devices.emulator.generate import Step
     from preheat.devices.emulator.group import Group
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "Builtin"]
 
 _SPECIFIER = re.compile(
     rb"%([-+ #0]*)(\*|\d*)(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?([diouxXcsfFeEgGaAp%])"
 )
 _SIZES = {b"ll": 8, b"l": 8, b"j": 8, b"z": 8, b"t": 8}
 _LONGEST = 1 << 16
+_HEX_DIGITS = 13  # of a float64 behind the point
+
+
+class Builtin(NamedTuple):
+    """What a function does for a group, given where its arguments lie, and how large those are."""
+
+    run: Callable[[Group, Step, list[int]], None]
+    sizes: tuple[int, ...]
 
 
 def _printf(group: Group, step: Step, arguments: list[int]) -> None:
-    """`vprintf`: what each thread prints, in the order of the threads."""
+    """`vprintf`: what each thread prints, in the order of the threads; how many arguments it had."""
     formats, lists = (_argument(group, at, 8) for at in arguments)
+    counts = np.zeros(group.count, np.int32)
     for position, (pattern, values) in enumerate(zip(formats, lists, strict=True)):
         one = group.part(np.array([position]))
-        text = _string(one, int(pattern), step.site)
-        sys.stdout.write(_formatted(one, text, int(values), step.site).decode(errors="replace"))
+        try:
+            text = _string(one, int(pattern), step.site)
+            line, counts[position] = _formatted(one, text, int(values), step.site)
+        except Violation as bad:
+            bad.position = position
+            raise
+        sys.stdout.write(line.decode(errors="replace"))
+    for name in step.returns:
+        at = group.frame.base + group.frame.code.offsets[name]
+        group.wave.local[_lanes(group), at : at + 4] = counts.view(np.uint8).reshape(-1, 4)
 
 
-def _formatted(one: Group, pattern: bytes, values: int, site: int) -> bytes:
-    out, at, end = [], values, 0
+def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
+    """The text of a format and its arguments, and how many of those it took."""
+    out, at, end, count = [], values, 0, 0
     for match in _SPECIFIER.finditer(pattern):
         out.append(pattern[end : match.start()])
         end = match.end()
-        flags, width, precision, length, kind = match.groups()
+        flags, *sizes, length, kind = match.groups()
         if kind == b"%":
             out.append(b"%")
             continue
-        stars = []
-        for part in (width, precision):
-            if part == b"*":
+        for i, size in enumerate(sizes):
+            if size == b"*":
                 at, star = _take(one, at, 4, "i4", site)
-                stars.append(star)
-        size = 8 if kind in b"sfFeEgGaAp" else _SIZES.get(length, 4)
-        code = "f8" if kind in b"fFeEgGaA" else f"{'i' if kind in b'dic' else 'u'}{size}"
-        at, value = _take(one, at, size, code, site)
-        out.append(
-            _one(
-                flags,
-                width,
-                precision,
-                kind,
-                stars,
-                _string(one, value, site) if kind == b"s" else value,
-            )
-        )
-    return b"".join([*out, pattern[end:]])
+                sizes[i] = None if i and star < 0 else b"%d" % star
+                count += 1
+        bytes_ = 8 if kind in b"sfFeEgGaAp" else _SIZES.get(length, 4)
+        code = "f8" if kind in b"fFeEgGaA" else f"{'i' if kind in b'dic' else 'u'}{bytes_}"
+        at, value = _take(one, at, bytes_, code, site)
+        count += 1
+        if kind == b"s":
+            value = _string(one, value, site) if value else b"(null)"
+        out.append(_one(flags + sizes[0], sizes[1], kind, value))
+    return b"".join([*out, pattern[end:]]), count
 
 
-def _one(
-    flags: bytes, width: bytes, precision: bytes | None, kind: bytes, stars: list[Any], value: Any
-) -> bytes:
+def _one(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
+    """One argument as C writes it; `flags` end with the width."""
     if kind == b"p":
-        flags, kind = b"#", b"x"
+        flags, kind = b"#" + flags, b"x"
+    elif kind == b"c":
+        value &= 0xFF
     elif kind in b"aA":
-        value, kind = value.hex().encode(), b"s"
-    head = b"%" + flags + width + (b"" if precision is None else b"." + precision)
-    return (head + {b"i": b"d", b"u": b"d"}.get(kind, kind)) % (*stars, value)
+        value, precision, kind = _hexadecimal(value, precision, kind), None, b"s"
+    elif kind == b"o" and b"#" in flags:
+        flags, least = flags.replace(b"#", b""), len(b"%o" % value) + (value != 0)
+        precision = b"%d" % max(int(precision or 0), least)
+    dot = b"" if precision is None else b"." + precision
+    text: bytes = (b"%" + flags + dot + {b"i": b"d", b"u": b"d"}.get(kind, kind)) % value
+    return text
+
+
+def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
+    """`%a`: all digits that are not zero, or as many as `precision` says."""
+    text = value.hex()
+    if math.isfinite(value):
+        least = int(precision or 0)
+        if precision is not None:
+            fraction, exponent = math.frexp(value)
+            unit = 2.0 * 16 ** min(least, _HEX_DIGITS)
+            text = math.ldexp(round(fraction * unit) / unit, exponent).hex()
+        digits, _, power = text.partition("p")
+        head, _, tail = digits.partition(".")
+        tail = tail.rstrip("0").ljust(least, "0")
+        text = f"{head}.{tail}p{power}" if tail else f"{head}p{power}"
+    return (text.upper() if kind == b"A" else text).encode()
 
 
 def _take(one: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
@@ -96,9 +130,9 @@ def _string(one: Group, address: int, site: int) -> bytes:
 def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
     """`__assertfail`: the first thread that failed names what did."""
     one = group.part(np.array([0]))
-    sizes = (8, 8, 4, 8)
-    message, file, line, function = (
-        int(_argument(one, at, size)[0]) for at, size in zip(arguments, sizes, strict=False)
+    message, file, line, function, _ = (
+        int(_argument(one, at, size)[0])
+        for at, size in zip(arguments, FUNCTIONS["__assertfail"].sizes, strict=True)
     )
     text, where, name = (
         _string(one, address, step.site).decode(errors="replace")
@@ -109,12 +143,15 @@ def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
 
 def _argument(group: Group, offset: int, size: int) -> np.ndarray[Any, Any]:
     """An argument of each thread, from local memory."""
-    lanes: Any = slice(None) if group.lanes is None else group.lanes
-    rows = np.ascontiguousarray(group.wave.local[lanes, offset : offset + size])
+    rows = np.ascontiguousarray(group.wave.local[_lanes(group), offset : offset + size])
     return rows.view(f"u{size}")[:, 0]
 
 
-FUNCTIONS: dict[str, Callable[[Group, Step, list[int]], None]] = {
-    "vprintf": _printf,
-    "__assertfail": _assertfail,
+def _lanes(group: Group) -> Any:
+    return slice(None) if group.lanes is None else group.lanes
+
+
+FUNCTIONS = {
+    "vprintf": Builtin(_printf, (8, 8)),
+    "__assertfail": Builtin(_assertfail, (8, 8, 4, 8, 8)),
 }

@@ -62,5 +62,5 @@ def _callee(op: Op, bodies: Container[str]) -> str | None:
     """The function from elsewhere that an operation calls, if it does."""
     if op.mnemonic != "call":
         return None
-    named = next(operand for operand in op.operands if not isinstance(operand, Vector))
+    named = next((operand for operand in op.operands if not isinstance(operand, Vector)), None)
     return named.name if isinstance(named, Symbol) and named.name not in bodies else None

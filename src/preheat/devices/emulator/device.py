@@ -81,11 +81,13 @@ class EmulatorStream:
 class EmulatorDevice:
     """Runs PTX on the CPU, the same way every time, and stops at what a GPU would not survive.
 
-    `patience` is how many basic blocks may run without any thread writing memory, passing a barrier or
-    exiting before the kernel is said to hang.
+    A kernel is said to hang when `patience` basic blocks ran and no thread wrote global or shared
+    memory, passed a barrier or ended, and when ten times as many ran and no thread ended.
     """
 
-    def __init__(self, index: int = 0, arch: Arch | str = "sm_90", *, patience: int = 500_000) -> None:
+    def __init__(
+        self, index: int = 0, arch: Arch | str = "sm_90", *, patience: int = 5_000_000
+    ) -> None:
         if not 0 <= index < COUNT:
             raise InputError(
                 f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}"
@@ -150,7 +152,7 @@ class EmulatorDevice:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
             buffer, _ = self._allocated.pop(address)
-            self._memory.remove(buffer)
+            self._memory.free(buffer)
             self._used -= buffer.end - buffer.start
 
     @contextmanager

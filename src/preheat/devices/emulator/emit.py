@@ -41,6 +41,13 @@ def pure(w: Writer, op: Op) -> None:
     _results(w, pair.items if pair else op.operands[:1], row.results, call)
 
 
+def _logic(w: Writer, op: Op) -> None:
+    """`lop3`, whose truth table is a constant."""
+    if not isinstance(op.operands[-1], Number):
+        raise w.unsupported("lop3 with its truth table in a register")
+    pure(w, op)
+
+
 def _results(
     w: Writer, operands: tuple[Operand | None, ...], types: tuple[DType, ...], call: str
 ) -> None:
@@ -120,7 +127,7 @@ def _store(w: Writer, op: Op) -> None:
 
 
 def _atomic(w: Writer, op: Op) -> None:
-    space, verb, kind = "generic", "", ""
+    space, verb, kind, count = "generic", "", "", 0
     for word in op.modifiers:
         if word.partition("::")[0] in _SPACES:
             space = word.partition("::")[0]
@@ -128,22 +135,36 @@ def _atomic(w: Writer, op: Op) -> None:
             verb = word
         elif word in TYPES:
             kind = word
+        elif word in ("v2", "v4", "v8"):
+            count = int(word[1:])
         elif word not in _ORDER and word != "noftz" and not word.startswith("L2::"):
             raise w.unsupported()
     update = atomics.update(verb, kind)
-    wants = op.mnemonic == "atom" and op.operands[0] is not None and w.needed(op.operands[0])
-    operands = op.operands[1:] if op.mnemonic == "atom" else op.operands
-    if update is None or len(operands) != 2 + (verb == "cas"):
+    operands = op.operands if op.mnemonic == "atom" else (None, *op.operands)
+    if update is None or len(operands) != 3 + (verb == "cas"):
         raise w.unsupported()
     dtype = TYPES[kind]
-    place, offset = _address(w, operands[0], space)
-    values = ", ".join(w.read(operand, dtype) for operand in operands[1:])
-    where = f"{place}, {offset}, {w.constant(dtype)}, {w.site()}"
-    call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {values})"
-    if wants:
-        w.write(op.operands[0], w.let(call), dtype)
-    else:
-        w.lines.append(call)
+    place, offset = _address(w, operands[1], space)
+    results = _elements(w, operands[0], count)
+    columns = [_elements(w, operand, count) for operand in operands[2:]]
+    rows = [[w.read(item, dtype) for item in row] for row in zip(*columns, strict=True)]
+    for i, (result, row) in enumerate(zip(results, rows, strict=True)):
+        wants = result is not None and w.needed(result)
+        where = f"{place}, {offset + i * dtype.itemsize}, {w.constant(dtype)}, {w.site()}"
+        call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {', '.join(row)})"
+        if wants:
+            w.write(result, w.let(call), dtype)
+        else:
+            w.lines.append(call)
+
+
+def _elements(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
+    """The `count` elements of a vector; where `count` is 0, the operand itself."""
+    if operand is None or count == 0:
+        return (operand,) * max(count, 1)
+    if not isinstance(operand, Vector) or len(operand.items) != count:
+        raise w.unsupported()
+    return operand.items
 
 
 def _copy_async(w: Writer, op: Op) -> None:
@@ -369,7 +390,7 @@ def _barrier(w: Writer, op: Op) -> str | None:
         raise w.unsupported()
     ident = w.read(operands[0], U32)
     count = w.read(operands[1], U32) if len(operands) > 1 else "None"
-    return f"arrival({w.site()}, {ident}, {count}, {kind!r}, {predicate}, {result})"
+    return f"arrival({ident}, {count}, {kind!r}, {predicate}, {result})"
 
 
 def _nothing(w: Writer, op: Op) -> None:
@@ -390,6 +411,7 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "cvta": _convert_address,
     "isspacep": _is_space,
     "mov": _move,
+    "lop3": _logic,
     "shfl": _shuffle,
     "vote": _vote,
     "match": _match,
@@ -417,7 +439,7 @@ _COUNTS = {
     **dict.fromkeys(("atom", "red"), (2, 3, 4, 5)),
     **dict.fromkeys(("bra", "activemask"), (1,)),
     **dict.fromkeys(("bar", "barrier", "call", "createpolicy"), (1, 2, 3, 4)),
-    "shfl": (5,),
+    **dict.fromkeys(("shfl", "lop3"), (5,)),
 }
 
 
@@ -432,7 +454,7 @@ def emit(w: Writer, op: Op) -> str | None:
 #: What generated functions call.
 NAMESPACE: dict[str, Any] = {
     "active": warp.active,
-    "arrival": Arrival.of,
+    "arrival": Arrival,
     "atomic": atomics.atomic,
     "elect": warp.elect,
     "in_space": access.in_space,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from preheat.devices.emulator import carry
 from preheat.devices.emulator.decode import (
     Address,
     Body,
@@ -18,7 +19,16 @@ from preheat.devices.emulator.decode import (
 )
 from preheat.toolchain import ptx
 
-__all__ = ["Block", "blocks_of", "defined", "is_around", "is_barrier", "is_rendezvous", "used"]
+__all__ = [
+    "Block",
+    "blocks_of",
+    "defined",
+    "is_around",
+    "is_barrier",
+    "is_rendezvous",
+    "is_warp_barrier",
+    "used",
+]
 
 #: Instructions whose first operand is not a result.
 WITHOUT_RESULT = frozenset(
@@ -59,9 +69,12 @@ def is_around(op: Op) -> bool:
 
 def is_rendezvous(op: Op) -> bool:
     """Whether threads of a warp wait for one another at this instruction."""
-    if op.mnemonic in ("bar", "barrier"):
-        return "warp" in op.modifiers
-    return op.mnemonic in _RENDEZVOUS and "sync" in op.modifiers
+    return is_warp_barrier(op) or (op.mnemonic in _RENDEZVOUS and "sync" in op.modifiers)
+
+
+def is_warp_barrier(op: Op) -> bool:
+    """Whether threads of a warp do nothing but wait for one another at this instruction."""
+    return op.mnemonic in ("bar", "barrier") and "warp" in op.modifiers
 
 
 def is_barrier(op: Op) -> bool:
@@ -79,7 +92,7 @@ def blocks_of(body: Body) -> list[Block]:
     )
     starts = [at for at in starts if at < len(ops)]
     number = {at: index for index, at in enumerate(starts)}
-    number.update(dict.fromkeys(range(len(ops), len(ops) + 1), len(starts)))
+    number[len(ops)] = len(starts)
     ends = [*starts[1:], len(ops)]
     blocks = [
         Block(index, ops[start:end])
@@ -95,7 +108,7 @@ def blocks_of(body: Body) -> list[Block]:
 
 
 def _ends_block(op: Op) -> bool:
-    return op.mnemonic in _ENDS or is_barrier(op)
+    return op.mnemonic in _ENDS or is_barrier(op) or is_warp_barrier(op)
 
 
 def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:
@@ -171,9 +184,6 @@ def _find_live(blocks: list[Block]) -> None:
             changed |= len(block.live_in) != before
 
 
-_CARRY = Register("%carry", "pred")
-
-
 def defined(op: Op) -> Iterator[Register]:
     """The registers an operation writes."""
     if (
@@ -183,19 +193,19 @@ def defined(op: Op) -> Iterator[Register]:
     ):
         yield from _registers(op.operands[0])
     if "cc" in op.modifiers:
-        yield _CARRY
+        yield carry.REGISTER
 
 
 def used(op: Op) -> Iterator[Register]:
     """The registers an operation reads."""
     if op.guard:
         yield op.guard[0]
-    results = {r.name for r in defined(op)} if op.operands else set()
-    skip = 1 if results and not isinstance(op.operands[0], Address) and results != {"%carry"} else 0
+    results = {r.name for r in defined(op)} - {carry.REGISTER.name} if op.operands else set()
+    skip = bool(results) and not isinstance(op.operands[0], Address)
     for operand in op.operands[skip:]:
         yield from _registers(operand)
     if op.mnemonic in ("addc", "subc", "madc"):
-        yield _CARRY
+        yield carry.REGISTER
 
 
 def _registers(operand: Operand | None) -> Iterator[Register]:

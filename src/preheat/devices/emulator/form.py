@@ -63,7 +63,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "float": "f32 f64",
         "half": "f16 f16x2",
         "brain": "bf16 bf16x2",
-        "twin": "f16x2 bf16x2",
         "byte": "e4m3x2 e5m2x2",
         "mark": "u32 s32 f32",
         "markh": "f16 u16 s16 u32 s32",

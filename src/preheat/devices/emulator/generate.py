@@ -55,7 +55,9 @@ class Code:
     special: list[tuple[int, str]]
     symbols: list[tuple[int, str]]
     offsets: dict[str, int]  # of variables, parameters and results in its local memory
+    sizes: dict[str, int]  # of the same
     frame_bytes: int
+    align: int  # of its local memory
     parameters: dict[str, int]  # of a kernel, in its parameter block
     arguments: list[tuple[int, int]]  # offset and size
     returns: list[tuple[int, int]]
@@ -80,12 +82,15 @@ class Generator:
         self._constants: dict[Any, str] = {}
         self.callees: set[str] = set()
         self.indirect = False
-        self.offsets, self.frame_bytes = self._locals()
+        kept = self._locals()
+        self.offsets, self.frame_bytes = _laid_out(kept)
+        self.sizes = {variable.name: variable.size for variable in kept}
+        self.align = max([16, *(variable.align for variable in kept)])
         self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
         self._choose_types()
 
-    def _locals(self) -> tuple[dict[str, int], int]:
-        """Where variables lie in the function's part of local memory."""
+    def _locals(self) -> list[ptx.Variable | ptx.Param]:
+        """The variables in the function's part of local memory."""
         kept: list[ptx.Variable | ptx.Param] = [
             variable
             for variable in self.body.variables.values()
@@ -93,11 +98,7 @@ class Generator:
         ]
         if not self.is_entry:
             kept += [*self.function.params, *self.function.returns]
-        offsets, top = {}, 0
-        for variable in kept:
-            offsets[variable.name] = -(-top // variable.align) * variable.align
-            top = offsets[variable.name] + variable.size
-        return offsets, -(-top // 16) * 16
+        return kept
 
     def _choose_types(self) -> None:
         """Keep each register as the type that most instructions use it as."""
@@ -160,7 +161,9 @@ class Generator:
             special=self.registers.special,
             symbols=self.registers.symbols,
             offsets=offsets,
+            sizes=self.sizes,
             frame_bytes=self.frame_bytes,
+            align=self.align,
             parameters=self.parameters,
             arguments=[(offsets[p.name], p.size) for p in self.function.params if not self.is_entry],
             returns=[(offsets[p.name], p.size) for p in self.function.returns],
@@ -181,7 +184,7 @@ class Generator:
         number, end = self.registers.number, block.end
         kind = "next"
         if end is not None and (end.mnemonic != "bra" or end.guard):
-            kind = "barrier" if is_barrier(end) else _KINDS[end.mnemonic]
+            kind = "barrier" if is_barrier(end) else _KINDS.get(end.mnemonic, "meet")
         calls = end is not None and end.mnemonic == "call"
         callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
         return Step(
@@ -200,6 +203,15 @@ class Generator:
             returns=returns,
             leaves=kind in ("ret", "exit") and len(block.ops) == 1,
         )
+
+
+def _laid_out(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], int]:
+    """The offset of each variable, and how many bytes there are."""
+    offsets, top = {}, 0
+    for variable in variables:
+        offsets[variable.name] = -(-top // variable.align) * variable.align
+        top = offsets[variable.name] + variable.size
+    return offsets, -(-top // 16) * 16
 
 
 def _fits(register: Register, dtype: DType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,13 +12,19 @@ from preheat.devices.emulator.generate import Code, generate
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
-__all__ = ["Image", "Kernel", "image"]
+__all__ = ["ADDRESS", "Image", "Kernel", "image"]
+
+#: How a variable's first value names another or a function: `name`, `generic(name)+4`, `0xFF00(name)`.
+ADDRESS = re.compile(
+    r"(?:(0[xX][0-9a-fA-F]+)\s*\()?(?:generic\s*\(\s*)?([A-Za-z_$%][\w$]*)[\s)]*(?:\+\s*(-?\w+))?[\s)]*"
+)
 
 
 class Kernel(NamedTuple):
     """An entry with all it calls, and the layout of its shared memory."""
 
     functions: dict[str, Code]
+    missing: dict[str, UnsupportedInstructionError]  # functions that pointers may lead to, and why not
     shared: dict[str, int]  # offset of each variable
     shared_bytes: int  # without what a launch adds
 
@@ -35,8 +42,8 @@ class Image:
     def kernel(self, name: str) -> Kernel:
         """An entry, ready to run; `UnsupportedInstructionError` names what cannot."""
         if name not in self._kernels:
-            functions = self._reachable(name)
-            self._kernels[name] = Kernel(functions, *self._shared_layout(functions))
+            functions, missing = self._reachable(name)
+            self._kernels[name] = Kernel(functions, missing, *self._shared_layout(functions))
         return self._kernels[name]
 
     def code(self, name: str) -> Code:
@@ -45,18 +52,28 @@ class Image:
             self._code[name] = generate(self.bodies[name])
         return self._code[name]
 
-    def _reachable(self, name: str) -> dict[str, Code]:
-        """A function and all it may call, through pointers too."""
+    def _reachable(self, name: str) -> tuple[dict[str, Code], dict[str, UnsupportedInstructionError]]:
+        """A function and all it may call, through pointers too, and what only those lead to in vain."""
+        found, missing = self._called(name), dict[str, UnsupportedInstructionError]()
+        while any(code.indirect for code in found.values()):
+            fresh = set(self._pointed_at(found)) - found.keys() - missing.keys()
+            if not fresh:
+                break
+            for name in sorted(fresh):
+                try:
+                    found |= self._called(name)
+                except UnsupportedInstructionError as error:
+                    missing[name] = error
+        return found, missing
+
+    def _called(self, name: str) -> dict[str, Code]:
+        """A function and all it calls by name."""
         found: dict[str, Code] = {}
         waiting = [name]
         while waiting:
-            name = waiting.pop()
-            if name in found:
-                continue
-            code = found[name] = self.code(name)
-            waiting += (callee for callee in code.callees if self._callable(code, callee))
-            if any(code.indirect for code in found.values()):
-                waiting += self._pointed_at(found)
+            if (name := waiting.pop()) not in found:
+                code = found[name] = self.code(name)
+                waiting += (callee for callee in sorted(code.callees) if self._callable(code, callee))
         return found
 
     def _callable(self, code: Code, callee: str) -> bool:
@@ -69,7 +86,8 @@ class Image:
 
     def _pointed_at(self, found: dict[str, Code]) -> Iterator[str]:
         for variable in self.module.variables.values():
-            yield from (item for item in variable.initial if item in self.bodies)
+            named = filter(None, map(ADDRESS.fullmatch, variable.initial))
+            yield from (match[2] for match in named if match[2] in self.bodies)
         for code in list(found.values()):
             yield from (name for _, name in code.symbols if name in self.bodies)
 
@@ -82,11 +100,14 @@ class Image:
             named = (self.module.variables.get(name) for _, name in code.symbols)
             rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
         offsets, top = {}, 0
-        for name, variable in sorted(rows.items(), key=lambda row: row[1].size == 0):
-            top = -(-top // variable.align) * variable.align
-            offsets[name] = top
-            top += variable.size
-        return offsets, top
+        for name, variable in rows.items():
+            if variable.size:
+                offsets[name] = top = -(-top // variable.align) * variable.align
+                top += variable.size
+        dynamic = {name: variable.align for name, variable in rows.items() if not variable.size}
+        step = max(dynamic.values(), default=1)  # what the launch adds has one address for all
+        top = -(-top // step) * step
+        return offsets | dict.fromkeys(dynamic, top), top
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from preheat.devices.base import Geometry
+from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.wave import Program, Wave
@@ -21,6 +22,7 @@ from preheat.toolchain.ptx import Param
 __all__ = ["Launch", "Owner"]
 
 _LANES = 1 << 15  # threads of a wave: enough to make Python's part small, few enough for the cache
+_DEEP_LANES = 1 << 12  # the same when nobody knows how deep calls go: each has registers and memory
 _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
@@ -46,6 +48,7 @@ class Launch:
         self.parameters, self.geometry, self.title, self._device = parameters, geometry, title, device
         self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
+        self._lanes = _DEEP_LANES if _may_recurse(program.functions) else _LANES
         self._layouts: dict[int, Layout] = {}
         self._size = max((p.offset + p.size for p in parameters), default=0)
         self._room = np.zeros(self._size + 128, np.uint8)
@@ -104,7 +107,7 @@ class Launch:
             return max(self.blocks, 1)
         local = max(code.frame_bytes for code in self.program.functions.values())
         each = self.shared + local * self.threads
-        fits = min(_LANES // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
+        fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
         return max(fits, 1)
 
     def _fault(self, wave: Wave, bad: Violation) -> EmulatorFault:
@@ -121,3 +124,12 @@ class Launch:
             address=bad.address,
             hint=bad.hint,
         )
+
+
+def _may_recurse(functions: dict[str, Code]) -> bool:
+    """Whether functions call one another in a circle, or through pointers, whose aim is not known."""
+    left = dict(functions)
+    while leaves := [name for name, code in left.items() if not code.callees & left.keys()]:
+        for name in leaves:
+            del left[name]
+    return bool(left) or any(code.indirect for code in functions.values())

@@ -37,6 +37,7 @@ class Buffer(NamedTuple):
     writable: bool
 
 
+_OVERRUN = 64  # bytes behind a buffer where an access is its own rather than that of a freed one
 _NOWHERE = Buffer(0, 0, False)
 
 
@@ -53,6 +54,8 @@ class Memory:
     def add(self, start: int, size: int, *, writable: bool = True) -> Buffer:
         """Let kernels use `size` bytes at `start`. The same bytes may be added more than once."""
         buffer = Buffer(start, start + size, writable)
+        for gone in [old for old in self._freed if start < old.end and old.start < buffer.end]:
+            self._freed.remove(gone)
         at = bisect_right(self._starts, start)
         self._starts.insert(at, start)
         self._buffers.insert(at, buffer)
@@ -64,10 +67,14 @@ class Memory:
         at = bisect_left(self._starts, buffer.start)
         at = self._buffers.index(buffer, at)
         del self._starts[at], self._buffers[at]
-        self._freed.append(buffer)
         self.hot = _NOWHERE
         if self._overlap:
             self._overlap = _overlapping(self._buffers)
+
+    def free(self, buffer: Buffer) -> None:
+        """Kernels may no longer use this buffer, and are told so."""
+        self.remove(buffer)
+        self._freed.append(buffer)
 
     def covers(self, lo: int, hi: int, *, write: bool) -> bool:
         """Whether one buffer holds every byte from `lo` up to `hi`."""
@@ -89,7 +96,7 @@ class Memory:
         else:
             table = np.array([_NOWHERE, *self._buffers])
             at = np.searchsorted(table[1:, 0], addresses, "right")
-            inside = addresses <= table[at, 1] - size
+            inside = (addresses >= table[at, 0]) & (addresses <= table[at, 1] - size)
             inside &= (table[at, 2] != 0) | (not write)
         return None if inside.all() else int(np.argmin(inside))
 
@@ -99,10 +106,11 @@ class Memory:
         what = f"{verb} {size} {'byte' if size == 1 else 'bytes'} at 0x{address:x}"
         if write and self.covers(address, address + size, write=False):
             return f"{what}, in read-only memory"
-        for buffer in reversed(self._freed):
-            if buffer.start <= address < buffer.end:
-                return f"{what}, in a freed {_name(buffer)}"
         near = min(self._buffers, key=lambda b: _distance(b, address, size), default=None)
+        overrun = near is not None and near.start <= address < near.end + _OVERRUN
+        for buffer in reversed(self._freed):
+            if buffer.start <= address < buffer.end and not overrun:
+                return f"{what}, in a freed {_name(buffer)}"
         if near is None:
             return f"{what}; there is no memory at all"
         if address >= near.end:

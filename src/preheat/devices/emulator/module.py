@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.decode import Number
 from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.image import Image, Kernel
+from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
 from preheat.devices.emulator.wave import Program
@@ -23,9 +22,6 @@ from preheat.toolchain import ptx
 __all__ = ["EmulatorFunction", "EmulatorModule", "invalid"]
 
 _GAP = 16  # bytes between variables, so that a step too far is seen
-_ADDRESS = re.compile(  # `name`, `generic(name)+4`, `0xFF00(name)`
-    r"(?:(0[xX][0-9a-fA-F]+)\s*\()?(?:generic\s*\(\s*)?([A-Za-z_$%][\w$]*)[\s)]*(?:\+\s*(-?\w+))?[\s)]*"
-)
 _THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # of one processor
 
 
@@ -80,7 +76,7 @@ class EmulatorModule:
     def _value(self, item: str, variable: ptx.Variable) -> bytes:
         """The bytes of one element: a number, or an address and where its mask is one."""
         size = ptx.SIZES[variable.kind]
-        if (named := _ADDRESS.fullmatch(item)) is None:
+        if (named := ADDRESS.fullmatch(item)) is None:
             try:
                 return bytes(Number(item).value(TYPES[variable.kind]).tobytes())
             except (KeyError, ValueError):
@@ -120,7 +116,7 @@ class EmulatorModule:
         """Forget the variables."""
         with self.device.lock:
             for buffer in self._buffers:
-                self.memory.remove(buffer)
+                self.memory.free(buffer)
             self._buffers.clear()
 
 
@@ -134,6 +130,7 @@ class EmulatorFunction:
         self.program = Program(
             kernel=name,
             functions=kernel.functions,
+            missing=kernel.missing,
             shared=kernel.shared,
             shared_bytes=kernel.shared_bytes,
             addresses=module.addresses,

@@ -58,6 +58,12 @@ FORMS: tuple[Form, ...] = (
     Form("min.int", "the lesser", build.integers(np.minimum, 2)),
     Form("min.pair", "the lesser in either half", build.integers(np.minimum, 2)),
     Form("min.relu.s32", "the lesser, at least 0", build.integers(integer.minimum_relu, 2)),
+    Form("min.s32.relu", "the lesser, at least 0", build.integers(integer.minimum_relu, 2)),
+    Form(
+        "min.s16x2.relu",
+        "the lesser in either half, at least 0",
+        build.integers(integer.minimum_relu, 2),
+    ),
     Form(
         "min.relu.s16x2",
         "the lesser in either half, at least 0",
@@ -66,6 +72,12 @@ FORMS: tuple[Form, ...] = (
     Form("max.int", "the greater", build.integers(np.maximum, 2)),
     Form("max.pair", "the greater in either half", build.integers(np.maximum, 2)),
     Form("max.relu.s32", "the greater, at least 0", build.integers(integer.maximum_relu, 2)),
+    Form("max.s32.relu", "the greater, at least 0", build.integers(integer.maximum_relu, 2)),
+    Form(
+        "max.s16x2.relu",
+        "the greater in either half, at least 0",
+        build.integers(integer.maximum_relu, 2),
+    ),
     Form(
         "max.relu.s16x2",
         "the greater in either half, at least 0",

@@ -21,6 +21,7 @@ from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
+from preheat.errors import UnsupportedInstructionError
 
 __all__ = ["Program", "Wave"]
 
@@ -28,6 +29,10 @@ Array = np.ndarray[Any, Any]
 
 _TURN = 64  # basic blocks that groups run while one waits, before it has its turn
 _DEEPEST = 1024  # calls inside one another
+_BUSY = 10  # times its patience a wave may write and pass barriers without any thread ending
+_NEVER = "waits for threads of its warp that never come"
+_SAME_PLACE = "those that a mask names must come to one shuffle or vote, through the same calls"
+_CLOCK = 1000  # cycles from one reading of the clock to the next: waits for a time are short
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Program:
 
     kernel: str
     functions: dict[str, Code]
+    missing: dict[str, UnsupportedInstructionError]  # functions that only pointers lead to, and why not
     shared: dict[str, int]  # offset of each variable in shared memory
     shared_bytes: int  # of a block, without what a launch adds
     addresses: dict[str, int]  # of module variables, and what stands for functions in pointers
@@ -83,9 +89,10 @@ class Wave:
         self.running: Group | None = None
         self.ready: dict[tuple[Frame, int], Group] = {}
         self.waiting: dict[tuple[Frame, int], Group] = {}  # for other threads of their warps
+        self.meeting: list[tuple[Group, Array]] = []  # at any barrier of their warp, with their masks
         self.writes = self.steps = 0
         self._turn = self._ticks = 0
-        self._progress, self._progress_at = (0, 0), 0
+        self._signs, self._ends = _Watch(), _Watch()
 
     def base(self, space: str) -> Base:
         """Where a space begins."""
@@ -105,6 +112,7 @@ class Wave:
 
     def put(self, group: Group) -> None:
         """Let a group wait for its turn, together with those at the same place."""
+        assert group.count, "a group of no threads"
         if group.step.leaves and group.frame.parent is None:
             self._exit(group)
         else:
@@ -123,7 +131,10 @@ class Wave:
             return self.ready.pop(min(self.ready, key=_order))
         for group in self.waiting.values():
             self.running = group
-            raise Violation("waits for threads of its warp that never come", group.step.first)
+            raise Violation(_NEVER, group.step.first, hint=_SAME_PLACE)
+        for group, _ in self.meeting:
+            self.running = group
+            raise Violation(_NEVER, group.step.first)
         self.barriers.complain()
         return None
 
@@ -159,29 +170,53 @@ class Wave:
         return _ENDS[step.kind](self, group, step, result)
 
     def _check_progress(self, step: Step) -> None:
-        progress = (self.writes + self.barriers.releases, self.alive_total)
-        if progress != self._progress:
-            self._progress, self._progress_at = progress, self.steps
-        elif self.steps - self._progress_at > self.program.patience:
-            raise Violation(
-                f"no progress: {self.program.patience:,} basic blocks ran and no thread wrote memory, "
-                "passed a barrier or exited",
-                step.site,
-                hint="an endless loop, or a thread that waits for one of a block that comes later",
-            )
+        patience, alive = self.program.patience, self.alive_total
+        signs = (alive, self.writes, self.barriers.releases)
+        if self._signs.unchanged(signs, self.steps) > patience:
+            raise _endless(step, patience, "wrote global or shared memory, passed a barrier or ended")
+        if self._ends.unchanged((alive,), self.steps) > _BUSY * patience:
+            raise _endless(step, _BUSY * patience, "ended")
 
     def _rendezvous(self, group: Group, step: Step) -> Group | None:
         """The threads whose partners in the warp have all arrived; the others wait."""
+        assert step.mask is not None
+        if step.kind == "meet":
+            mask = step.mask(group, group.regs, self)
+            self.meeting.append((group, np.broadcast_to(mask, (group.count,))))
+            self._let_meet()
+            return None
         key = group.frame, group.pc
         if key in self.waiting:
             group = group.merged(self.waiting.pop(key))
-        if group.lanes is None or step.mask is None:
+        if group.lanes is None:
             return group
         absent = warp.absent(group, step.mask(group, group.regs, self))
         if not absent.any():
             return group
         going, self.waiting[key] = group.split(absent == 0)
         return going if going.count else None
+
+    def _let_meet(self) -> None:
+        """Let those go on whose partners all wait at a barrier of their warp, wherever that is."""
+        meeting, self.meeting, gone = self.meeting, [], []
+        masks, free = np.zeros(self.layout.count, np.uint32), np.zeros(self.layout.count, np.bool_)
+        for group, mask in meeting:
+            masks[group.all_lanes] = mask
+        lanes = np.sort(np.concatenate([group.all_lanes for group, _ in meeting]))
+        everyone = Group(meeting[0][0].frame, meeting[0][0].pc, lanes)
+        free[lanes] = warp.absent(everyone, masks[lanes]) == 0
+        for group, mask in meeting:
+            chosen = free[group.all_lanes]
+            if not chosen.all():
+                going, held = group.split(chosen)
+                self.meeting.append((held, mask[~chosen]))
+                if not going.count:
+                    continue
+                group = going
+            group.pc = group.step.targets[0]
+            gone.append(group)
+        for group in gone:
+            self.put(group)
 
     # What becomes of a group after its block
 
@@ -241,6 +276,8 @@ class Wave:
         waiting, self.waiting = self.waiting, {}
         for partner in waiting.values():
             self.put(partner)
+        if self.meeting:
+            self._let_meet()
 
     # Calls
 
@@ -253,10 +290,13 @@ class Wave:
         for value in np.unique(pointer):
             mine = pointer == value
             name = names.get(int(value), "")
+            if name in self.program.missing:
+                raise self.program.missing[name].with_traceback(None)
             if name not in self.program.functions:
                 message = f"calls {int(value):#x}, which is no function"
                 raise Violation(message, step.site, int(np.argmax(mine)))
-            self.put(self._enter(Group(group.frame, group.pc, group.chosen(mine)), step, name))
+            self.running = part = Group(group.frame, group.pc, group.chosen(mine))
+            self.put(self._enter(part, step, name))
         return None
 
     def _enter(self, group: Group, step: Step, name: str) -> Group:
@@ -264,7 +304,9 @@ class Wave:
         caller = group.frame
         offsets = [caller.base + caller.code.offsets[argument] for argument in step.arguments]
         if name in builtin.FUNCTIONS:
-            builtin.FUNCTIONS[name](group, step, offsets)
+            function = builtin.FUNCTIONS[name]
+            _check_sizes(caller.code, step, name, step.arguments, function.sizes)
+            function.run(group, step, offsets)
             return Group(caller, step.targets[0], group.lanes)
         frame = caller.children.get((step.index, name)) or self._frame(caller, step, name)
         for source, (own, size) in zip(offsets, frame.code.arguments, strict=True):
@@ -274,9 +316,16 @@ class Wave:
     def _frame(self, caller: Frame, step: Step, name: str) -> Frame:
         if len(caller.order) >= _DEEPEST:
             raise Violation(f"more than {_DEEPEST} calls inside one another", step.site)
-        code, base = self.program.functions[name], caller.base + caller.code.frame_bytes
-        self._reserve(base + code.frame_bytes)
-        frame = caller.children[step.index, name] = Frame(self, code, base, caller, step)
+        code, top = self.program.functions[name], caller.base + caller.code.frame_bytes
+        base = -(-top // code.align) * code.align
+        for names, places in ((step.arguments, code.arguments), (step.returns, code.returns)):
+            _check_sizes(caller.code, step, name, names, tuple(size for _, size in places))
+        try:
+            self._reserve(base + code.frame_bytes)
+            frame = caller.children[step.index, name] = Frame(self, code, base, caller, step)
+        except MemoryError:
+            message = f"no room for {len(caller.order) + 1} calls inside one another"
+            raise Violation(message, step.site) from None
         return frame
 
     def _return(self, group: Group, step: Step, _result: Any) -> Group | None:
@@ -313,7 +362,7 @@ class Wave:
 
     def clock(self) -> int:
         """A counter that goes up whenever it is read."""
-        self._ticks += 32
+        self._ticks += _CLOCK
         return self._ticks + self.steps
 
     def block_of(self, lane: int) -> Dim3:
@@ -327,6 +376,7 @@ class Wave:
 
 _ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
     "next": Wave._next,
+    "meet": Wave._next,
     "branch": Wave._branch,
     "table": Wave._jump_table,
     "barrier": Wave._barrier,
@@ -335,6 +385,37 @@ _ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
     "exit": Wave._exit,
     "trap": Wave._trap,
 }
+
+
+class _Watch:
+    """Since when something is what it is, in steps."""
+
+    def __init__(self) -> None:
+        self._value: tuple[int, ...] = ()
+        self._since = 0
+
+    def unchanged(self, value: tuple[int, ...], now: int) -> int:
+        """For how many steps it has been `value`."""
+        if value != self._value:
+            self._value, self._since = value, now
+        return now - self._since
+
+
+def _endless(step: Step, blocks: int, what: str) -> Violation:
+    return Violation(
+        f"no progress: {blocks:,} basic blocks ran and no thread {what}",
+        step.site,
+        hint="an endless loop, or a thread that waits for one of a block that comes later; "
+        'preheat.device("emulator", patience=...) lets a kernel run longer',
+    )
+
+
+def _check_sizes(
+    code: Code, step: Step, callee: str, names: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    """`Violation` unless the variables that a call names are as large as the function's own."""
+    if tuple(code.sizes[name] for name in names) != sizes:
+        raise Violation(f"calls {callee} with other parameters than it has", step.site)
 
 
 def _order(key: tuple[Frame, int]) -> tuple[int, ...]:

@@ -145,15 +145,22 @@ class Writer:
         if isinstance(operand, Negated):
             return f"~{self.read(operand.register, BOOL)}"
         if isinstance(operand, Special) and operand.name in DYNAMIC:
-            return f"{self.constant(dtype.type)}(W.clock())"
+            return self._clock(operand.name.endswith("_hi"), dtype)
         slot = self.slot_of(operand)
         name, held = self.held(slot)
         if held != dtype:
             name = self.names[slot].get(dtype) or self.let(_as(name, held, dtype, self.constant))
             self.names[slot][dtype] = name
         if isinstance(operand, Symbol) and operand.offset:
-            return f"({name} + {self.constant(dtype.type(operand.offset))})"
+            return f"({name} + {self.constant(np.int64(operand.offset).astype(dtype))})"
         return name
+
+    def _clock(self, upper: bool, dtype: DType) -> str:
+        """As much of the clock as a type holds, from its upper half where that is asked for."""
+        bits = np.dtype(f"u{dtype.itemsize}")
+        mask = (1 << 8 * dtype.itemsize) - 1
+        word = f"{self.constant(bits.type)}(W.clock() >> {32 * upper} & {mask})"
+        return word if dtype == bits else f"{word}.view({self.constant(dtype)})"
 
     def read_bits(self, operand: Operand | None, size: int) -> tuple[str, DType]:
         """An operand as whatever type of `size` bytes it has at hand."""
