@@ -225,7 +225,10 @@ class CudaDevice:
             call("cuMemPoolTrimTo", self._pool, 0)
 
     def reset(self) -> None:
-        """Begin anew, for every user of this GPU in the process."""
+        """Begin anew, for every user of this GPU in the process: those of ours are told."""
+        for other in list(devices):
+            if other is not self and getattr(other, "index", None) == self.index:
+                other.on_loss(DeviceError(f"{self.name} was reset by another user in this process"))
         call("cuDevicePrimaryCtxReset", self._device)
         call("cuDevicePrimaryCtxRelease", self._device)
         self._open()

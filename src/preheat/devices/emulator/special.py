@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +35,20 @@ def _ntid(axis: int) -> Callable[[Wave], Any]:
 
 def _ctaid(axis: int) -> Callable[[Wave], Any]:
     def block(wave: Wave) -> Any:
-        grid = wave.geometry.grid
-        below = int(np.prod(grid[:axis]))
-        number = np.arange(wave.first, wave.first + wave.layout.blocks) // below % grid[axis]
-        if number[0] == number[-1] and (number == number[0]).all():
-            return number[0]
-        return np.repeat(number.astype(np.uint32), wave.layout.threads)
+        grid, layout = wave.geometry.grid, wave.layout
+        below = math.prod(grid[:axis])
+        return _coordinates(wave.first, layout.blocks, layout.threads, below, grid[axis])
 
     return block
+
+
+@functools.lru_cache(maxsize=32)  # a kernel that is launched again and again has the same ones
+def _coordinates(first: int, blocks: int, threads: int, below: int, extent: int) -> Any:
+    """The block of each thread of a wave along one axis; a scalar where it is the same for all."""
+    number = np.arange(first, first + blocks) // below % extent
+    if number[0] == number[-1] and (number == number[0]).all():
+        return number[0]
+    return np.repeat(number.astype(np.uint32), threads)
 
 
 def _nctaid(axis: int) -> Callable[[Wave], Any]:
