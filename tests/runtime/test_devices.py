@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from preheat import gpu as module
 from preheat.builder import Builder
-from preheat.errors import ConfigError, ContextLostError, InputError, NoGpuError, StaleBufferError
+from preheat.devices.cuda import device as cuda
+from preheat.devices.cuda import driver
+from preheat.errors import ConfigError, ContextLostError, DeviceError, InputError, NoGpuError, StaleBufferError
 from preheat.gpu import Gpu, device
 from tests.conftest import SAXPY
 from tests.processes import finish, start
@@ -45,6 +48,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a driver and so many GPUs."""
     from preheat.devices.cuda import device as cuda
+from preheat.devices.cuda import driver
 
     monkeypatch.setattr(cuda, "count", lambda: count)
 
@@ -232,3 +236,20 @@ def test_device_is_the_function_whatever_was_used_before(before: str) -> None:
     """The function has the name of a package, which importing would put in its place."""
     code = f"import preheat\n{before}\nprint(preheat.device('emulator'))"
     assert finish(start(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
+
+
+def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "call", lambda *_: None)
+    monkeypatch.setattr(cuda.CudaDevice, "_open", lambda _: None)
+    made = [cuda.CudaDevice.__new__(cuda.CudaDevice) for _ in range(3)]
+    told = list[tuple[int, str]]()
+
+    def tell(number: int, error: DeviceError) -> None:
+        told.append((number, str(error)))
+
+    for number, one in enumerate(made):
+        one.index, one.name, one._device = number // 2, f"cuda:{number // 2}", None
+        one.on_loss = partial(tell, number)
+        driver.devices.add(one)
+    made[0].reset()
+    assert told == [(1, "cuda:0 was reset by another user in this process")]
