@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,14 @@ from preheat import gpu as module
 from preheat.builder import Builder
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
-from preheat.errors import ConfigError, ContextLostError, DeviceError, InputError, NoGpuError, StaleBufferError
+from preheat.errors import (
+    ConfigError,
+    ContextLostError,
+    DeviceError,
+    InputError,
+    NoGpuError,
+    StaleBufferError,
+)
 from preheat.gpu import Gpu, device
 from tests.conftest import SAXPY
 from tests.processes import finish, start
@@ -35,8 +43,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without an NVIDIA driver, wherever the test runs."""
     from cuda.bindings import driver as bindings
 
-    from preheat.devices.cuda import driver
-
     def missing(_: int) -> Any:
         raise RuntimeError("libcuda.so.1 cannot be found")
 
@@ -47,9 +53,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a driver and so many GPUs."""
-    from preheat.devices.cuda import device as cuda
-from preheat.devices.cuda import driver
-
     monkeypatch.setattr(cuda, "count", lambda: count)
 
 
@@ -242,6 +245,7 @@ def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "call", lambda *_: None)
     monkeypatch.setattr(cuda.CudaDevice, "_open", lambda _: None)
     made = [cuda.CudaDevice.__new__(cuda.CudaDevice) for _ in range(3)]
+    monkeypatch.setattr(cuda, "devices", weakref.WeakSet(made))
     told = list[tuple[int, str]]()
 
     def tell(number: int, error: DeviceError) -> None:
@@ -250,6 +254,5 @@ def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyP
     for number, one in enumerate(made):
         one.index, one.name, one._device = number // 2, f"cuda:{number // 2}", None
         one.on_loss = partial(tell, number)
-        driver.devices.add(one)
     made[0].reset()
     assert told == [(1, "cuda:0 was reset by another user in this process")]
