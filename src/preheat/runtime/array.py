@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
@@ -168,12 +167,7 @@ class Array:
     def __enter__(self) -> Array:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

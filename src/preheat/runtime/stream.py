@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 
 from preheat.devices import base
 from preheat.errors import InputError
@@ -102,12 +101,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
