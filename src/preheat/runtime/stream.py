@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.runtime.context import Context
