@@ -16,6 +16,7 @@ from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.devices import base
+from preheat.devices.base import ON_GPU
 from preheat.dtypes import dtype_of
 from preheat.errors import (
     DeviceError,
@@ -39,7 +40,6 @@ from preheat.runtime.stream import Event, Stream, raw_stream, record
 __all__ = ["Gpu", "device"]
 
 Source = str | Path | Program
-_CUDA = 2  # DLPack's number for GPU memory
 
 
 class _Life:
@@ -374,7 +374,7 @@ def _program(source: Source, **more: Any) -> Program:
 
 def _on_gpu(tensor: Any) -> bool:
     if hasattr(tensor, "__dlpack_device__"):
-        return bool(tensor.__dlpack_device__()[0] == _CUDA)
+        return bool(tensor.__dlpack_device__()[0] == ON_GPU)
     return hasattr(tensor, "__cuda_array_interface__")
 
 

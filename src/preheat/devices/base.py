@@ -22,6 +22,8 @@ from preheat.artifact import Artifact
 from preheat.errors import DeviceError
 
 __all__ = [
+    "ON_GPU",
+    "ON_HOST",
     "Attributes",
     "Device",
     "Dim3",
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 Dim3 = tuple[int, int, int]
+
+#: DLPack's numbers for where memory is: the host's, which the emulator shares, or a GPU's.
+ON_HOST, ON_GPU = 1, 2
 
 #: A prepared launch: `submit(pointers, 0)`. `pointers` is the address of an array of pointers, one to
 #: each parameter's bytes, which are read before it returns. It gives a tuple whose first item is 0

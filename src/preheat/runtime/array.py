@@ -7,8 +7,10 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType
 from preheat.errors import InputError, StaleBufferError
+from preheat.runtime import dlpack
 from preheat.runtime.context import Context, Tag
 from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes
 from preheat.runtime.memory import Buffer, use_of
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "Scalar"]
 
-_CPU = 1  # DLPack's number for host memory
 _LEGACY_STREAM = 1  # CUDA's number for the stream that DLPack means by none
 
 
@@ -193,8 +194,6 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
-        from preheat.runtime import dlpack
-
         self._export(stream)
         versioned = max_version is not None and max_version[0] >= 1
         place = self._device.dlpack
@@ -205,20 +204,20 @@ class Array:
         self._require("export")
         self.buffer.export()
         self.buffer.settle()
-        if self._device.dlpack[0] != _CPU and stream != -1:
+        if self._device.dlpack[0] != ON_HOST and stream != -1:
             stream = _LEGACY_STREAM if stream is None else stream
             self.buffer.before(self.buffer.context.adopt(stream))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self._device.dlpack[0] == _CPU:
+        if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
         self._export(None)  # for those who do not read which stream it is
         return {**self._interface(), "stream": self.buffer.home.handle or _LEGACY_STREAM}
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        if self._device.dlpack[0] != _CPU:
+        if self._device.dlpack[0] != ON_HOST:
             raise AttributeError("this array is in CUDA memory: use .numpy()")
         self._export(None)
         return self._interface()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from preheat.devices import base
+from preheat.devices.base import ON_HOST
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array
@@ -20,8 +21,6 @@ from preheat.runtime.operands import Kind, Operand, Pointer, kind_of
 from preheat.runtime.stream import record
 
 __all__ = ["Gathered", "Launch"]
-
-_CPU = 1  # DLPack's number for host memory
 
 
 @dataclass(slots=True)
@@ -136,14 +135,14 @@ class Launch:
         here = self.context.device
         found = kind.read(given, stream.handle)
         if not found.reaches(here.dlpack):
-            on_host = found.device[0] == _CPU
+            on_host = found.device[0] == ON_HOST
             where = "host memory" if on_host else f"GPU {found.device[1]}"
             hint = "copy it first: gpu.array(…)" if on_host else None
             raise Refusal(f"{type(given).__name__} is in {where}, the kernel is on {here.name}", hint)
         if slot.dtypes is not None and found.dtype is not None and found.dtype not in slot.dtypes:
             raise Refusal(f"{slot.title} cannot take a {type(given).__name__} of {found.dtype}")
         home = None
-        if kind.current is not None and here.dlpack[0] != _CPU:
+        if kind.current is not None and here.dlpack[0] != ON_HOST:
             home = kind.current(here.dlpack[1])
         gathered.foreign.append(found)
         gathered.homes.append(home)
@@ -158,7 +157,7 @@ class Launch:
     def _lent(self, gathered: Gathered) -> AbstractContextManager[object]:
         """On a device that shares the host's memory: the operands that are in it, for this launch."""
         with ExitStack() as lend:
-            if self.context.device.dlpack[0] == _CPU:
+            if self.context.device.dlpack[0] == ON_HOST:
                 for each in gathered.foreign:
                     lent = self.context.device.lend(each.address, each.nbytes, each.writable)
                     lend.enter_context(lent)
@@ -173,7 +172,7 @@ class Launch:
         place, index = self.context.device.dlpack
         for given in args:
             kind = kind_of(given)
-            if kind is not None and kind.current is not None and place != _CPU:
+            if kind is not None and kind.current is not None and place != ON_HOST:
                 return self.context.adopt(kind.current(index))
         return self.context.stream
 
@@ -202,7 +201,7 @@ class Launch:
                 follow(self.context.adopt(handle), stream)
         rows = zip(gathered.foreign, gathered.homes, strict=True)
         held = [each.owner for each, home in rows if home != stream.handle]
-        if held and self.context.device.dlpack[0] != _CPU:
+        if held and self.context.device.dlpack[0] != ON_HOST:
             self.context.hold(record(self.context, stream), held)
 
     def _borrowed(self, stream: base.Stream) -> bool:

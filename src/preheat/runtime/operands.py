@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.dtypes import DTYPES, DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
+from preheat.runtime import dlpack
 
 __all__ = ["LIBRARIES", "Kind", "Library", "Operand", "Pointer", "kind_of"]
 
-_CPU, _CUDA = 1, 2
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
 
@@ -41,7 +42,7 @@ class Operand(NamedTuple):
 
     def reaches(self, device: tuple[int, int]) -> bool:
         """Whether kernels on `device`, in DLPack's terms, can use it."""
-        return self.device == device or (device[0] == _CUDA and self.device[0] in _MANAGED)
+        return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
 
 
 class Library:
@@ -108,7 +109,7 @@ def _from_torch(value: Any, stream: int) -> Operand:
     del stream  # launched in torch's own stream, or ordered behind it by the launch
     index = value.get_device()
     if index >= 0:
-        place, dtype = (_CUDA, index), _torch_dtype(value.dtype)
+        place, dtype = (ON_GPU, index), _torch_dtype(value.dtype)
         return Operand(value.data_ptr(), value.nbytes, dtype, place, value, value.is_contiguous())
     host = value.detach()
     dtype = _torch_dtype(value.dtype)
@@ -120,7 +121,7 @@ def _from_torch(value: Any, stream: int) -> Operand:
 def _from_cupy(value: Any, stream: int) -> Operand:
     del stream
     dtype = dtype_of_typestr(value.dtype.str)
-    place, dense = (_CUDA, value.device.id), bool(value.flags.c_contiguous)
+    place, dense = (ON_GPU, value.device.id), bool(value.flags.c_contiguous)
     return Operand(value.data.ptr, value.nbytes, dtype, place, value, dense)
 
 
@@ -135,7 +136,7 @@ def _from_cuda_interface(value: Any, stream: int) -> Operand:
         nbytes=nbytes,
         contiguous=dense,
         dtype=dtype_of_typestr(face["typestr"]),
-        device=(_CUDA, index if isinstance(index, int) else 0),
+        device=(ON_GPU, index if isinstance(index, int) else 0),
         owner=value,
         ready=face.get("stream"),
         writable=not read_only,
@@ -150,13 +151,11 @@ def _from_host(value: Any, stream: int) -> Operand:
         raise InputError("an array of big-endian numbers means other numbers to a kernel")
     dtype = dtype_of_typestr(face["typestr"])
     nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
-    return Operand(address, nbytes, dtype, (_CPU, 0), value, dense, writable=not read_only)
+    return Operand(address, nbytes, dtype, (ON_HOST, 0), value, dense, writable=not read_only)
 
 
 def _from_dlpack(value: Any, stream: int) -> Operand:
-    from preheat.runtime import dlpack
-
-    on_host = value.__dlpack_device__()[0] == _CPU
+    on_host = value.__dlpack_device__()[0] == ON_HOST
     asked = {} if on_host else {"stream": stream}
     try:
         try:

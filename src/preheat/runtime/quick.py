@@ -29,6 +29,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType
 from preheat.runtime.arguments import Block, Slot, new_block
 from preheat.runtime.launch import Launch
@@ -36,7 +37,6 @@ from preheat.runtime.operands import LIBRARIES, kind_of
 
 __all__ = ["quick"]
 
-_CPU = 1  # DLPack's number for host memory
 _STORABLE = "bBhHiIqQfd"  # struct formats a memory view can be assigned in
 
 
@@ -82,7 +82,7 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     if launch.blocking or not context.owns(stream) or not all(map(_plain, slots)):
         return launch.run
     given = {kind.library for kind in map(kind_of, args) if kind is not None}
-    libraries = LIBRARIES if context.device.dlpack[0] != _CPU else {}
+    libraries = LIBRARIES if context.device.dlpack[0] != ON_HOST else {}
     names = sorted(["own", *libraries], key=lambda name: name not in given)  # first what came this time
     if launch.stream is not None:
         names = ["own" if stream is context.stream else "second"]
