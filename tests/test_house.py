@@ -30,6 +30,7 @@ LAYERS = (
     {"api"},
     {"devices"},
     {"runtime"},
+    {"graph"},
     {"gpu"},
     {"cli"},
 )

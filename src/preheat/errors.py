@@ -20,6 +20,11 @@
           InvalidCodeError       the driver does not take this binary
           OutOfMemoryError       device memory is used up
         ContextLostError         the device's context died: an earlier fault, a reset, or a fork
+        GraphError               a graph cannot be made or replayed
+          CaptureError           something that no capture can hold, or a capture used wrongly
+          StaleGraphError        memory the graph uses was freed; names kernel and argument
+          BakedError             a replay would use values that were captured for another call
+          SealedError            a sealed pool was asked for memory
         EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
           UnsupportedInstructionError   the emulator does not know this instruction
 
@@ -35,6 +40,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 __all__ = [
+    "BakedError",
+    "CaptureError",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
@@ -44,6 +51,7 @@ __all__ = [
     "Diagnostic",
     "DriverError",
     "EmulatorFault",
+    "GraphError",
     "InputError",
     "InvalidCodeError",
     "LaunchError",
@@ -51,7 +59,9 @@ __all__ = [
     "OutOfMemoryError",
     "PreheatError",
     "PtxError",
+    "SealedError",
     "StaleBufferError",
+    "StaleGraphError",
     "TargetError",
     "ToolchainChangedError",
     "ToolchainError",
@@ -242,6 +252,37 @@ class OutOfMemoryError(DriverError, MemoryError):
 
 class ContextLostError(DeviceError):
     """The context that this belonged to is gone: after a fault on the device, a reset, or a fork."""
+
+
+class GraphError(DeviceError):
+    """A graph cannot be made or replayed."""
+
+
+class CaptureError(GraphError):
+    """A capture was used wrongly, or met something that no capture can hold.
+
+    `where` is the line of the program that did it.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.where = where
+        super().__init__(message if where is None else f"{where}: {message}", hint=hint)
+
+
+class StaleGraphError(GraphError):
+    """Memory that a graph uses was freed: replaying it would use somebody else's."""
+
+
+class BakedError(GraphError):
+    """A replay would use values that were captured for another call. `changes` says which."""
+
+    def __init__(self, message: str, changes: Sequence[str], *, hint: str | None = None) -> None:
+        self.changes = tuple(changes)
+        super().__init__("\n  ".join((message, *changes)), hint=hint)
+
+
+class SealedError(GraphError):
+    """A sealed pool was asked for memory."""
 
 
 class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kernel's fault, not ours)

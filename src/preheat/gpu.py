@@ -28,6 +28,7 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.flights import Flights
+from preheat.graph.graph import Graph
 from preheat.program import Program
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
@@ -36,6 +37,7 @@ from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer, follow
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
+from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
 
 __all__ = ["Gpu", "device"]
 
@@ -159,6 +161,7 @@ class Gpu:
         if found is not None:
             return found
         life.context.require()
+        life.context.forbid(LOAD)
 
         def load() -> Module:
             if key in life.modules:  # the thread before us made it
@@ -284,11 +287,26 @@ class Gpu:
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted to the device's own stream."""
         self._context.require()
+        self._context.forbid(RECORD)
         return record(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
         """Wait for all work on the device; an error of that work comes out here."""
         self._context.synchronize()
+
+    # Graphs
+
+    def capture(
+        self, *, stream: object = None, mode: str = "thread_local", name: str | None = None
+    ) -> Graph:
+        """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
+
+        Work of this thread becomes part of it, also that of torch and CuPy, which are sent to the
+        captured stream meanwhile. `mode` says which calls are refused beside: those of this thread
+        ("thread_local"), of all threads ("global"), or only what concerns the captured stream
+        ("relaxed"). `name` is what errors call the graph.
+        """
+        return Graph(self._context, stream=stream, mode=mode, name=name)
 
     # Life
 
@@ -296,6 +314,7 @@ class Gpu:
         """Unload every module that nobody but this device's memo holds; returns how many went."""
         life = self._life
         life.context.require()
+        life.context.forbid(UNLOAD)
         kept = {key: weakref.ref(module) for key, module in life.modules.items()}
         kernels = {key: weakref.ref(kernel) for key, kernel in life.kernels.items()}
         life.kernels.clear()
@@ -314,6 +333,7 @@ class Gpu:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
         if self._closed:
             self._context.require()
+        self._context.forbid(RESET)
         self._life.end("it was reset, and what was on it is gone", "make the array or kernel again")
         self._device.reset()
         self._life = _Life(self._device, self.builder.events)
@@ -322,6 +342,7 @@ class Gpu:
         """Give the device back. Nothing of it can be used again; twice is fine."""
         if self._closed:
             return
+        self._context.forbid(RESET)
         self._closed = True
         if self._context.lost is None:
             self._context.close("it was closed")

@@ -3,8 +3,10 @@
     Device     one GPU, or the emulator: memory, streams, modules
       Module     machine code that is loaded: functions and symbols
         Function   one kernel of it: attributes, occupancy, launches
-      Stream     work in order
+      Stream     work in order; while it is captured, work in order that becomes a graph
         Event      a point in that order
+      Graph      captured work: what it consists of
+        Executable   the same, ready to be done again and again
 
 Everything above this file is written once and runs on every device; everything below knows one
 kind of device and keeps no policy: addresses are integers, nothing is counted, nothing is freed by
@@ -13,7 +15,7 @@ itself. Errors are `DeviceError`s. Every verb may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -28,12 +30,17 @@ __all__ = [
     "Device",
     "Dim3",
     "Event",
+    "Executable",
     "Function",
     "Geometry",
+    "Graph",
+    "GraphNode",
     "Limits",
     "MemoryInfo",
     "Module",
     "Occupancy",
+    "Replay",
+    "Setter",
     "Stream",
     "Submit",
     "Symbol",
@@ -50,6 +57,14 @@ ON_HOST, ON_GPU = 1, 2
 #: own call (the 0 is its last argument), because it is the inner loop of every program and one more
 #: Python frame would be a fiftieth of a launch.
 Submit = Callable[[int, int], tuple[int, ...]]
+
+#: A prepared replay of a graph in one stream; its status goes to `Device.check` like a launch's.
+Replay = Callable[[], tuple[int, ...]]
+
+#: A prepared write of several values to several places, in one operation: each is as long as its place
+#: and is read before this returns, so that nothing on the host has to stay as it is. Not for two
+#: threads at once. Its status goes to `Device.check`.
+Setter = Callable[[Sequence[bytes]], tuple[int, ...]]
 
 
 class Limits(NamedTuple):
@@ -145,6 +160,56 @@ class Stream(Protocol):
     def close(self) -> None:
         """Give it back, once its work has ended. A stream of another library is left alone."""
 
+    def begin_capture(self, mode: str) -> None:
+        """From here on work is not done but becomes a graph.
+
+        Calls that no capture can hold fail and invalidate it. Which those are beside the ones that
+        concern this stream depends on `mode`: "thread_local" watches the calls of this thread,
+        "global" those of every thread, "relaxed" none.
+        """
+
+    def end_capture(self) -> Graph:
+        """What was captured; an error where the capture is invalid. Afterwards there is none."""
+
+    def capture_status(self) -> str:
+        """`none`, `active` or `invalidated`."""
+
+    def captured(self) -> int:
+        """How many nodes were captured so far; an error where there is no valid capture."""
+
+
+class GraphNode(NamedTuple):
+    """One piece of captured work."""
+
+    kind: str  # "kernel", "copy", "fill", …
+    name: str  # of the kernel
+
+
+class Graph(Protocol):
+    """Captured work. Not for two threads at once."""
+
+    def nodes(self) -> list[GraphNode]:
+        """What it consists of, oldest first."""
+
+    def instantiate(self) -> Executable:
+        """Make it ready to be done."""
+
+    def close(self) -> None:
+        """Give it back; what was instantiated stays."""
+
+
+class Executable(Protocol):
+    """A graph that is ready to be done. Not for two threads at once."""
+
+    def upload(self, stream: Stream) -> None:
+        """Bring it to the device, so that the first replay need not."""
+
+    def prepare(self, stream: Stream) -> Replay:
+        """Make replays in one stream ready."""
+
+    def close(self) -> None:
+        """Give it back; a replay under way is finished."""
+
 
 class Function(Protocol):
     """One kernel that is loaded and resolved: launching it loads nothing more."""
@@ -215,6 +280,9 @@ class Device(Protocol):
 
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> None:
         """Write `value` (1, 2, 4 or 8 bytes) `count` times."""
+
+    def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
+        """Make a write to several places ready: each is an address and 1, 2, 4, 8 or 16 bytes."""
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Let kernels use host memory of the caller meanwhile, on a device that can."""

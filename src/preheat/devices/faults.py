@@ -6,7 +6,8 @@
     flaky.calls["module.unload"]                        # how often a module was unloaded so far
 
 Verbs of the device go by their name, those of what it makes by noun and name: `module.function`,
-`function.prepare`, `stream.record`. A launch is `launch`.
+`function.prepare`, `stream.record`, `graph.instantiate`. What is prepared goes by what it does: a
+launch is `launch`, a graph's is `replay`, a write of scalars `set`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from preheat.errors import DeviceError, DriverError
 
 __all__ = ["Faulty"]
 
-_MAKES = {"load": "module", "stream": "stream", "adopt": "stream", "module.function": "function"}
+_MAKES = {
+    "load": "module",
+    "stream": "stream",
+    "adopt": "stream",
+    "module.function": "function",
+    "stream.end_capture": "graph",
+    "graph.instantiate": "executable",
+}
+_SUBMITS = {"function.prepare": "launch", "executable.prepare": "replay", "setter": "set"}
 
 
 class _Watched:
@@ -66,6 +75,6 @@ class Faulty(_Watched):
         if error is not None:
             raise error
         made = do(*args, **more)
-        if verb == "function.prepare":
-            return partial(self._call, "launch", made)
+        if verb in _SUBMITS:
+            return partial(self._call, _SUBMITS[verb], made)
         return _Watched(made, _MAKES[verb], self._call) if verb in _MAKES else made

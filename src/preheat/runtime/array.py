@@ -14,6 +14,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.context import Context, Tag
 from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes
 from preheat.runtime.memory import Buffer, use_of
+from preheat.runtime.window import FROM_HOST, SET, TO_HOST
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +108,7 @@ class Array:
         import numpy
 
         self._require("numpy()")
+        self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             self.buffer.settle()
@@ -117,6 +119,7 @@ class Array:
     def write(self, data: object) -> Array:
         """Copy `data`, of this shape, from the host into this array; returns the array."""
         self._require("write()")
+        self.buffer.context.forbid(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
@@ -130,12 +133,19 @@ class Array:
         """Set every element; returns the array."""
         self._require("fill()")
         pattern = element_bytes(value, self.dtype)
-        self.buffer.settle()
         # Sixteen bytes are no pattern the device knows, so go through the host.
         if len(pattern) > 8:
             return self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
-        if self.size:
+        if not self.size:
+            return self
+        window = self.buffer.context.window()
+        if window is None:
+            self.buffer.settle()
             self._device.fill(self.address, pattern, self.size, self.buffer.home)
+            return self
+        with window.attempt():
+            self._device.fill(self.address, pattern, self.size, window.stream)
+            window.filled(self, pattern)
         return self
 
     def copy_from(self, other: Array) -> Array:
@@ -145,12 +155,18 @@ class Array:
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)
         if not alike or other.buffer.context is not self.buffer.context:
             raise InputError(f"cannot copy {other!r} into {self!r}")
-        home = self.buffer.home
+        if not self.nbytes:
+            return self
+        window, home = self.buffer.context.window(), self.buffer.home
+        if window is not None:
+            with window.attempt():
+                self._device.copy(self.address, other.address, self.nbytes, window.stream)
+                window.copied(self, other)
+            return self
         self.buffer.settle()
         other.buffer.settle()
         other.buffer.before(home)
-        if self.nbytes:
-            self._device.copy(self.address, other.address, self.nbytes, home)
+        self._device.copy(self.address, other.address, self.nbytes, home)
         other.buffer.after(home, use_of(self.buffer.context, home))
         return self
 
@@ -203,6 +219,10 @@ class Array:
         """Hand the memory to a library that will use it in `stream`; -1 asks for no ordering."""
         self._require("export")
         self.buffer.export()
+        window = self.buffer.context.window()
+        if window is not None:  # whoever replays puts the graph in its place
+            window.exported(self)
+            return
         self.buffer.settle()
         if self._device.dlpack[0] != ON_HOST and stream != -1:
             stream = _LEGACY_STREAM if stream is None else stream
@@ -247,6 +267,7 @@ class Scalar(Array):
 
     def set(self, value: complex) -> None:
         """Give it a new value, seen by work submitted from here on; the value travels by value."""
+        self.buffer.context.forbid(SET)
         self.fill(value)
 
     def get(self) -> Any:

@@ -12,12 +12,18 @@ from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.dtypes import DTYPES, DType
-from preheat.errors import ContextLostError, DeviceError, fresh
+from preheat.errors import CaptureError, ContextLostError, DeviceError, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
+from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
 
 __all__ = ["Context", "Tag"]
 
+_ELSEWHERE = Act(
+    "work in another stream than the captured one",
+    "leave the stream out: work of the capturing thread goes to the captured one by itself",
+    relaxed=True,
+)
 _PILE = 256  # things finalizers left to do before somebody else than an allocation does them
 
 
@@ -49,18 +55,27 @@ class Loaded(Protocol):
 class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
-    `lost` is None while it lives, then the reason; every launch tests it. Finalizers take no lock and
-    call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
-    `drain` does it at the next safe point. Streams are never destroyed but reused, so nothing can
-    be left holding one that is gone.
+    `lost` is None while it lives, then the reason. `windows` are the captures under way, each by the
+    thread it belongs to. Where there is neither, `alert` is None: that is the one thing every launch
+    tests. Finalizers take no lock and call no driver: they append what there is to do to
+    `garbage`, or a module to `unused`, and `drain` does it at the next safe point, which is never
+    inside a capture. Streams are never destroyed but reused, so nothing can be left holding one
+    that is gone.
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
         self.device, self.events = device, events
         self.lost: ContextLostError | None = None
+        self.windows: dict[int, Window] = {}
+        self.alert: object = None
+        self.replayed: str | None = None  # the graph that was replayed last
+        self._alerting = threading.Lock()
         self.garbage: deque[Callable[[], None]] = deque()
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
+        self.lanes: deque[base.Stream] = (
+            deque()
+        )  # for captures alone: no event is ever waited for there
         self._held: deque[tuple[Done, object]] = deque()
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
         self.resolving = threading.Lock()
@@ -103,9 +118,54 @@ class Context:
         self._own.add(stream.handle)
         return stream
 
+    def lane(self) -> base.Stream:
+        """A stream for a capture, which gives it back to `lanes`."""
+        with suppress(IndexError):
+            return self.lanes.popleft()
+        stream = self.device.stream()
+        self._streams[stream.handle] = stream
+        self._own.add(stream.handle)
+        return stream
+
     def owns(self, stream: base.Stream) -> bool:
         """Whether `stream` is one of ours, which lives as long as this context."""
         return stream.handle in self._own
+
+    # Captures
+
+    def open_window(self, window: Window) -> None:
+        """Work of this thread becomes part of `window` from here on."""
+        with self._alerting:
+            if threading.get_ident() in self.windows:
+                raise CaptureError(
+                    "this thread is capturing already", hint="end that capture before the next begins"
+                )
+            self.windows[threading.get_ident()] = window
+            self.alert = self.lost or self.windows
+
+    def close_window(self, window: Window) -> None:
+        """No longer, whichever thread says so."""
+        with self._alerting:
+            self.windows = {thread: one for thread, one in self.windows.items() if one is not window}
+            self.alert = self.lost or self.windows or None
+
+    def window(self, stream: base.Stream | None = None) -> Window | None:
+        """The capture that work of this thread, in `stream` if one is named, becomes part of."""
+        if not self.windows:
+            return None
+        mine = self.windows.get(threading.get_ident())
+        for other in self.windows.values():
+            if other is not mine and other.stream is stream:
+                raise CaptureError("another thread is capturing this stream")
+        if mine is not None and stream is not None and stream is not mine.stream:
+            mine.refuse(_ELSEWHERE, stream)
+            return None
+        return mine
+
+    def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
+        """Raise where a capture under way cannot stand `act`."""
+        for window in list(self.windows.values()):
+            window.refuse(act, stream)
 
     # Life and death
 
@@ -116,11 +176,20 @@ class Context:
 
     def failed(self, error: DeviceError) -> None:
         """Told by the device: an error that nothing on it survives."""
-        if self.lost is None:
-            self.lost = ContextLostError(
-                f"{self.device.name} is lost since: {error}",
-                hint="start a new process (on the emulator, gpu.reset() will do)",
-            )
+        if self.lost is not None:
+            return
+        if self.replayed is not None:
+            error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
+        self._lose(
+            f"{self.device.name} is lost since: {error}",
+            "start a new process (on the emulator, gpu.reset() will do)",
+        )
+
+    def _lose(self, reason: str, hint: str | None) -> None:
+        with self._alerting:
+            if self.lost is None:
+                self.lost = ContextLostError(reason, hint=hint)
+            self.alert = self.lost
 
     def close(self, reason: str) -> None:
         """Give everything back to the device, once its work has ended."""
@@ -133,9 +202,8 @@ class Context:
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of this context can be used from now on; what it held is gone or given up."""
-        if self.lost is None:
-            self.lost = ContextLostError(f"{self.device.name}: {reason}", hint=hint)
-        for queue in (self.garbage, self.unused, self.idle, self._held):
+        self._lose(f"{self.device.name}: {reason}", hint)
+        for queue in (self.garbage, self.unused, self.idle, self.lanes, self._held):
             queue.clear()
 
     # Memory
@@ -143,6 +211,7 @@ class Context:
     def allocate(self, size: int, stream: base.Stream) -> int:
         """New memory, after giving back what nobody holds; too little is tried again after a wait."""
         self.require()
+        self.forbid(ALLOCATE)
         self.drain()
         try:
             return self.device.allocate(size, stream)
@@ -170,14 +239,14 @@ class Context:
 
     def drain(self, *, modules: bool = False) -> None:
         """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
-        if not self.garbage and not (modules and self.unused):
-            return
+        if self.windows or not (self.garbage or (modules and self.unused)):
+            return  # nothing to do, or nothing that could be done inside a capture
         if not self._draining.acquire(blocking=False):
             return  # another thread is at it
         try:
-            while self.garbage and self.lost is None:
+            while self.garbage and self.alert is None:
                 self.garbage.popleft()()
-            if modules and self.unused and self.lost is None:
+            if modules and self.unused and self.alert is None:
                 doomed = [self.unused.popleft() for _ in range(len(self.unused))]
                 self.device.synchronize()  # after which none of these can be running
                 for module in doomed:
@@ -186,8 +255,18 @@ class Context:
             self._draining.release()
 
     def synchronize(self) -> None:
-        """Wait for the device, then give back everything nobody holds."""
+        """Wait for the device, then give back everything nobody holds.
+
+        While another thread captures, the device as a whole cannot be waited for: our streams are.
+        """
         self.require()
+        self.forbid(SYNCHRONIZE)
+        if self.windows:
+            captured = [window.stream for window in self.windows.values()]
+            for stream in [self._streams[handle] for handle in list(self._own)]:
+                if stream not in captured:
+                    stream.synchronize()
+            return
         self.device.synchronize()
         dlpack.sweep()
         self._let_go()
@@ -200,6 +279,7 @@ _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 def _after_fork() -> None:
     for context in list(_alive):
         context._draining, context.resolving = threading.Lock(), threading.Lock()
+        context._alerting = threading.Lock()
         if context.device.forks:
             context.device.after_fork()
         else:

@@ -19,6 +19,7 @@ from preheat.runtime.host import host_array, host_bytes
 from preheat.runtime.launch import Launch
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
+from preheat.runtime.window import FROM_HOST, RESOLVE, TO_HOST
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
@@ -60,6 +61,7 @@ class Module:
         found = self._functions.get(entry.name)
         if found is not None:
             return found
+        self.context.forbid(RESOLVE)
         with self.context.resolving:  # one thread does, the others find it
             if entry.name not in self._functions:
                 self.context.require()
@@ -90,6 +92,7 @@ class SymbolView:
 
         context = self._module.context
         context.require()
+        context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
         context.device.synchronize()  # whatever stream wrote it
         context.device.copy_out(host_bytes(out), self.address, context.stream)
@@ -102,6 +105,7 @@ class SymbolView:
         """
         context = self._module.context
         context.require()
+        context.forbid(FROM_HOST)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
         given = memoryview(data) if isinstance(data, bytes | bytearray) else data
         host = host_bytes(host_array(given, None if raw else self.dtype))
@@ -215,7 +219,7 @@ class Kernel:
         module = self.module
         return Launch(
             self._context, self._function, self._signature, geometry, stream,
-            keep=module, blocking=module.blocking,
+            module=module, blocking=module.blocking,
         )  # fmt: skip
 
     # Geometry
@@ -326,7 +330,7 @@ class Bound:
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
         launch.context.require()
         stream = launch.choose(args)
-        gathered = launch.gather(args, stream)
+        gathered = launch.gather(args, stream.handle)
         for buffer in gathered.buffers:
             buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
@@ -339,7 +343,7 @@ class Bound:
 
     def __call__(self) -> None:
         """Launch."""
-        if self._careful or self._context.lost is not None:
+        if self._careful or self._context.alert is not None:
             self._launch.run(*self._args)  # which says what is wrong, if anything is
             return
         status = self._submit(self._pointers, 0)

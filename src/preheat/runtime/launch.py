@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError
@@ -20,7 +21,9 @@ from preheat.runtime.memory import Buffer, follow, use_of
 from preheat.runtime.operands import Kind, Operand, Pointer, kind_of
 from preheat.runtime.stream import record
 
-__all__ = ["Gathered", "Launch"]
+UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
+
+__all__ = ["Gathered", "Launch", "lent", "order", "settle"]
 
 
 @dataclass(slots=True)
@@ -32,6 +35,13 @@ class Gathered:
     foreign: list[Operand] = field(default_factory=list)
     homes: list[int | None] = field(default_factory=list)  # the streams their libraries work in
     streams: set[int] = field(default_factory=set)  # whose work must come first
+    arrays: dict[int, Array] = field(default_factory=dict)  # ours, by position
+
+
+class Loaded(Protocol):
+    """The module of a kernel, which must not be unloaded while a launch of it can run."""
+
+    artifact: Artifact
 
 
 class Launch:
@@ -49,34 +59,50 @@ class Launch:
         geometry: base.Geometry,
         stream: base.Stream | None,
         *,
-        keep: object,
+        module: Loaded,
         blocking: bool = False,
     ) -> None:
         self.context, self.function, self.signature = context, function, signature
         self.geometry, self.stream, self.blocking = geometry, stream, blocking
-        self._keep = keep  # the module, which must not be unloaded while this can run
+        self.module = module
         self.submits: dict[int, base.Submit] = {}  # by the number of the stream
         self.blocks: list[Block] = []  # free ones: a launch takes one, so threads never share
 
     def run(self, *args: Any) -> None:
-        """Check, order and launch. Raises `LaunchError` before anything happened."""
+        """Check, order and launch. Raises `LaunchError` before anything happened.
+
+        In a thread that captures it becomes part of the capture; what makes its operands is ordered
+        by whoever replays.
+        """
         self.context.require()
+        window = self.context.window(self.stream)
+        if window is not None:
+            with window.attempt():
+                gathered = self.gather(args, UNORDERED)
+                window.launched(self, gathered, self._submit(gathered, window.stream))
+            return
         stream = self.choose(args)
-        gathered = self.gather(args, stream)
-        self._order(gathered, stream)
+        gathered = self.gather(args, stream.handle)
+        order(self.context, gathered, stream, named=self.stream is not None)
+        self._submit(gathered, stream)
+        settle(self.context, gathered, stream, named=self.stream is not None)
+        if self.blocking:
+            self._wait(stream)
+
+    def _submit(self, gathered: Gathered, stream: base.Stream) -> bytes:
+        """Hand the launch to the device; returns the bytes of its parameters."""
         try:
             block = self.blocks.pop()
         except IndexError:
             block = new_block(self.signature)
         block.pack(*gathered.values)
-        with self._lent(gathered):
+        with lent(self.context, gathered):
             status = self.prepared(stream)(block.pointers, 0)
+        data = bytes(block.data[: self.signature.layout.size])
         self.blocks.append(block)
         if status[0]:
             self.complain(status)
-        self._settle(gathered, stream)
-        if self.blocking:
-            self._wait(stream)
+        return data
 
     def complain(self, status: tuple[int, ...]) -> None:
         """Raise what a status stands for."""
@@ -91,18 +117,20 @@ class Launch:
 
     # Arguments
 
-    def gather(self, args: tuple[Any, ...], stream: base.Stream) -> Gathered:
-        """Every argument as a value to pack, checked against its parameter."""
+    def gather(self, args: tuple[Any, ...], stream: int) -> Gathered:
+        """Every argument as a value to pack, checked against its parameter; for use in `stream`."""
         self.signature.check_count(args)
         gathered = Gathered()
         for position, (slot, given) in enumerate(zip(self.signature.slots, args, strict=True)):
             try:
                 gathered.values.append(self._value(slot, given, stream, gathered))
+                if isinstance(given, Array):
+                    gathered.arrays[position] = given
             except (Refusal, InputError) as bad:
                 raise self._refused(bad, position, given) from None
         return gathered
 
-    def _value(self, slot: Slot, given: Any, stream: base.Stream, gathered: Gathered) -> Any:
+    def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
         if slot.pointer and isinstance(given, Array):
             return self._own(slot, given, gathered)
         if slot.pointer and (kind := kind_of(given)) is not None:
@@ -129,11 +157,9 @@ class Launch:
         gathered.buffers.append(buffer)
         return array.address
 
-    def _foreign(
-        self, slot: Slot, kind: Kind, given: Any, stream: base.Stream, gathered: Gathered
-    ) -> int:
+    def _foreign(self, slot: Slot, kind: Kind, given: Any, stream: int, gathered: Gathered) -> int:
         here = self.context.device
-        found = kind.read(given, stream.handle)
+        found = kind.read(given, stream)
         if not found.reaches(here.dlpack):
             on_host = found.device[0] == ON_HOST
             where = "host memory" if on_host else f"GPU {found.device[1]}"
@@ -154,15 +180,6 @@ class Launch:
         shown = f"{given!r}: {bad}" if isinstance(bad, _Gone) else str(bad)
         return kind(self.signature.kernel, shown, argument=position, hint=bad.hint)
 
-    def _lent(self, gathered: Gathered) -> AbstractContextManager[object]:
-        """On a device that shares the host's memory: the operands that are in it, for this launch."""
-        with ExitStack() as lend:
-            if self.context.device.dlpack[0] == ON_HOST:
-                for each in gathered.foreign:
-                    lent = self.context.device.lend(each.address, each.nbytes, each.writable)
-                    lend.enter_context(lent)
-            return lend.pop_all()
-
     # Streams
 
     def choose(self, args: tuple[Any, ...]) -> base.Stream:
@@ -176,38 +193,6 @@ class Launch:
                 return self.context.adopt(kind.current(index))
         return self.context.stream
 
-    def _order(self, gathered: Gathered, stream: base.Stream) -> None:
-        """Let `stream` wait for whatever made the operands."""
-        for buffer in gathered.buffers:
-            buffer.before(stream)
-        for handle in gathered.streams:
-            if handle != stream.handle:
-                follow(stream, self.context.adopt(handle))
-        if gathered.buffers and self._borrowed(stream):
-            follow(stream, self.context.stream)
-
-    def _settle(self, gathered: Gathered, stream: base.Stream) -> None:
-        """Keep operands until `stream` is past this launch, and order our own stream behind it."""
-        borrowed = self._borrowed(stream)
-        elsewhere = [buffer for buffer in gathered.buffers if buffer.home is not stream]
-        if elsewhere:
-            use = use_of(self.context, stream)
-            for buffer in elsewhere:
-                buffer.after(stream, use)
-            if borrowed:
-                follow(self.context.stream, use)
-        if self.stream is None:
-            for handle in gathered.streams - {stream.handle}:
-                follow(self.context.adopt(handle), stream)
-        rows = zip(gathered.foreign, gathered.homes, strict=True)
-        held = [each.owner for each, home in rows if home != stream.handle]
-        if held and self.context.device.dlpack[0] != ON_HOST:
-            self.context.hold(record(self.context, stream), held)
-
-    def _borrowed(self, stream: base.Stream) -> bool:
-        """Whether the launch went to another library's stream without the caller saying so."""
-        return self.stream is None and stream is not self.context.stream
-
     def _wait(self, stream: base.Stream) -> None:
         try:
             stream.synchronize()
@@ -216,6 +201,49 @@ class Launch:
             if self.context.lost is not None:
                 self.context.lost.args = (f"{self.context.device.name} is lost since: {error}",)
             raise
+
+
+def lent(context: Context, gathered: Gathered) -> AbstractContextManager[object]:
+    """On a device that shares the host's memory: the operands that are in it, for one launch."""
+    with ExitStack() as lend:
+        if context.device.dlpack[0] == ON_HOST:
+            for each in gathered.foreign:
+                lend.enter_context(context.device.lend(each.address, each.nbytes, each.writable))
+        return lend.pop_all()
+
+
+def order(context: Context, gathered: Gathered, stream: base.Stream, *, named: bool) -> None:
+    """Let `stream` wait for whatever made the operands; `named` says that the caller chose it."""
+    for buffer in gathered.buffers:
+        buffer.before(stream)
+    for handle in gathered.streams:
+        if handle != stream.handle:
+            follow(stream, context.adopt(handle))
+    if gathered.buffers and _borrowed(context, stream, named):
+        follow(stream, context.stream)
+
+
+def settle(context: Context, gathered: Gathered, stream: base.Stream, *, named: bool) -> None:
+    """Keep operands until `stream` is past this use, and order our own stream behind it."""
+    elsewhere = [buffer for buffer in gathered.buffers if buffer.home is not stream]
+    if elsewhere:
+        use = use_of(context, stream)
+        for buffer in elsewhere:
+            buffer.after(stream, use)
+        if _borrowed(context, stream, named):
+            follow(context.stream, use)
+    if not named:
+        for handle in gathered.streams - {stream.handle}:
+            follow(context.adopt(handle), stream)
+    rows = zip(gathered.foreign, gathered.homes, strict=True)
+    held = [each.owner for each, home in rows if home != stream.handle]
+    if held and context.device.dlpack[0] != ON_HOST:
+        context.hold(record(context, stream), held)
+
+
+def _borrowed(context: Context, stream: base.Stream, named: bool) -> bool:
+    """Whether work goes to another library's stream without the caller saying so."""
+    return not named and stream is not context.stream
 
 
 class _Gone(Refusal):

@@ -11,6 +11,7 @@ from typing import Protocol
 from preheat.devices import base
 from preheat.runtime.context import Context
 from preheat.runtime.stream import Event, record
+from preheat.runtime.window import FREE
 
 __all__ = ["Buffer", "Dependent", "follow", "use_of"]
 
@@ -89,6 +90,8 @@ class Buffer:
 
     def close(self) -> None:
         """Give the memory back after the work now queued; what relies on it is told. Twice is fine."""
+        if self.open:
+            self.context.forbid(FREE)
         with _telling:
             was, self.open = self.open, False
             told = list(self._dependents or ())

@@ -9,7 +9,7 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
         go = cell = None
         try:
             if (
-                context.lost is None and not more and (type(a0) is float or type(a0) is int)
+                context.alert is None and not more and (type(a0) is float or type(a0) is int)
                 and a1.tag is own0 and a2.tag is own1 and type(a3) is int
             ):
                 pointers, vf, vQ, vi = cell = take()
@@ -139,7 +139,7 @@ def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, .
 
 def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
     section = _SECTIONS[name]
-    tests = [*([] if first else ["go is None"]), "context.lost is None", "not more"]
+    tests = [*([] if first else ["go is None"]), "context.alert is None", "not more"]
     stores, element = [], 0
     for position, slot in enumerate(slots):
         given = f"a{position}"

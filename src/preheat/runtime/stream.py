@@ -5,6 +5,7 @@ from __future__ import annotations
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.runtime.context import Context
+from preheat.runtime.window import RECORD, SYNCHRONIZE
 
 __all__ = ["Event", "Stream", "raw_stream", "record"]
 
@@ -20,11 +21,13 @@ class Event:
     def done(self) -> bool:
         """Whether the work before it has ended."""
         self.require()
+        self._context.forbid(SYNCHRONIZE)
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
         self.require()
+        self._context.forbid(SYNCHRONIZE)
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
@@ -76,19 +79,23 @@ class Stream:
 
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted so far."""
+        self._context.forbid(RECORD, self.raw)
         return record(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
         event.require()
+        self._context.forbid(RECORD, self.raw)
         self.raw.wait(event.raw)
 
     def done(self) -> bool:
         """Whether everything submitted has ended."""
+        self._context.forbid(SYNCHRONIZE, self.raw)
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until it has; an error of that work comes out here."""
+        self._context.forbid(SYNCHRONIZE, self.raw)
         self.raw.synchronize()
 
     def close(self) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.devices.base import Event, Limits, MemoryInfo, Stream
+from preheat.devices.base import Event, Limits, MemoryInfo, Setter, Stream
 from preheat.devices.cuda.driver import WITHOUT_GPU, call, devices, error_of, library
 from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.staging import Chunk, Staging
@@ -21,6 +23,9 @@ __all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 
 _KEEP = 2**64 - 1  # bytes a pool keeps before it gives memory back to the driver by itself
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
+_NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
+_DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
+_Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
 def count() -> int:
@@ -122,6 +127,20 @@ class CudaDevice:
         finally:
             call("cuCtxPopCurrent")
 
+    def in_context(self, launch: _Call, stream: Stream) -> _Call:
+        """A prepared launch for any stream: the number of a default one means nothing by itself."""
+        if stream.handle not in _DEFAULT_STREAMS:
+            return launch
+
+        def in_context(*args: Any) -> tuple[int, ...]:
+            status = launch(*args)
+            if status[0] in _NOT_CURRENT:
+                with self.current():
+                    return launch(*args)
+            return status
+
+        return cast(_Call, in_context)
+
     def _pinned(self, size: int) -> int:
         with self.current():
             return int(call("cuMemHostAlloc", size, 0))
@@ -192,6 +211,16 @@ class CudaDevice:
             word = int.from_bytes(value[half : half + 4], "little")
             call("cuMemsetD2D32Async", address + half, 8, word, 1, count, stream.handle)
 
+    def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
+        """One word is filled; several go by one batch of copies, whose sources are read meanwhile."""
+        if len(places) == 1 and places[0][1] in _FILLS:
+            (address, _), fill = places[0], getattr(library(), _FILLS[places[0][1]])
+            handle = library().CUstream(stream.handle)
+            return self.in_context(
+                lambda values: fill(address, int.from_bytes(values[0], "little"), 1, handle), stream
+            )
+        return self.in_context(_Batch(places, stream), stream)
+
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Host memory is out of a kernel's reach unless the driver pinned it."""
         del address, size, writable
@@ -244,3 +273,31 @@ class CudaDevice:
                 call("cuMemFreeHost", address)
             call("cuMemPoolDestroy", self._pool)
         call("cuDevicePrimaryCtxRelease", self._device)
+
+
+class _Batch:
+    """Copies from one small piece of host memory, which the driver reads before the call returns."""
+
+    def __init__(self, places: Sequence[tuple[int, int]], stream: Stream) -> None:
+        cu = library()
+        sizes = [size for _, size in places]
+        self._room = ctypes.create_string_buffer(sum(sizes))
+        starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._room))
+        order = cu.CUmemcpyAttributes()
+        order.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL
+        self._copy = partial(
+            cu.cuMemcpyBatchAsync,
+            [cu.CUdeviceptr(address) for address, _ in places],
+            [cu.CUdeviceptr(start) for start in starts],
+            sizes,
+            len(places),
+            [order],
+            [0],
+            1,
+            cu.CUstream(stream.handle),
+        )
+
+    def __call__(self, values: Sequence[bytes]) -> tuple[int, ...]:
+        self._room.raw = b"".join(values)
+        status: tuple[int, ...] = self._copy()
+        return status

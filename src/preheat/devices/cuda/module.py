@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["CudaFunction", "CudaModule"]
 
 _NOT_FOUND = 500
-_NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
-_DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
 _PORTABLE_CLUSTER = 8  # blocks; more is an opt-in
 
 
@@ -90,7 +88,7 @@ class CudaFunction:
             submit = self._prepare_extended(geometry, stream)
         else:
             submit = self._prepare_plain(geometry, stream)
-        return self._in_context(submit) if stream.handle in _DEFAULT_STREAMS else submit
+        return self.device.in_context(submit, stream)
 
     def _prepare_plain(self, geometry: Geometry, stream: Stream) -> Submit:
         cu = library()
@@ -108,18 +106,6 @@ class CudaFunction:
         config.attrs = _launch_attributes(cu, geometry)
         config.numAttrs = len(config.attrs)
         return partial(cu.cuLaunchKernelEx, config, self._function)
-
-    def _in_context(self, submit: Submit) -> Submit:
-        """The same for a default stream, whose number means nothing without a current context."""
-
-        def in_context(pointers: int, end: int) -> tuple[int, ...]:
-            status = submit(pointers, end)
-            if status[0] in _NOT_CURRENT:
-                with self.device.current():
-                    return submit(pointers, end)
-            return status
-
-        return in_context
 
     def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
         """Allow what is beyond the limits a function has unless it asks."""

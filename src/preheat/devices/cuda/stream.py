@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from preheat.devices.base import Event
 from preheat.devices.cuda.driver import call, error_of, library
+from preheat.devices.cuda.graph import CudaGraph
 
 if TYPE_CHECKING:
     from preheat.devices.cuda.device import CudaDevice
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["CudaEvent", "CudaStream"]
 
 _NOT_READY = 600
+_STATUS = ("none", "active", "invalidated")
 _NO_TIMING = 2
+_INVALIDATED = 901
 
 
 class CudaEvent:
@@ -71,6 +74,30 @@ class CudaStream:
         """Give it back; its work goes on."""
         if self._owned:
             call("cuStreamDestroy", self.handle)
+
+    def begin_capture(self, mode: str) -> None:
+        """From here on work becomes a graph."""
+        modes = library().CUstreamCaptureMode
+        with self._device.current():
+            how = getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
+            call("cuStreamBeginCapture", self.handle, how)
+
+    def end_capture(self) -> CudaGraph:
+        """What was captured."""
+        with self._device.current():
+            return CudaGraph(self._device, call("cuStreamEndCapture", self.handle))
+
+    def capture_status(self) -> str:
+        """Whether this stream is captured."""
+        with self._device.current():
+            return _STATUS[int(call("cuStreamIsCapturing", self.handle))]
+
+    def captured(self) -> int:
+        """How many nodes were captured so far."""
+        status, _, graph, *_ = call("cuStreamGetCaptureInfo", self.handle)
+        if _STATUS[int(status)] != "active":
+            raise error_of("cuStreamGetCaptureInfo", _INVALIDATED)
+        return int(call("cuGraphGetNodes", graph, 0)[1])
 
 
 def _ready(name: str, handle: object) -> bool:

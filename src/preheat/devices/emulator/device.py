@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,67 +13,19 @@ import numpy as np
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
+from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.memory import POISON, Buffer, Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid
+from preheat.devices.emulator.stream import EmulatorStream
 from preheat.errors import DeviceError, DriverError, InputError, OutOfMemoryError
 from preheat.toolchain import ptx
 
-__all__ = ["COUNT", "EmulatorDevice", "EmulatorEvent", "EmulatorStream"]
+__all__ = ["COUNT", "EmulatorDevice"]
 
 COUNT = 8  # devices that there are
 _ALIGN = 256
 _TOTAL = 16 << 30
-_handles = itertools.count(1)
-
-
-class EmulatorEvent:
-    """A point in a stream: the time at which it was recorded."""
-
-    def __init__(self) -> None:
-        self.handle = next(_handles)
-        self.at = time.perf_counter()
-
-    def done(self) -> bool:
-        """Always: work is done when it is submitted."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed(self, since: base.Event) -> float:
-        """Seconds from `since` to this event."""
-        if not isinstance(since, EmulatorEvent):
-            raise DeviceError("the other event belongs to another device")
-        return self.at - since.at
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-class EmulatorStream:
-    """Work in order; it is done when it is submitted."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def record(self, *, timing: bool = False) -> base.Event:
-        """An event of this moment."""
-        del timing
-        return EmulatorEvent()
-
-    def wait(self, event: base.Event) -> None:
-        """Nothing to wait for."""
-
-    def done(self) -> bool:
-        """Always."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class EmulatorDevice:
@@ -106,6 +56,7 @@ class EmulatorDevice:
 
     def _begin(self) -> None:
         self._memory = Memory()
+        self.captures = Captures()
         self._allocated: dict[int, tuple[Buffer, np.ndarray[Any, Any]]] = {}
         self._used = 0
 
@@ -124,15 +75,15 @@ class EmulatorDevice:
     def stream(self, *, priority: int = 0) -> base.Stream:
         """A new stream."""
         del priority
-        return EmulatorStream(next(_handles))
+        return EmulatorStream(self.captures)
 
     def adopt(self, handle: int) -> base.Stream:
         """A stream by its number."""
-        return EmulatorStream(handle)
+        return EmulatorStream(self.captures, handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Address of `size` new bytes, each of them `POISON`."""
-        del stream
+        self.captures.guard("allocate", stream.handle)
         with self.lock:
             if self._used + size > _TOTAL:
                 raise _out_of_memory(size)
@@ -147,7 +98,7 @@ class EmulatorDevice:
 
     def free(self, address: int, stream: base.Stream) -> None:
         """Give memory back."""
-        del stream
+        self.captures.guard("free", stream.handle)
         with self.lock:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
@@ -168,29 +119,51 @@ class EmulatorDevice:
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Bytes from the host."""
-        del stream
+        self.captures.guard("copy from the host", stream.handle)
         if data.nbytes:
             with self.lock:
                 ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
 
     def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
         """Bytes to the host."""
-        del stream
+        self.captures.guard("copy to the host", stream.handle)
         if data.nbytes:
             with self.lock:
                 ctypes.memmove(np.frombuffer(data, np.uint8).ctypes.data, address, data.nbytes)
 
     def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
         """Bytes from place to place."""
-        del stream
-        with self.lock:
-            ctypes.memmove(target, source, size)
+        self._do("copy", stream, lambda: ctypes.memmove(target, source, size))
 
     def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> None:
         """Write `value` `count` times."""
-        del stream
-        with self.lock:
-            ctypes.memmove(address, value * count, len(value) * count)
+        size = len(value) * count
+        self._do("fill", stream, lambda: ctypes.memmove(address, value * count, size))
+
+    def _do(self, kind: str, stream: base.Stream, work: Callable[[], object]) -> None:
+        """Do it, or let it become part of the stream's capture."""
+
+        def locked() -> None:
+            with self.lock:
+                work()
+
+        capture = self.captures.of(stream.handle)
+        if capture is None:
+            locked()
+        else:
+            capture.add(kind, "", locked)
+
+    def setter(self, places: Sequence[tuple[int, int]], stream: base.Stream) -> base.Setter:
+        """Write several values."""
+
+        def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
+            self.captures.guard("set", stream.handle)
+            with self.lock:
+                for (address, size), value in zip(places, values, strict=True):
+                    ctypes.memmove(address, value, size)
+            return (0,)
+
+        return set_all
 
     def owner(self, address: int) -> object:
         """The array that allocated memory is part of."""
@@ -202,6 +175,7 @@ class EmulatorDevice:
 
     def synchronize(self) -> None:
         """Wait for a launch in another thread."""
+        self.captures.guard("synchronize", everywhere=True)
         with self.lock:
             pass
 
@@ -212,6 +186,7 @@ class EmulatorDevice:
 
     def trim(self) -> None:
         """Nothing is kept."""
+        self.captures.guard("trim")
 
     def reset(self) -> None:
         """Begin anew: everything allocated or loaded is gone."""

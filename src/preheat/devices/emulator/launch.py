@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from preheat.devices.base import Geometry
+from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
@@ -27,9 +28,10 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: the lock it holds, its patience, and who is told of a fault."""
+    """The device of a launch: its lock, its captures, its patience, and who is told of a fault."""
 
     lock: threading.RLock
+    captures: Captures
     patience: int
     on_loss: Callable[[DeviceError], None]
 
@@ -44,7 +46,9 @@ class Launch:
         geometry: Geometry,
         device: Owner,
         title: str,
+        stream: int,
     ) -> None:
+        self._stream = stream
         self.parameters, self.geometry, self.title, self._device = parameters, geometry, title, device
         self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
@@ -59,17 +63,28 @@ class Launch:
         self.program = program
 
     def __call__(self, pointers: int, _: int = 0) -> tuple[int, ...]:
+        values = [
+            ctypes.string_at(ctypes.c_uint64.from_address(pointers + 8 * i).value, parameter.size)
+            for i, parameter in enumerate(self.parameters)
+        ]
+        capture = self._device.captures.of(self._stream)
+        if capture is None:
+            self.run(values)
+        else:
+            capture.add("kernel", self.program.kernel, lambda: self.run(values))
+        return (0,)
+
+    def run(self, values: list[bytes]) -> None:
+        """Run the kernel with these parameters."""
         with self._device.lock, np.errstate(all="ignore"):
-            for i, parameter in enumerate(self.parameters):
-                source = ctypes.c_uint64.from_address(pointers + 8 * i).value
-                ctypes.memmove(self._at + parameter.offset, source, parameter.size)
+            for parameter, value in zip(self.parameters, values, strict=True):
+                ctypes.memmove(self._at + parameter.offset, value, parameter.size)
             lent = list(self._lent())
             try:
                 self._run()
             finally:
                 for buffer in lent:
                     self.program.memory.remove(buffer)
-        return (0,)
 
     def _lent(self) -> Iterator[Buffer]:
         """Memory of the launch itself that kernels can point at."""

@@ -1,0 +1,73 @@
+"""Captured work of a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from preheat.devices.base import GraphNode, Replay, Stream
+from preheat.devices.cuda.driver import call, library
+
+if TYPE_CHECKING:
+    from preheat.devices.cuda.device import CudaDevice
+
+__all__ = ["CudaExecutable", "CudaGraph"]
+
+_KINDS = {"MEMCPY": "copy", "MEMSET": "fill", "MEM_ALLOC": "allocation", "MEM_FREE": "free"}
+
+
+class CudaGraph:
+    """What was captured from a stream."""
+
+    def __init__(self, device: CudaDevice, graph: Any) -> None:
+        self._device, self._graph = device, graph
+
+    def nodes(self) -> list[GraphNode]:
+        """What it consists of, in the order in which it was captured."""
+        count = int(call("cuGraphGetNodes", self._graph, 0)[1])
+        found = call("cuGraphGetNodes", self._graph, count)[0] if count else []
+        return [_described(node) for node in found]
+
+    def instantiate(self) -> CudaExecutable:
+        """Make it ready, as captured: no flag that frees, sorts or launches by itself."""
+        with self._device.current():
+            return CudaExecutable(self._device, call("cuGraphInstantiate", self._graph, 0))
+
+    def close(self) -> None:
+        """Give it back."""
+        call("cuGraphDestroy", self._graph)
+
+
+class CudaExecutable:
+    """A graph that can be launched."""
+
+    def __init__(self, device: CudaDevice, handle: Any) -> None:
+        self._device, self._handle = device, handle
+
+    def upload(self, stream: Stream) -> None:
+        """Bring it to the GPU."""
+        with self._device.current():
+            call("cuGraphUpload", self._handle, stream.handle)
+
+    def prepare(self, stream: Stream) -> Replay:
+        """The launch into one stream, with nothing left to convert."""
+        cu = library()
+        launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
+        return self._device.in_context(launch, stream)
+
+    def close(self) -> None:
+        """Give it back; the driver keeps what is running."""
+        call("cuGraphExecDestroy", self._handle)
+
+
+def _described(node: Any) -> GraphNode:
+    word = call("cuGraphNodeGetType", node).name.removeprefix("CU_GRAPH_NODE_TYPE_")
+    kind = _KINDS.get(word, word.lower().replace("_", " "))
+    return GraphNode(kind, _name(node) if kind == "kernel" else "")
+
+
+def _name(node: Any) -> str:
+    used = call("cuGraphKernelNodeGetParams", node)
+    by_library = int(used.kern) != 0  # loaded by cuLibrary: it has no function of its own
+    found = call("cuKernelGetName", used.kern) if by_library else call("cuFuncGetName", used.func)
+    return str(found.decode())

@@ -1,0 +1,1 @@
+"""Graphs: work captured once, owned, and replayed."""

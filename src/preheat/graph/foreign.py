@@ -1,0 +1,45 @@
+"""Other libraries inside a capture: their work goes to the captured stream, their memory stays."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from preheat.devices import base
+from preheat.devices.base import ON_GPU
+
+__all__ = ["Guests"]
+
+
+class Guests:
+    """The libraries that work on this GPU, sent to one stream for a while.
+
+    torch allocates from a pool of its own meanwhile; who keeps `pool` keeps what was allocated
+    there from being handed out again. CuPy is sent to the stream; it cannot allocate inside a capture.
+    """
+
+    def __init__(self, device: base.Device, stream: base.Stream) -> None:
+        self.library: str | None = None  # the one whose stream a replay should go to
+        self.pool: object = None
+        self._stack = ExitStack()
+        place, index = device.dlpack
+        if place != ON_GPU:
+            return
+        with self._stack:
+            cupy: Any = sys.modules.get("cupy")
+            if cupy is not None:
+                self.library = "cupy"
+                self._stack.enter_context(cupy.cuda.Device(index))
+                self._stack.enter_context(cupy.cuda.ExternalStream(stream.handle, index))
+            torch: Any = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                self.library, self.pool = "torch", torch.cuda.MemPool()
+                there = torch.cuda.ExternalStream(stream.handle, device=index)
+                self._stack.enter_context(torch.cuda.stream(there))
+                self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))
+            self._stack = self._stack.pop_all()
+
+    def leave(self) -> None:
+        """Let them work where they did before."""
+        self._stack.close()

@@ -1,0 +1,442 @@
+"""Graphs: captured once, owning what they use, replayed as often as one likes."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from preheat.devices import base
+from preheat.errors import (
+    CaptureError,
+    GraphError,
+    InputError,
+    StaleGraphError,
+    did_you_mean,
+)
+from preheat.graph import record
+from preheat.graph.capture import MODES, Capture
+from preheat.graph.record import Node
+from preheat.runtime.array import Scalar
+from preheat.runtime.context import Context
+from preheat.runtime.host import element_bytes
+from preheat.runtime.launch import Gathered, lent, order, settle
+from preheat.runtime.memory import Buffer
+from preheat.runtime.operands import LIBRARIES, Operand
+from preheat.runtime.stream import raw_stream
+from preheat.runtime.window import REPLAY
+
+__all__ = ["Graph", "State"]
+
+_DEFAULT_STREAMS = (0, 1)  # the legacy one, by both its numbers
+
+
+class State(enum.Enum):
+    """Where a graph is in its life.
+
+    new ──begin──▶ capturing ──end──▶ captured ──instantiate──▶ ready ──close──▶ closed
+                       └── the body raises, or the end fails ──▶ failed
+    """
+
+    NEW = "new"
+    CAPTURING = "capturing"
+    CAPTURED = "captured"
+    READY = "ready"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class Graph:
+    """Work captured once and replayed, with everything it uses kept alive.
+
+        with gpu.capture() as graph:
+            kernel[4, 256](x, y)
+        graph.replay()
+
+    Inside the `with` nothing runs: launches, fills and copies of this thread become nodes, and what no
+    graph can hold raises where it stands. Afterwards the graph owns arrays, scalars and programs it
+    uses, so dropping your names changes nothing; closing an array makes the graph stale, and the
+    next replay says so. Replays are safe from any thread.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        stream: object = None,
+        mode: str = "thread_local",
+        name: str | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
+        context.require()
+        self.mode, self.name, self._context = mode, name, context
+        self._given = stream  # kept: it may be another library's
+        self._stream = None if stream is None else raw_stream(context, stream)
+        if self._stream is not None and self._stream.handle in _DEFAULT_STREAMS:
+            raise CaptureError(
+                "the legacy default stream cannot be captured",
+                hint="leave `stream` out: a capture brings a stream of its own",
+            )
+        self.state = State.NEW
+        self.num_replays = 0
+        self._capture: Capture | None = None
+        self._raw: base.Graph | None = None
+        self._executable: base.Executable | None = None
+        self._nodes: tuple[Node, ...] = ()
+        self._scalars: dict[str, Scalar] = {}
+        self._buffers: list[Buffer] = []
+        self._foreign: list[Operand] = []
+        self._library: str | None = None
+        self._keep: list[object] = []
+        self._replays: dict[int, base.Replay] = {}  # by the number of the stream
+        self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
+        self._lock = threading.Lock()
+        # Replays test this one thing: None means that the whole story in `_replay` is needed.
+        self._quick: base.Replay | None = None
+        self._stale = False
+
+    # Capture
+
+    def begin(self) -> Graph:
+        """Capture what this thread does from here on; returns the graph."""
+        if self.state is State.CAPTURING:
+            raise CaptureError(
+                f"this graph is being captured already, since {self._began}", hint="end it first"
+            )
+        if self.state is not State.NEW:
+            raise CaptureError(
+                f"this graph is {self.state.value} already", hint="a new capture is a new graph"
+            )
+        self._context.require()
+        self._capture = Capture(self._context, self._stream, self.mode)
+        self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
+        return self
+
+    def end(self) -> Graph:
+        """End the capture; `CaptureError` names what went wrong in it first. Returns the graph."""
+        capture = self._capture
+        if capture is None or self.state is not State.CAPTURING:
+            raise CaptureError(
+                f"there is no capture to end: this graph is {self.state.value}",
+                hint="begin it first: graph.begin()",
+            )
+        try:
+            raw = capture.end()
+        except CaptureError:
+            if capture.thread == threading.get_ident():
+                self._failed()
+            raise
+        self._capture = None
+        if not capture.nodes:
+            raw.close()
+            self._failed()
+            raise CaptureError(
+                "nothing was captured: this graph would be empty",
+                where=capture.began,
+                hint="launch inside the capture, from the thread that began it",
+            )
+        self._own(capture, raw)
+        return self
+
+    def _own(self, capture: Capture, raw: base.Graph) -> None:
+        """Take over what the capture holds."""
+        self._raw, self._nodes = raw, tuple(capture.nodes)
+        self._buffers = list(dict.fromkeys(capture.gathered.buffers))
+        self._foreign = capture.gathered.foreign
+        self._keep = list(dict.fromkeys(capture.keep))
+        for scalar in capture.scalars:
+            if scalar.name is not None:
+                self._scalar(scalar.name, scalar)
+        if self.foreign or any(home is not None for home in capture.gathered.homes):
+            self._library = capture.guests.library
+            self._keep.append(capture.guests.pool)
+        self.state = State.CAPTURED
+        for buffer in self._buffers:
+            buffer.tell(self)
+            self._stale = self._stale or not buffer.open  # closed before it could tell us
+
+    def _scalar(self, name: str, scalar: Scalar) -> None:
+        known = self._scalars.setdefault(name, scalar)
+        if known.buffer is not scalar.buffer:
+            self._close_raw()
+            self._failed()
+            raise CaptureError(
+                f"two scalars of this graph are called {name!r}",
+                hint="give each a name of its own: graph.replay() sets scalars by name",
+            )
+
+    def _failed(self) -> None:
+        self.state, self._capture = State.FAILED, None
+
+    def __enter__(self) -> Graph:
+        return self.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del kind, traceback
+        if error is None:
+            self.end().instantiate()
+        elif self._capture is not None:
+            capture = self._capture
+            self._failed()
+            capture.discard(error)
+
+    @property
+    def status(self) -> str:
+        """Of the capture: `none`, `active` or `invalidated`."""
+        return "none" if self._capture is None else self._capture.stream.capture_status()
+
+    @property
+    def stream(self) -> _Captured:
+        """The stream that is captured, for libraries that are told by hand where to work."""
+        if self._capture is None:
+            raise CaptureError("no capture is under way", hint="ask inside `with gpu.capture()`")
+        return _Captured(self._capture.stream.handle)
+
+    @property
+    def _began(self) -> str:
+        return self._capture.began if self._capture else "?"
+
+    # Making it ready
+
+    def instantiate(self) -> Graph:
+        """Make the captured work ready to replay; `replay` does so by itself. Returns the graph."""
+        with self._lock:
+            self._instantiate()
+        return self
+
+    def _instantiate(self) -> base.Executable:
+        if self._executable is None:
+            if self._raw is None:
+                raise self._unusable()
+            self._executable = self._raw.instantiate()
+            self._close_raw()
+            self.state = State.READY
+        return self._executable
+
+    def _close_raw(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+
+    def upload(self, stream: object = None) -> Graph:
+        """Bring the graph to the device now rather than with the first replay. Returns the graph."""
+        with self._lock:
+            self._check()
+            self._prepared(self._target(stream))
+        return self
+
+    def _prepared(self, stream: base.Stream) -> base.Replay:
+        found = self._replays.get(stream.handle)
+        if found is None:
+            executable = self._instantiate()
+            if not self._replays:  # once, before the first replay
+                executable.upload(stream)
+            found = self._replays[stream.handle] = executable.prepare(stream)
+        return found
+
+    # Replay
+
+    def replay(self, *, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+        """Do all of it once more, with named scalars set before; waits for nothing unless asked.
+
+        `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
+        stream and by value, so replays can be queued as far ahead as one likes.
+        """
+        with self._lock:
+            quick = self._quick
+            if quick is None or self._context.alert is not None or scalars or stream is not None:
+                self._replay(stream, scalars)
+            else:
+                self._context.replayed = self.name
+                status = quick()
+                if status[0]:
+                    self._complain(status)
+            self.num_replays += 1
+        if synchronize:
+            self._target(stream).synchronize()
+
+    def _replay(self, given: object, scalars: dict[str, Any]) -> None:
+        """The whole story of a replay."""
+        self._check()
+        stream = self._target(given)
+        values = [self._value(name, value) for name, value in scalars.items()]
+        gathered = self._gathered()
+        launch = self._prepared(stream)
+        order(self._context, gathered, stream, named=given is not None)
+        if values:
+            status = self._setter(tuple(scalars), stream)(values)
+            self._context.device.check(status, f"setting {', '.join(scalars)}")
+        self._context.replayed = self.name
+        with lent(self._context, gathered):
+            status = launch()
+        if status[0]:
+            self._complain(status)
+        settle(self._context, gathered, stream, named=given is not None)
+        at_home = all(buffer.home is stream for buffer in self._buffers)
+        if given is None and at_home and not self._foreign and self._library is None:
+            self._quick = launch
+            if self._stale:  # meanwhile
+                self._quick = None
+
+    def _complain(self, status: tuple[int, ...]) -> None:
+        self._context.device.check(status, f"replay of {self}")
+
+    def _check(self) -> None:
+        """Raise where a replay cannot be."""
+        self._context.require()
+        self._context.forbid(REPLAY)
+        if self._executable is None and self._raw is None:
+            raise self._unusable()
+        if self._stale:
+            gone = [buffer for buffer in self._buffers if not buffer.open]
+            raise StaleGraphError(
+                f"{self} is stale: {record.culprit(self._nodes, gone)} was closed after the capture",
+                hint="keep what a graph uses open; capture again after replacing it",
+            )
+
+    def _unusable(self) -> GraphError:
+        told = {
+            State.NEW: ("nothing was captured yet", "with gpu.capture() as graph: …"),
+            State.CAPTURING: ("it is still being captured", "replay after the end"),
+            State.FAILED: ("its capture failed", "capture again, into a new graph"),
+            State.CLOSED: ("it was closed", None),
+        }
+        why, hint = told.get(self.state, ("it cannot be instantiated", None))
+        return GraphError(f"{self} cannot be replayed: {why}", hint=hint)
+
+    def _target(self, given: object) -> base.Stream:
+        """The stream a replay goes to: the given one, that of the capture, or of its library."""
+        if given is not None:
+            return raw_stream(self._context, given)
+        if self._stream is not None:
+            return self._stream
+        if self._library is not None:
+            return self._context.adopt(self._current(self._library))
+        return self._context.stream
+
+    def _current(self, library: str) -> int:
+        return LIBRARIES[library].current(self._context.device.dlpack[1])
+
+    def _gathered(self) -> Gathered:
+        home = None if self._library is None else self._current(self._library)
+        streams = set() if home is None else {home}
+        homes = [home] * len(self._foreign)
+        return Gathered([], self._buffers, self._foreign, homes, streams)
+
+    # Scalars
+
+    def _value(self, name: str, value: Any) -> bytes:
+        scalar = self._scalars.get(name)
+        if scalar is None:
+            known = ", ".join(self._scalars) or "none"
+            raise InputError(
+                f"{self} uses no scalar called {name!r}; it uses: {known}",
+                hint=did_you_mean(name, self._scalars)
+                or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
+            )
+        return element_bytes(value, scalar.dtype)
+
+    def _setter(self, names: tuple[str, ...], stream: base.Stream) -> base.Setter:
+        found = self._setters.get((names, stream.handle))
+        if found is None:
+            chosen = [self._scalars[name] for name in names]
+            places = [(scalar.address, scalar.dtype.size) for scalar in chosen]
+            found = self._setters[names, stream.handle] = self._context.device.setter(places, stream)
+        return found
+
+    # What it is
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What the graph does, in order; other libraries' work is among it, marked `foreign`."""
+        return self._nodes
+
+    @property
+    def foreign(self) -> tuple[Node, ...]:
+        """The work of other libraries, of which only kind and name are known."""
+        return tuple(node for node in self._nodes if node.foreign)
+
+    @property
+    def scalars(self) -> dict[str, Scalar]:
+        """The scalars that `replay` can set, by name."""
+        return dict(self._scalars)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of our arrays that it keeps alive: an estimate, without what the driver adds."""
+        return sum(buffer.size for buffer in self._buffers)
+
+    @property
+    def stale(self) -> bool:
+        """Whether memory it uses was closed."""
+        return self._stale
+
+    def diff(self, other: Graph | Sequence[Node]) -> list[str]:
+        """What `other` does differently, in words; empty where a replay of either is the same."""
+        nodes = other.nodes if isinstance(other, Graph) else other
+        return record.diff(self._nodes, nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __repr__(self) -> str:
+        count = f"{len(self._nodes)} node{'' if len(self._nodes) == 1 else 's'}"
+        foreign = f", {len(self.foreign)} of other libraries" if self.foreign else ""
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Graph{name}: {self.state.value}, {count}{foreign} on {self._context.device.name}>"
+
+    def __str__(self) -> str:
+        return f"graph {self.name!r}" if self.name else "graph"
+
+    # Life
+
+    def expire(self, reason: str) -> None:
+        """Told by a buffer: memory this graph uses is gone."""
+        del reason
+        self._stale, self._quick = True, None
+
+    def close(self) -> None:
+        """Give it back, after the replays now queued, and let go of what it holds. Twice is fine."""
+        if self.state is State.CAPTURING:
+            raise CaptureError("this graph is still being captured", hint="end the capture first")
+        with self._lock:
+            give_back = self._give_back()
+            self.state, self._quick, self._raw, self._executable = State.CLOSED, None, None, None
+            self._replays.clear()
+            self._setters.clear()
+            self._buffers, self._foreign, self._keep, self._scalars = [], [], [], {}
+        if self._context.lost is None:
+            self._context.garbage.append(give_back)
+            self._context.drain()
+
+    def _give_back(self) -> partial[None]:
+        return partial(_close, self._executable, self._raw)
+
+    def __del__(self) -> None:
+        if getattr(self, "_executable", None) is not None or getattr(self, "_raw", None) is not None:
+            self._context.garbage.append(self._give_back())
+
+
+class _Captured:
+    """The stream under capture as other libraries know it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+def _close(*parts: base.Executable | base.Graph | None) -> None:
+    for part in parts:
+        if part is not None:
+            part.close()

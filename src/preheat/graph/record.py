@@ -1,0 +1,186 @@
+"""What a graph does, written down as it was captured: the one record that everything else reads.
+
+It says which memory a graph relies on, what was baked into it, and in words how two captures differ.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from preheat.artifact import Artifact
+from preheat.devices import base
+from preheat.runtime.arguments import Slot
+from preheat.runtime.array import Array
+from preheat.runtime.memory import Buffer
+
+__all__ = ["Argument", "Node", "caller", "diff"]
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def caller() -> str:
+    """The line of the program that called preheat, as `file:line`."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_HERE) and name != _CONTEXTLIB:
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+_CONTEXTLIB = sys.modules["contextlib"].__file__
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a captured launch: its bytes and, for memory of ours, which memory it is.
+
+    `generation` and `offset` tell memory from other memory that had the same address once.
+    """
+
+    type: str
+    value: bytes
+    slot: Slot | None = None
+    array: str | None = None  # the array in words
+    generation: int | None = None
+    offset: int = 0
+
+    def same(self, other: Argument) -> bool:
+        """Whether a replay would use the same thing."""
+        if self.generation is not None or other.generation is not None:
+            return (self.generation, self.offset) == (other.generation, other.offset)
+        return self.value == other.value
+
+    def __str__(self) -> str:
+        if self.array is not None:
+            return self.array
+        if self.slot is not None and self.slot.value is not None and not self.slot.value.loose:
+            (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
+            return repr(bool(number)) if self.slot.value.truth else repr(number)
+        if len(self.value) <= 8:
+            return f"0x{int.from_bytes(self.value, 'little'):x}"
+        return f"{len(self.value)} bytes {self.value[:8].hex()}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One piece of a graph's work. `where` is the line of the program that captured it.
+
+    `kind` is `kernel`, `fill`, `copy`, or for work of other libraries whatever the driver calls it:
+    that is `foreign`, and known by kind and name alone.
+    """
+
+    kind: str
+    name: str
+    where: str = ""
+    digest: str = ""  # of the program, which with `entry` says exactly which code it is
+    entry: str = ""
+    geometry: base.Geometry | None = None
+    arguments: tuple[Argument, ...] = ()
+    foreign: bool = False
+
+    @property
+    def grid(self) -> base.Dim3 | None:
+        """Blocks, of a kernel of ours."""
+        return self.geometry and self.geometry.grid
+
+    @property
+    def block(self) -> base.Dim3 | None:
+        """Threads of a block, of a kernel of ours."""
+        return self.geometry and self.geometry.block
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory in bytes, of a kernel of ours."""
+        return self.geometry.shared if self.geometry else 0
+
+    def __str__(self) -> str:
+        given = ", ".join(map(str, self.arguments))
+        if self.foreign:
+            return f"{self.name or self.kind} (another library's)"
+        if self.geometry is None:
+            return f"{self.kind}({given})"
+        shared = f", shared={self.shared}" if self.shared else ""
+        return f"{self.name}[{_dim(self.geometry.grid)}, {_dim(self.geometry.block)}{shared}]({given})"
+
+
+def _dim(size: base.Dim3) -> str:
+    return str(size[0]) if size[1:] == (1, 1) else str(size)
+
+
+def memory(array: Array, type: str = "array", *, slot: Slot | None = None) -> Argument:
+    """An array as an argument."""
+    return Argument(
+        type,
+        array.address.to_bytes(8, "little"),
+        slot,
+        f"{array!r}"[1:-1].partition(" on ")[0],
+        array.buffer.generation,
+        array.address - array.buffer.address,
+    )
+
+
+def kernel(
+    name: str, artifact: Artifact, entry: str, geometry: base.Geometry, arguments: Sequence[Argument]
+) -> Node:
+    """A launch of one of our kernels."""
+    return Node("kernel", name, caller(), artifact.digest, entry, geometry, tuple(arguments))
+
+
+def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:
+    """How `new` differs from `old`, one line for each difference; empty where a replay is the same."""
+    matched = SequenceMatcher(None, [_identity(n) for n in old], [_identity(n) for n in new], False)
+    rows: list[str] = []
+    for tag, a0, a1, b0, b1 in matched.get_opcodes():
+        if tag == "equal":
+            for at, (was, now) in enumerate(zip(old[a0:a1], new[b0:b1], strict=True), start=a0):
+                rows += _changes(at, was, now)
+            continue
+        rows += [f"node {at}: {old[at]} is gone" for at in range(a0, a1)]
+        rows += [f"node {at}: {new[at]} is new{_at(new[at])}" for at in range(b0, b1)]
+    return rows
+
+
+def _identity(node: Node) -> tuple[object, ...]:
+    return (node.kind, node.digest, node.entry or node.name, node.foreign)
+
+
+def _at(node: Node) -> str:
+    return f" ({node.where})" if node.where else ""
+
+
+def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
+    head = f"node {at}, {was.name or was.kind}{_at(now)}"
+    for field in base.Geometry._fields if was.geometry and now.geometry else ():
+        shape, other = getattr(was.geometry, field), getattr(now.geometry, field)
+        if shape != other:
+            yield f"{head}: {field} {shape} became {other}"
+    for position, (before, after) in enumerate(zip(was.arguments, now.arguments, strict=True)):
+        if not before.same(after):
+            yield f"{head}: argument {position} ({before.type}) {_became(before, after)}"
+
+
+def _became(before: Argument, after: Argument) -> str:
+    if before.generation is None or str(before) != str(after):
+        return f"{before} became {after}"
+    if before.generation == after.generation:
+        return f"{before} at byte {before.offset} became the same at byte {after.offset}"
+    return f"{before} became another array of that shape"
+
+
+def culprit(nodes: Sequence[Node], gone: Sequence[Buffer]) -> str:
+    """Which node uses memory that is gone, in words."""
+    missing = {buffer.generation for buffer in gone}
+    for at, node in enumerate(nodes):
+        for position, argument in enumerate(node.arguments):
+            if argument.generation in missing:
+                kind = f"argument {position} ({argument.type})"
+                return f"node {at}, {node.name or node.kind}, {kind}: {argument}"
+    return "memory that the graph holds"
