@@ -45,6 +45,7 @@ bench: $(READY)        ## benchmarks against peers, in one run
 # On a machine with a GPU and the peers installed, beside which they are measured.
 bench-gpu:             ## benchmarks that need a GPU, with the Python that is there
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
 
 clean:                 ## remove everything that was built

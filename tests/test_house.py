@@ -32,6 +32,7 @@ LAYERS = (
     {"runtime"},
     {"graph"},
     {"gpu"},
+    {"kernels"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

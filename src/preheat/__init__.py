@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from preheat.devices.base import Attributes, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
+        BakedError,
+        CaptureError,
         CompileError,
         CompilerCrashError,
         CompilerTimeoutError,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         Diagnostic,
         DriverError,
         EmulatorFault,
+        GraphError,
         InputError,
         InvalidCodeError,
         LaunchError,
@@ -43,7 +46,9 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         PreheatError,
         PtxError,
+        SealedError,
         StaleBufferError,
+        StaleGraphError,
         TargetError,
         ToolchainChangedError,
         ToolchainError,
@@ -53,6 +58,11 @@ if TYPE_CHECKING:
     )
     from preheat.events import Events
     from preheat.gpu import Gpu, device
+    from preheat.graph.buckets import bucket, buckets, padded
+    from preheat.graph.graph import Graph
+    from preheat.graph.pool import Pool
+    from preheat.graph.slots import Graphs
+    from preheat.kernels.decode import DecodeKernel, DecodeState
     from preheat.key import Key, explain
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
@@ -77,6 +87,8 @@ _HOME = {
     "preheat.devices.base": ("Attributes", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
     "preheat.errors": (
+        "BakedError",
+        "CaptureError",
         "CompileError",
         "CompilerCrashError",
         "CompilerTimeoutError",
@@ -86,6 +98,7 @@ _HOME = {
         "Diagnostic",
         "DriverError",
         "EmulatorFault",
+        "GraphError",
         "InputError",
         "InvalidCodeError",
         "LaunchError",
@@ -93,7 +106,9 @@ _HOME = {
         "OutOfMemoryError",
         "PreheatError",
         "PtxError",
+        "SealedError",
         "StaleBufferError",
+        "StaleGraphError",
         "TargetError",
         "ToolchainChangedError",
         "ToolchainError",
@@ -103,6 +118,11 @@ _HOME = {
     ),
     "preheat.events": ("Events",),
     "preheat.gpu": ("Gpu", "device"),
+    "preheat.graph.buckets": ("bucket", "buckets", "padded"),
+    "preheat.graph.graph": ("Graph",),
+    "preheat.graph.pool": ("Pool",),
+    "preheat.graph.slots": ("Graphs",),
+    "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
     "preheat.key": ("Key", "explain"),
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
@@ -117,8 +137,10 @@ __all__ = [
     "Array",
     "Artifact",
     "Attributes",
+    "BakedError",
     "Bound",
     "Builder",
+    "CaptureError",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
@@ -126,6 +148,8 @@ __all__ = [
     "ConfigError",
     "ContextLostError",
     "DType",
+    "DecodeKernel",
+    "DecodeState",
     "DeviceError",
     "Diagnostic",
     "DriverError",
@@ -134,6 +158,9 @@ __all__ = [
     "Event",
     "Events",
     "Gpu",
+    "Graph",
+    "GraphError",
+    "Graphs",
     "Header",
     "InputError",
     "InvalidCodeError",
@@ -148,13 +175,16 @@ __all__ = [
     "OutOfMemoryError",
     "Parameter",
     "Pointer",
+    "Pool",
     "PreheatError",
     "Program",
     "Provenance",
     "PtxError",
     "Resources",
     "Scalar",
+    "SealedError",
     "StaleBufferError",
+    "StaleGraphError",
     "Stream",
     "SymbolView",
     "TargetError",
@@ -164,10 +194,13 @@ __all__ = [
     "UnknownEntryError",
     "UnsupportedInstructionError",
     "__version__",
+    "bucket",
+    "buckets",
     "compile",
     "default_builder",
     "device",
     "explain",
+    "padded",
 ]
 
 

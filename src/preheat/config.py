@@ -132,6 +132,21 @@ VARIABLES: tuple[Variable, ...] = (
         "off",
         "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
     ),
+    Variable(
+        "PREHEAT_GRAPH_PROFILE",
+        boolean,
+        "off",
+        "on: what sampled replays of graphs cost, as JSON lines to `PREHEAT_EVENTS` or standard error",
+    ),
+    Variable(
+        "PREHEAT_GRAPH_UPLOAD", boolean, "off", "on: upload a graph again before every replay of it"
+    ),
+    Variable(
+        "PREHEAT_GRAPH_SYNC",
+        boolean,
+        "off",
+        "on: wait after every replay, so that an error names the graph that caused it",
+    ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
@@ -159,6 +174,9 @@ class Config:
     device: str = "cuda"
     blocking: bool = False
     jit: bool = False
+    graph_profile: bool = False
+    graph_upload: bool = False
+    graph_sync: bool = False
     events: Path | None = None
 
     @classmethod
@@ -189,6 +207,9 @@ class Config:
             device=value("PREHEAT_DEVICE", cls.device),
             blocking=value("PREHEAT_BLOCKING", cls.blocking),
             jit=value("PREHEAT_JIT", cls.jit),
+            graph_profile=value("PREHEAT_GRAPH_PROFILE", cls.graph_profile),
+            graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
+            graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),
             events=value("PREHEAT_EVENTS", cls.events),
         )
 

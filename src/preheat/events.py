@@ -30,6 +30,8 @@ EVENTS: Mapping[str, str] = {
     "refused": "a directory for the cache or its locks was passed over [path, reason]",
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
+    "graph": "a key was captured, evicted or put into quarantine [what, device, key, reason]",
+    "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
     "worker": "a compiler process was started or ended [what, reason]",
 }
 

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
@@ -26,9 +27,13 @@ from preheat.errors import (
     TargetError,
     did_you_mean,
 )
-from preheat.events import Events
+from preheat.events import Events, JsonLines
 from preheat.flights import Flights
 from preheat.graph.graph import Graph
+from preheat.graph.graphed import Graphed
+from preheat.graph.pool import Pool
+from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
+from preheat.graph.slots import Graphs
 from preheat.program import Program
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
@@ -42,6 +47,8 @@ from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
 __all__ = ["Gpu", "device"]
 
 Source = str | Path | Program
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Life:
@@ -74,7 +81,9 @@ class Gpu:
         *,
         jit: bool = False,
         blocking: bool = False,
+        switches: Switches = OFF,
     ) -> None:
+        self._switches = switches
         self.builder, self.jit, self.blocking = builder, jit, blocking
         self._device = device
         self._life = _Life(device, builder.events)
@@ -306,7 +315,58 @@ class Gpu:
         ("thread_local"), of all threads ("global"), or only what concerns the captured stream
         ("relaxed"). `name` is what errors call the graph.
         """
-        return Graph(self._context, stream=stream, mode=mode, name=name)
+        return Graph(self._context, stream=stream, mode=mode, name=name, switches=self._switches)
+
+    def pool(self, size: int | None = None) -> Pool:
+        """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
+        return Pool(self._context, size)
+
+    def graphs(self, capacity: int = 64, *, checked: bool = False) -> Graphs:
+        """Slots for graphs by key: `graphs.run(key, body)`; the least recently used one goes first.
+
+        `checked` captures every call anew to find what was baked for another one: slow, for tests.
+        """
+        return Graphs(lambda: self._context, self.capture, capacity, checked=checked)
+
+    def graphed(
+        self,
+        *,
+        key: Callable[..., Hashable] | None = None,
+        capacity: int = 64,
+        copy: bool = False,
+        copy_inputs: bool = False,
+        checked: bool = False,
+    ) -> Callable[[Callable[P, R]], Graphed[P, R]]:
+        """Let calls of a function be captured the second time and replayed from then on.
+
+            @gpu.graphed(key=lambda batch: batch.shape)
+            def step(batch): …
+
+        Calls share a graph when `key` gives the same for their arguments, or without it when all values
+        are the same; and always only when their arrays are the same memory, those in tuples, lists
+        and dicts included. With `copy_inputs` arrays only have to be laid out alike: the graph has
+        arrays of its own, to which each call's are copied first, so the function must not write into
+        its arguments. `copy` returns copies instead of the graph's own results, which the
+        next call changes. For a method, the instance is the owner of its graphs and no part of the key.
+        """
+        more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
+        return lambda function: Graphed(function, self.graphs(capacity, checked=checked), **more)
+
+    def profile(
+        self,
+        to: str | os.PathLike[str] | Callable[[Mapping[str, Any]], None] | None = None,
+        *,
+        every: int = EVERY,
+    ) -> None:
+        """Sample what replays cost on the host, for graphs captured from now on.
+
+        Rows go to the end of a file as JSON lines, to a callable, or, for None, to the standard error.
+        Every graph's first replay is sampled, then every `every`th.
+        """
+        write = to_stderr if to is None else to
+        if not callable(write):
+            write = partial(JsonLines(Path(write)), "replay")
+        self._switches = self._switches._replace(profile=Profile(write, every=every))
 
     # Life
 
@@ -443,15 +503,24 @@ def device(
             kind = _whichever()
         key = (kind, index, arch and Arch.parse(arch), patience)
         if key not in _open:
-            given = {"jit": config.jit if jit is None else jit}
+            given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
             given["blocking"] = config.blocking if blocking is None else blocking
-            _open[key] = Gpu(_make(kind, index, arch, patience), default_builder(), **given)
+            made = _make(kind, index, arch, patience)
+            builder = default_builder()
+            _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
         gpu = _open[key]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             hint = "close it first, or ask for it with the same settings everywhere"
             raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=hint)
     return gpu
+
+
+def _switches(config: Config, events: Events) -> Switches:
+    """What the environment asks of graphs; a profile goes where events go."""
+    write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
+    profile = Profile(write) if config.graph_profile else None
+    return Switches(profile, config.graph_upload, config.graph_sync)
 
 
 def _parsed(which: str | int) -> tuple[str, int]:

@@ -174,9 +174,6 @@ class Stream(Protocol):
     def capture_status(self) -> str:
         """`none`, `active` or `invalidated`."""
 
-    def captured(self) -> int:
-        """How many nodes were captured so far; an error where there is no valid capture."""
-
 
 class GraphNode(NamedTuple):
     """One piece of captured work."""
@@ -278,8 +275,8 @@ class Device(Protocol):
     def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
         """Bytes from device memory to device memory."""
 
-    def fill(self, address: int, value: bytes, count: int, stream: Stream) -> None:
-        """Write `value` (1, 2, 4 or 8 bytes) `count` times."""
+    def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
+        """Write `value` (1, 2, 4 or 8 bytes) `count` times; returns in how many pieces of work."""
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Make a write to several places ready: each is an address and 1, 2, 4, 8 or 16 bytes."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preheat.devices import base
-from preheat.errors import CaptureError, DeviceError
-from preheat.graph import record
+from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.graph.foreign import Guests
-from preheat.graph.record import Argument, Node, caller
-from preheat.runtime.array import Array, Scalar
+from preheat.graph.record import Node, Place, caller, place, shown
+from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Gathered, Launch
+from preheat.runtime.operands import Operand
 from preheat.runtime.window import Act
 
 __all__ = ["MODES", "Capture"]
+
+_INVALIDATED = 901  # how work is refused once a capture is spoilt
 
 MODES = ("thread_local", "global", "relaxed")
 
@@ -33,12 +36,11 @@ class Capture:
         self._lent = stream is None
         self.stream = context.lane() if stream is None else stream
         self.nodes: list[Node] = []
-        self.gathered = Gathered()  # the memory of all launches
-        self.keep: list[object] = []  # and everything else that has to live as long as the graph
-        self.scalars: list[Scalar] = []
+        self.exports: list[Array] = []  # of ours, that other libraries use inside
+        self.foreign: list[Operand] = []
         self.first: tuple[str, Exception] | None = None
-        self.began = self._last = caller()
-        self._ours: list[tuple[int, Node]] = []  # by their place in the driver's list
+        self._began = self._last = place()
+        self._pieces: dict[int, int] = {}  # of the driver that a node of ours became, if not one
         try:
             context.open_window(self)
             self.stream.begin_capture(mode)
@@ -50,6 +52,11 @@ class Capture:
         except BaseException:
             self._closed()
             raise
+
+    @property
+    def began(self) -> str:
+        """The line where it began."""
+        return shown(self._began)
 
     # Its end
 
@@ -106,26 +113,26 @@ class Capture:
             return CaptureError(
                 f"the capture was given up: {text}", where=where, hint=getattr(first, "hint", None)
             )
+        return self._spoilt(error, self._last)
+
+    def _spoilt(self, error: Exception, where: Place) -> CaptureError:
         return CaptureError(
-            f"the capture was spoilt by a call of another library after this line: {error}",
-            where=self._last,
-            hint="look for a synchronisation, an allocation or a copy to the host behind that line",
+            f"a call of another library spoilt the capture, after {shown(self._last)}: {error}",
+            where=shown(where),
+            hint="look behind that line for a synchronisation, an allocation or a copy to the host",
         )
 
     def _merge(self, graph: base.Graph) -> None:
-        """Put other libraries' nodes where they belong among ours."""
-        found = graph.nodes()
-        ours = dict(self._ours)
-        count = sum(1 for _ in self.nodes)
-        if len(found) == len(ours) == count:
-            return
-        merged: list[Node] = []
-        for at, node in enumerate(found):
-            mine = ours.get(at)
-            if mine is None:
-                merged.append(Node(node.kind, node.name, foreign=True))
-            elif not merged or merged[-1] is not mine:  # one of ours may have become two
-                merged.append(mine)
+        """Put other libraries' nodes where they belong among ours, which come in the same order."""
+        left, merged, rest = deque(self.nodes), list[Node](), 0
+        for found in graph.nodes():
+            if rest and merged[-1].kind == found.kind:  # of ours, too: one fill can be two nodes
+                rest -= 1
+            elif left and found == (left[0].kind, left[0].entry):
+                merged.append(left.popleft())
+                rest = self._pieces.get(len(self.nodes) - len(left) - 1, 1) - 1
+            else:
+                merged.append(Node(found.kind, found.name, foreign=True))
         self.nodes = merged
 
     # What happens inside: see Window
@@ -151,17 +158,20 @@ class Capture:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Work of ours that becomes part of the capture; its first error is noted with its line."""
-        known = len(self.nodes)
+        self._place = place()
         try:
-            before = self.stream.captured()
             yield
-            after = self.stream.captured()
+        except DriverError as error:
+            if error.code != _INVALIDATED:
+                self.note(error)
+                raise
+            spoilt = self._spoilt(error, self._place)
+            self.note(spoilt)
+            raise spoilt from error
         except Exception as error:
             self.note(error)
             raise
-        self._last = caller()
-        for node in self.nodes[known:]:
-            self._ours += [(at, node) for at in range(before, after)]
+        self._last = self._place
 
     def note(self, error: Exception) -> None:
         """Keep the first error."""
@@ -170,40 +180,20 @@ class Capture:
 
     def exported(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
-        self.gathered.buffers.append(array.buffer)
+        self.exports.append(array)
 
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """Write a launch down."""
-        self.gathered.buffers += gathered.buffers
-        self.gathered.foreign += gathered.foreign
-        self.gathered.homes += gathered.homes
-        self.scalars += [array for array in gathered.arrays.values() if isinstance(array, Scalar)]
-        self.keep.append(launch.module)
-        arguments = []
-        for position, slot in enumerate(launch.signature.slots):
-            array = gathered.arrays.get(position)
-            if array is not None:
-                arguments.append(record.memory(array, slot.title, slot=slot))
-            else:
-                at, size = slot.parameter.offset, slot.parameter.size
-                arguments.append(Argument(slot.title, data[at : at + size], slot))
-        node = record.kernel(
-            launch.signature.kernel,
-            launch.module.artifact,
-            launch.function.name,
-            launch.geometry,
-            arguments,
-        )
-        self.nodes.append(node)
+        self.foreign += gathered.foreign
+        name, given = launch.signature.kernel, (gathered.arrays, data)
+        self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
 
-    def filled(self, array: Array, value: bytes) -> None:
+    def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""
-        self.gathered.buffers.append(array.buffer)
-        given = (record.memory(array), Argument(str(array.dtype), value))
-        self.nodes.append(Node("fill", "fill", caller(), arguments=given))
+        self._pieces[len(self.nodes)] = pieces
+        self.nodes.append(Node("fill", "fill", self._place, given=({0: array}, value)))
 
     def copied(self, target: Array, source: Array) -> None:
         """Write down that an array is copied."""
-        self.gathered.buffers += [target.buffer, source.buffer]
-        given = (record.memory(target), record.memory(source))
-        self.nodes.append(Node("copy", "copy", caller(), arguments=given))
+        given = ({0: target, 1: source}, b"")
+        self.nodes.append(Node("copy", "copy", self._place, given=given))

@@ -9,7 +9,7 @@ from typing import Any
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
 
-__all__ = ["Guests"]
+__all__ = ["Captured", "Guests"]
 
 
 class Guests:
@@ -31,7 +31,7 @@ class Guests:
             if cupy is not None:
                 self.library = "cupy"
                 self._stack.enter_context(cupy.cuda.Device(index))
-                self._stack.enter_context(cupy.cuda.ExternalStream(stream.handle, index))
+                self._stack.enter_context(_cupy_stream(cupy, stream.handle, index))
             torch: Any = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():
                 self.library, self.pool = "torch", torch.cuda.MemPool()
@@ -43,3 +43,19 @@ class Guests:
     def leave(self) -> None:
         """Let them work where they did before."""
         self._stack.close()
+
+
+def _cupy_stream(cupy: Any, handle: int, index: int) -> Any:
+    """A stream as CuPy takes it: by protocol since 14.0, by number before."""
+    take = getattr(cupy.cuda.Stream, "from_external", None)
+    return cupy.cuda.ExternalStream(handle, index) if take is None else take(Captured(handle))
+
+
+class Captured:
+    """The stream under capture as other libraries know it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,8 @@ from preheat.errors import (
 )
 from preheat.graph import record
 from preheat.graph.capture import MODES, Capture
+from preheat.graph.foreign import Captured
+from preheat.graph.profile import OFF, Switches
 from preheat.graph.record import Node
 from preheat.runtime.array import Scalar
 from preheat.runtime.context import Context
@@ -31,6 +35,7 @@ from preheat.runtime.window import REPLAY
 
 __all__ = ["Graph", "State"]
 
+_PATIENCE = 60  # seconds for another thread's replay, which takes microseconds
 _DEFAULT_STREAMS = (0, 1)  # the legacy one, by both its numbers
 
 
@@ -69,6 +74,7 @@ class Graph:
         stream: object = None,
         mode: str = "thread_local",
         name: str | None = None,
+        switches: Switches = OFF,
     ) -> None:
         if mode not in MODES:
             raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
@@ -86,18 +92,21 @@ class Graph:
         self._capture: Capture | None = None
         self._raw: base.Graph | None = None
         self._executable: base.Executable | None = None
+        self._uploaded = False
         self._nodes: tuple[Node, ...] = ()
         self._scalars: dict[str, Scalar] = {}
         self._buffers: list[Buffer] = []
         self._foreign: list[Operand] = []
+        self._home: base.Stream | None = None  # of all its buffers, where they have one home
         self._library: str | None = None
-        self._keep: list[object] = []
+        self._keep: object = None  # another library's memory pool
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
-        self._lock = threading.Lock()
-        # Replays test this one thing: None means that the whole story in `_replay` is needed.
-        self._quick: base.Replay | None = None
-        self._stale = False
+        self._switches = switches
+        # A replay takes the launch out of `_turn` and puts it back: that keeps threads apart, at a
+        # fraction of a lock's price. `_careful` says that a replay is more than that launch.
+        self._turn: list[base.Replay] = [_unready]
+        self._careful, self._stale = True, False
 
     # Capture
 
@@ -112,6 +121,7 @@ class Graph:
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
         self._context.require()
+        self._context.drain()
         self._capture = Capture(self._context, self._stream, self.mode)
         self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
         return self
@@ -145,16 +155,17 @@ class Graph:
     def _own(self, capture: Capture, raw: base.Graph) -> None:
         """Take over what the capture holds."""
         self._raw, self._nodes = raw, tuple(capture.nodes)
-        self._buffers = list(dict.fromkeys(capture.gathered.buffers))
-        self._foreign = capture.gathered.foreign
-        self._keep = list(dict.fromkeys(capture.keep))
-        for scalar in capture.scalars:
-            if scalar.name is not None:
-                self._scalar(scalar.name, scalar)
-        if self.foreign or any(home is not None for home in capture.gathered.homes):
-            self._library = capture.guests.library
-            self._keep.append(capture.guests.pool)
+        arrays = [array for node in self._nodes for array in node.arrays]
+        self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
+        self._foreign = capture.foreign
+        for array in dict.fromkeys(arrays):
+            if isinstance(array, Scalar) and array.name is not None:
+                self._scalar(array.name, array)
+        if self.foreign or self._foreign:
+            self._library, self._keep = capture.guests.library, capture.guests.pool
         self.state = State.CAPTURED
+        homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
+        self._home = homes.pop() if len(homes) == 1 else None
         for buffer in self._buffers:
             buffer.tell(self)
             self._stale = self._stale or not buffer.open  # closed before it could tell us
@@ -195,11 +206,11 @@ class Graph:
         return "none" if self._capture is None else self._capture.stream.capture_status()
 
     @property
-    def stream(self) -> _Captured:
+    def stream(self) -> Captured:
         """The stream that is captured, for libraries that are told by hand where to work."""
         if self._capture is None:
             raise CaptureError("no capture is under way", hint="ask inside `with gpu.capture()`")
-        return _Captured(self._capture.stream.handle)
+        return Captured(self._capture.stream.handle)
 
     @property
     def _began(self) -> str:
@@ -209,7 +220,7 @@ class Graph:
 
     def instantiate(self) -> Graph:
         """Make the captured work ready to replay; `replay` does so by itself. Returns the graph."""
-        with self._lock:
+        with self._exclusive():
             self._instantiate()
         return self
 
@@ -229,18 +240,19 @@ class Graph:
 
     def upload(self, stream: object = None) -> Graph:
         """Bring the graph to the device now rather than with the first replay. Returns the graph."""
-        with self._lock:
+        with self._exclusive():
             self._check()
-            self._prepared(self._target(stream))
+            self._bring(self._target(stream))
         return self
+
+    def _bring(self, stream: base.Stream) -> None:
+        self._instantiate().upload(stream)
+        self._uploaded = True
 
     def _prepared(self, stream: base.Stream) -> base.Replay:
         found = self._replays.get(stream.handle)
         if found is None:
-            executable = self._instantiate()
-            if not self._replays:  # once, before the first replay
-                executable.upload(stream)
-            found = self._replays[stream.handle] = executable.prepare(stream)
+            found = self._replays[stream.handle] = self._instantiate().prepare(stream)
         return found
 
     # Replay
@@ -251,41 +263,112 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
         stream and by value, so replays can be queued as far ahead as one likes.
         """
-        with self._lock:
-            quick = self._quick
-            if quick is None or self._context.alert is not None or scalars or stream is not None:
-                self._replay(stream, scalars)
-            else:
-                self._context.replayed = self.name
-                status = quick()
-                if status[0]:
-                    self._complain(status)
-            self.num_replays += 1
-        if synchronize:
-            self._target(stream).synchronize()
-
-    def _replay(self, given: object, scalars: dict[str, Any]) -> None:
-        """The whole story of a replay."""
-        self._check()
-        stream = self._target(given)
-        values = [self._value(name, value) for name, value in scalars.items()]
-        gathered = self._gathered()
-        launch = self._prepared(stream)
-        order(self._context, gathered, stream, named=given is not None)
-        if values:
-            status = self._setter(tuple(scalars), stream)(values)
-            self._context.device.check(status, f"setting {', '.join(scalars)}")
-        self._context.replayed = self.name
-        with lent(self._context, gathered):
+        if (
+            self._careful
+            or scalars
+            or synchronize
+            or stream is not None
+            or self._context.alert is not None
+        ):
+            self._whole(stream, synchronize, scalars)
+            return
+        turn = self._turn
+        try:
+            launch = turn.pop()
+        except IndexError:
+            launch = self._take()
+        try:
+            self._context.replayed = self.name
             status = launch()
+            if status[0]:
+                self._complain(status)
+            self.num_replays += 1
+        finally:
+            turn.append(launch)
+
+    def _take(self) -> base.Replay:
+        """The one turn there is: whoever has it may use the executable. It is back in microseconds."""
+        patience = None
+        while True:
+            with suppress(IndexError):  # another thread has it
+                return self._turn.pop()
+            if self.state is State.CLOSED:
+                raise self._unusable()
+            patience = patience or time.monotonic() + _PATIENCE
+            if time.monotonic() > patience:
+                raise GraphError(f"another thread has been replaying {self} for {_PATIENCE} s")
+            time.sleep(20e-6)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Have the graph to oneself."""
+        launch = self._take()
+        try:
+            yield
+        finally:
+            self._turn.append(launch)
+
+    def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
+        """A replay that is more than a launch, and finds out whether the next one has to be."""
+        launch = self._take()
+        try:
+            target = self._replay(stream, scalars)
+            self.num_replays += 1
+            simple = stream is None and self._alone(target) and self._switches == OFF
+            if simple:
+                launch = self._replays[target.handle]
+        finally:
+            self._turn.append(launch)
+        if simple:
+            self._careful = False
+            self._careful = self._stale  # which it may have become meanwhile
+        if synchronize:
+            target.synchronize()
+
+    def _replay(self, given: object, scalars: dict[str, Any]) -> base.Stream:
+        """The whole story of a replay; returns the stream it went to."""
+        profile, upload, sync = self._switches
+        laps = profile and profile.start(self.num_replays)
+        self._check()
+        values = [self._value(name, value) for name, value in scalars.items()]
+        stream = self._target(given)
+        launch = self._prepared(stream)
+        if upload or not self._uploaded:
+            self._bring(stream)
+        if laps:
+            laps.lap("upload")
+        if given is None and self._alone(stream):
+            self._launch(launch, stream, scalars, values)
+        else:
+            gathered, named = self._gathered(), given is not None
+            order(self._context, gathered, stream, named=named)
+            with lent(self._context, gathered):
+                self._launch(launch, stream, scalars, values)
+            settle(self._context, gathered, stream, named=named)
+        if laps:
+            laps.lap("launch")
+        if sync:
+            stream.synchronize()
+        if laps and sync:
+            laps.lap("sync")
+        if profile and laps:
+            profile.write(self.name, self.num_replays + 1, laps)
+        return stream
+
+    def _alone(self, stream: base.Stream) -> bool:
+        """Whether a replay in `stream` is ordered by itself: all it uses is at home there."""
+        return stream is self._home and self._library is None and not self._foreign
+
+    def _launch(
+        self, launch: base.Replay, stream: base.Stream, names: Iterable[str], values: list[bytes]
+    ) -> None:
+        self._context.replayed = self.name
+        if values:
+            status = self._setter(tuple(names), stream)(values)
+            self._context.device.check(status, f"setting {', '.join(names)}")
+        status = launch()
         if status[0]:
             self._complain(status)
-        settle(self._context, gathered, stream, named=given is not None)
-        at_home = all(buffer.home is stream for buffer in self._buffers)
-        if given is None and at_home and not self._foreign and self._library is None:
-            self._quick = launch
-            if self._stale:  # meanwhile
-                self._quick = None
 
     def _complain(self, status: tuple[int, ...]) -> None:
         self._context.device.check(status, f"replay of {self}")
@@ -402,18 +485,22 @@ class Graph:
     def expire(self, reason: str) -> None:
         """Told by a buffer: memory this graph uses is gone."""
         del reason
-        self._stale, self._quick = True, None
+        self._stale = self._careful = True
 
     def close(self) -> None:
         """Give it back, after the replays now queued, and let go of what it holds. Twice is fine."""
         if self.state is State.CAPTURING:
             raise CaptureError("this graph is still being captured", hint="end the capture first")
-        with self._lock:
-            give_back = self._give_back()
-            self.state, self._quick, self._raw, self._executable = State.CLOSED, None, None, None
-            self._replays.clear()
-            self._setters.clear()
-            self._buffers, self._foreign, self._keep, self._scalars = [], [], [], {}
+        if self.state is State.CLOSED:
+            return
+        self._careful = True
+        self._take()  # and never give it back
+        give_back = self._give_back()
+        self.state, self._raw, self._executable = State.CLOSED, None, None
+        self._replays.clear()
+        self._setters.clear()
+        self._nodes, self._buffers, self._foreign = (), [], []
+        self._keep, self._scalars = None, {}
         if self._context.lost is None:
             self._context.garbage.append(give_back)
             self._context.drain()
@@ -426,14 +513,9 @@ class Graph:
             self._context.garbage.append(self._give_back())
 
 
-class _Captured:
-    """The stream under capture as other libraries know it."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
+def _unready() -> tuple[int, ...]:
+    """What `_turn` holds until the graph is ready; nobody calls it."""
+    raise AssertionError("replay did not look")
 
 
 def _close(*parts: base.Executable | base.Graph | None) -> None:

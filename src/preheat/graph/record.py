@@ -8,31 +8,45 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.runtime.arguments import Slot
 from preheat.runtime.array import Array
+from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
 
-__all__ = ["Argument", "Node", "caller", "diff"]
+__all__ = ["Argument", "Node", "Place", "caller", "diff", "place", "shown"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def caller() -> str:
-    """The line of the program that called preheat, as `file:line`."""
+Place = tuple[str, int]  # a line of a program
+Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the bytes of all parameters
+
+
+def place() -> Place:
+    """The line of the program that called preheat."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_HERE) and name != _CONTEXTLIB:
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+            return (name, frame.f_lineno)
         frame = frame.f_back
-    return "?"
+    return ("?", 0)
+
+
+def shown(where: Place) -> str:
+    """A line as `file:line`."""
+    return f"{os.path.basename(where[0])}:{where[1]}"
+
+
+def caller() -> str:
+    """The line of the program that called preheat, as `file:line`."""
+    return shown(place())
 
 
 _CONTEXTLIB = sys.modules["contextlib"].__file__
@@ -52,6 +66,12 @@ class Argument:
     generation: int | None = None
     offset: int = 0
 
+    @classmethod
+    def of(cls, slot: Slot, data: bytes) -> Argument:
+        """The value of one parameter among the bytes of all."""
+        at, size = slot.parameter.offset, slot.parameter.size
+        return cls(slot.title, data[at : at + size], slot)
+
     def same(self, other: Argument) -> bool:
         """Whether a replay would use the same thing."""
         if self.generation is not None or other.generation is not None:
@@ -69,22 +89,65 @@ class Argument:
         return f"{len(self.value)} bytes {self.value[:8].hex()}…"
 
 
-@dataclass(frozen=True, slots=True)
 class Node:
-    """One piece of a graph's work. `where` is the line of the program that captured it.
+    """One piece of a graph's work.
 
-    `kind` is `kernel`, `fill`, `copy`, or for work of other libraries whatever the driver calls it:
-    that is `foreign`, and known by kind and name alone.
+    `kind` is `kernel`, `fill`, `copy`, or whatever the driver calls the work of other libraries: that
+    is `foreign`, and known by kind and name alone. Written down inside a capture, a node keeps what it
+    was given and puts it into words when somebody asks.
     """
 
-    kind: str
-    name: str
-    where: str = ""
-    digest: str = ""  # of the program, which with `entry` says exactly which code it is
-    entry: str = ""
-    geometry: base.Geometry | None = None
-    arguments: tuple[Argument, ...] = ()
-    foreign: bool = False
+    __slots__ = ("_given", "_launch", "_place", "foreign", "kind", "name")
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        where: Place | None = None,
+        *,
+        launch: Launch | None = None,
+        given: Given = ({}, b""),
+        foreign: bool = False,
+    ) -> None:
+        self.kind, self.name, self.foreign = kind, name, foreign
+        self._place, self._launch, self._given = where, launch, given
+
+    @property
+    def where(self) -> str:
+        """The line of the program that captured it, as `file:line`."""
+        return "" if self._place is None else shown(self._place)
+
+    @property
+    def digest(self) -> str:
+        """Of the program, for a kernel of ours: with `entry` it says exactly which code it is."""
+        return "" if self._launch is None else self._launch.module.artifact.digest
+
+    @property
+    def entry(self) -> str:
+        """The name of a kernel of ours in its program's binary."""
+        return "" if self._launch is None else self._launch.function.name
+
+    @property
+    def geometry(self) -> base.Geometry | None:
+        """Grid, block and what else a kernel of ours is launched with."""
+        return None if self._launch is None else self._launch.geometry
+
+    @property
+    def arrays(self) -> Iterable[Array]:
+        """Arrays of ours that it uses."""
+        return self._given[0].values()
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What it is given, by position."""
+        arrays, data = self._given
+        if self._launch is None:
+            value = (Argument("value", data),) if data else ()
+            return (*(memory(array) for array in arrays.values()), *value)
+        return tuple(
+            memory(arrays[at], slot.title) if at in arrays else Argument.of(slot, data)
+            for at, slot in enumerate(self._launch.signature.slots)
+        )
 
     @property
     def grid(self) -> base.Dim3 | None:
@@ -115,23 +178,15 @@ def _dim(size: base.Dim3) -> str:
     return str(size[0]) if size[1:] == (1, 1) else str(size)
 
 
-def memory(array: Array, type: str = "array", *, slot: Slot | None = None) -> Argument:
+def memory(array: Array, type: str = "array") -> Argument:
     """An array as an argument."""
     return Argument(
         type,
         array.address.to_bytes(8, "little"),
-        slot,
-        f"{array!r}"[1:-1].partition(" on ")[0],
-        array.buffer.generation,
-        array.address - array.buffer.address,
+        array=f"{array!r}"[1:-1].partition(" on ")[0],
+        generation=array.buffer.generation,
+        offset=array.address - array.buffer.address,
     )
-
-
-def kernel(
-    name: str, artifact: Artifact, entry: str, geometry: base.Geometry, arguments: Sequence[Argument]
-) -> Node:
-    """A launch of one of our kernels."""
-    return Node("kernel", name, caller(), artifact.digest, entry, geometry, tuple(arguments))
 
 
 def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:

@@ -144,8 +144,8 @@ class Array:
             self._device.fill(self.address, pattern, self.size, self.buffer.home)
             return self
         with window.attempt():
-            self._device.fill(self.address, pattern, self.size, window.stream)
-            window.filled(self, pattern)
+            pieces = self._device.fill(self.address, pattern, self.size, window.stream)
+            window.filled(self, pattern, pieces)
         return self
 
     def copy_from(self, other: Array) -> Array:

@@ -49,9 +49,12 @@ class Buffer:
         self.users: dict[int, base.Stream | Event] = {}
         self.behind: set[int] = set()
         self._dependents: weakref.WeakSet[Dependent] | None = None
-        self.address = context.allocate(max(size, 1), home)
+        self.address = self._allocate()
         self.generation = next(_generations)
         self.open = True
+
+    def _allocate(self) -> int:
+        return self.context.allocate(max(self.size, 1), self.home)
 
     @property
     def lost(self) -> str | None:
@@ -87,6 +90,11 @@ class Buffer:
             if self._dependents is None:
                 self._dependents = weakref.WeakSet()
             self._dependents.add(dependent)
+
+    def dependents(self) -> list[Dependent]:
+        """Who is told."""
+        with _telling:
+            return list(self._dependents or ())
 
     def close(self) -> None:
         """Give the memory back after the work now queued; what relies on it is told. Twice is fine."""

@@ -133,7 +133,7 @@ def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, .
         "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError),
         "missing": object(),
     }
-    exec(text, scope)
+    exec(compile(text, f"{__file__}: generated", "exec"), scope)
     return scope["make"]
 
 

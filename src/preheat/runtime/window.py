@@ -66,8 +66,8 @@ class Window(Protocol):
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """A launch became part of the capture; `data` are its parameters."""
 
-    def filled(self, array: Array, value: bytes) -> None:
-        """So did setting every element of an array."""
+    def filled(self, array: Array, value: bytes, pieces: int) -> None:
+        """So did setting every element of an array, in so many pieces."""
 
     def copied(self, target: Array, source: Array) -> None:
         """So did copying an array."""

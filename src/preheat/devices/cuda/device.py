@@ -202,14 +202,17 @@ class CudaDevice:
         """Bytes from device memory to device memory."""
         call("cuMemcpyDtoDAsync", target, source, size, stream.handle)
 
-    def fill(self, address: int, value: bytes, count: int, stream: Stream) -> None:
+    def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
         """Write `value` `count` times; it travels by value, so nothing on the host is read later."""
+        if len(value) == 8 and value[:4] == value[4:]:
+            value, count = value[:4], 2 * count
         if len(value) in _FILLS:
             call(_FILLS[len(value)], address, int.from_bytes(value, "little"), count, stream.handle)
-            return
+            return 1
         for half in (0, 4):  # every second word: rows of one word, eight bytes apart
             word = int.from_bytes(value[half : half + 4], "little")
             call("cuMemsetD2D32Async", address + half, 8, word, 1, count, stream.handle)
+        return 2
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """One word is filled; several go by one batch of copies, whose sources are read meanwhile."""
@@ -219,7 +222,13 @@ class CudaDevice:
             return self.in_context(
                 lambda values: fill(address, int.from_bytes(values[0], "little"), 1, handle), stream
             )
-        return self.in_context(_Batch(places, stream), stream)
+        batch = _Batch(places, stream)
+
+        def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
+            with self.current():  # without which host memory means nothing to the driver
+                return batch(values)
+
+        return set_all
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Host memory is out of a kernel's reach unless the driver pinned it."""

@@ -16,7 +16,6 @@ __all__ = ["CudaEvent", "CudaStream"]
 _NOT_READY = 600
 _STATUS = ("none", "active", "invalidated")
 _NO_TIMING = 2
-_INVALIDATED = 901
 
 
 class CudaEvent:
@@ -91,13 +90,6 @@ class CudaStream:
         """Whether this stream is captured."""
         with self._device.current():
             return _STATUS[int(call("cuStreamIsCapturing", self.handle))]
-
-    def captured(self) -> int:
-        """How many nodes were captured so far."""
-        status, _, graph, *_ = call("cuStreamGetCaptureInfo", self.handle)
-        if _STATUS[int(status)] != "active":
-            raise error_of("cuStreamGetCaptureInfo", _INVALIDATED)
-        return int(call("cuGraphGetNodes", graph, 0)[1])
 
 
 def _ready(name: str, handle: object) -> bool:

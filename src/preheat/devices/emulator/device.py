@@ -135,10 +135,11 @@ class EmulatorDevice:
         """Bytes from place to place."""
         self._do("copy", stream, lambda: ctypes.memmove(target, source, size))
 
-    def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> None:
+    def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> int:
         """Write `value` `count` times."""
         size = len(value) * count
         self._do("fill", stream, lambda: ctypes.memmove(address, value * count, size))
+        return 1
 
     def _do(self, kind: str, stream: base.Stream, work: Callable[[], object]) -> None:
         """Do it, or let it become part of the stream's capture."""

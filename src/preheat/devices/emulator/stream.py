@@ -6,7 +6,7 @@ import itertools
 import time
 
 from preheat.devices import base
-from preheat.devices.emulator.capture import Capture, Captures, refusal
+from preheat.devices.emulator.capture import Capture, Captures
 from preheat.errors import DeviceError
 
 __all__ = ["EmulatorEvent", "EmulatorStream"]
@@ -98,10 +98,3 @@ class EmulatorStream:
         if self.capture is None:
             return "none"
         return "active" if self.capture.valid else "invalidated"
-
-    def captured(self) -> int:
-        """How many nodes were captured so far."""
-        if self.capture is None:
-            raise refusal("capture info", 901)
-        self.capture.require("capture info")
-        return len(self.capture)

@@ -1,0 +1,472 @@
+"""What a graph costs and gives: capture, instantiation, replay, two in turn, scalars set on the way.
+
+Every graph is a chain of the same tiny kernel from the same cubin, whoever captured it, and every
+contender's result is checked first. They take turns for many rounds in one process (native C in one of
+its own, several times in between). The host cost of a replay is that of a call in a short burst, the
+device idle before it: a full queue would make calls wait for the device. End to end is many replays
+and one wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import preheat
+import replay_contenders as make
+from bench_launch import Driver, names
+from common import options, report, spread, us
+from replay_contenders import BARE, CORE, CUPY, NATIVE, NODES, OURS, SOURCE, TORCH, Contender, N, Ours
+
+SLOW = 180_000  # cycles: about 100 µs
+SIZES = ((1, 0), (10, 0), (100, 0), (320, 0), (1000, 0), (20, SLOW))
+PARTS = 5  # native C has its turn after each
+USELESS = "does not pay"
+NOTES = """\
+Bursts: where shorter ones of the bare call cost about the same, no call waited for the device.
+A graph pays once eager - replay, from end to end, has made up for its capture, instantiation and
+upload; with a gain under 5 % it does not pay, however often it is used."""
+
+Makers = Sequence[tuple[str, Callable[[], Iterator[Contender]]]]
+
+
+class Costs(NamedTuple):
+    """Microseconds of one graph's life; a line of the C program."""
+
+    capture: float
+    instantiate: float
+    upload: float
+    first: float
+    host: float
+    replay: float
+    eager: float
+
+
+class Size(NamedTuple):
+    """What graphs of one size cost."""
+
+    nodes: int
+    cycles: int
+    ours: Costs
+    native: Costs
+
+    @property
+    def title(self) -> str:
+        kind = "kernel" if self.nodes == 1 else "kernels"
+        long = " of about 100 µs" if self.cycles else ""
+        return f"{self.nodes} {'' if long else 'tiny '}{kind}{long}"
+
+
+@dataclass
+class Field:
+    """All contenders, by what they are compared in."""
+
+    replays: list[Contender] = field(default_factory=list)
+    eager: list[Contender] = field(default_factory=list)
+    turns: list[Contender] = field(default_factory=list)
+    scalars: list[Contender] = field(default_factory=list)
+    short: list[Contender] = field(default_factory=list)  # the bare call in shorter bursts
+
+
+# Graphs of several sizes
+
+
+def measured_sizes(ours: Ours, native: Native, rounds: int, burst: int) -> list[Size]:
+    """All sizes; to be called before other libraries are loaded, which a capture also looks after."""
+    found = []
+    for nodes, cycles in SIZES:
+        given = (nodes, cycles, rounds, burst, max(20, 1000 // nodes))
+        found.append(Size(nodes, cycles, middle(lives(ours, *given)), middle(native.lives(*given))))
+    return found
+
+
+def middle(lines: Sequence[Costs]) -> Costs:
+    """The median of each cost; not a number where there is none."""
+    columns = zip(*lines, strict=True) if lines else ((math.nan,) for _ in Costs._fields)
+    return Costs(*(statistics.median(column) for column in columns))
+
+
+def lives(ours: Ours, nodes: int, cycles: int, rounds: int, burst: int, runs: int) -> list[Costs]:
+    """Graphs of one size made, replayed and closed again; the sum of all of it is checked."""
+    ours.y.fill(0)
+    found = [life(ours, nodes, cycles, burst, runs) for _ in range(rounds + 1)]
+    steps = (rounds + 1) * (1 + burst + 2 * runs)
+    if not np.array_equal(ours.y.numpy(), steps * nodes * ours.x.numpy()):
+        raise RuntimeError(f"a wrong result of {nodes} nodes")
+    return found[1:]  # the first warmed up
+
+
+def life(ours: Ours, nodes: int, cycles: int, burst: int, runs: int) -> Costs:
+    wait, args = ours.gpu.synchronize, (ours.y, ours.x, N, cycles)
+    marks = [time.perf_counter()]
+    graph = ours.gpu.capture().begin()
+    for _ in range(nodes):
+        ours.tick(*args)
+    for act in (graph.end, graph.instantiate, graph.upload):
+        act()
+        marks.append(time.perf_counter())
+    wait()
+    given = names(graph=graph, tick=ours.tick, args=args, nodes=nodes)
+    replay = timeit.Timer("graph.replay()", globals=given)
+    eager = timeit.Timer("for _ in range(nodes): tick(*args)", globals=given)
+    made = [(after - before) * 1e6 for before, after in pairwise(marks)]
+    hosts = [timed(replay, count, wait)[0] for count in (1, burst)]
+    ends = [timed(each, runs, wait)[1] for each in (replay, eager)]
+    graph.close()
+    return Costs(*made, *hosts, *ends)
+
+
+def timed(timer: timeit.Timer, count: int, wait: Callable[[], None]) -> tuple[float, float]:
+    """Microseconds a run: until all were submitted, and until all were done."""
+    started = time.perf_counter()
+    submitted = timer.timeit(count)
+    wait()
+    return submitted / count * 1e6, (time.perf_counter() - started) / count * 1e6
+
+
+class Native:
+    """The C program, compiled; every use of it is a process of its own."""
+
+    def __init__(self, place: Path, cubin: Path) -> None:
+        self._program, self._cubin = place / "replay", cubin
+        self.failure = ""
+        nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+        source = Path(__file__).with_name("native") / "replay.c"
+        if nvcc is None:
+            self._failed("there is no nvcc")
+        else:
+            self._done(nvcc, "-O2", "-o", self._program, source, "-ldl")
+
+    def lives(self, *given: int) -> list[Costs]:
+        """What graphs of one size cost, once a round; nothing where the program does not work."""
+        lines = [] if self.failure else self._done(self._program, self._cubin, *given).splitlines()
+        return [Costs(*map(float, line.split())) for line in lines]
+
+    def _done(self, *command: object) -> str:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode:
+            self._failed(done.stderr.strip() or done.stdout.strip() or f"exit {done.returncode}")
+        return "" if done.returncode else done.stdout
+
+    def _failed(self, why: str) -> None:
+        self.failure = textwrap.shorten(f"failed: {why}", 80)
+        print(f"{NATIVE}: {self.failure}", flush=True)
+
+
+# The contenders take turns
+
+
+def gathered(driver: Driver, makers: Makers) -> list[Contender]:
+    """All contenders; of those that do not work on this machine, why."""
+    found = []
+    for title, contenders in makers:
+        try:
+            made = list(contenders())
+            for each in made:
+                prove(driver, each)
+            found += made
+        except Exception as why:  # a peer may be missing or broken in any way; the others go on
+            reason = textwrap.shorten(f"failed: {type(why).__name__}: {why}", 80)
+            print(f"{title}: {reason}", flush=True)
+            found.append(Contender(title, failure=reason))
+    return found
+
+
+def prove(driver: Driver, contender: Contender) -> None:
+    """Run the statement three times, as a replay that is used again changes its way, and check each."""
+    rng = np.random.default_rng(4)
+    code = compile(contender.statement, contender.title, "exec")
+    for _ in range(3):
+        x, y = (rng.integers(-999, 999, N, dtype=np.int32) for _ in "xy")
+        driver.write(contender.x, x)
+        driver.write(contender.y, y)
+        exec(code, contender.names)
+        expected = y + contender.replays * (NODES * x + contender.adds)
+        if not np.array_equal(driver.read(contender.y).view(np.int32), expected):
+            raise RuntimeError("a wrong result")
+
+
+def gather(driver: Driver, ours: Ours, cubin: Path) -> Field:
+    """Everyone; ours before other libraries are loaded, which a capture also looks after."""
+    code = cubin.read_bytes()
+    raw = make.Raw(driver, code)
+    torch, cupy = cache(lambda: make.Torch(raw)), cache(lambda: make.Cupy(cubin))
+
+    def some(*makers: tuple[str, Callable[[], Iterator[Contender]]]) -> list[Contender]:
+        return gathered(driver, makers)
+
+    found = Field()
+    found.replays += some(
+        (BARE, lambda: make.bare(driver, raw)), (OURS, lambda: make.preheat_replay(ours))
+    )
+    found.eager += some(("preheat, eager", lambda: make.preheat_eager(ours)))
+    found.turns += some(
+        ("cuda.bindings, in turn", lambda: make.bare_in_turn(driver, raw)),
+        ("preheat, in turn", lambda: make.graphs_in_turn(ours)),
+        ("preheat, slots, in turn", lambda: make.slots_in_turn(ours)),
+    )
+    found.scalars += some(
+        ("preheat, scalars", lambda: make.preheat_scalars(ours)),
+        ("cuda.bindings, scalars", lambda: make.bare_scalars(driver, raw)),
+        ("torch, scalars", lambda: make.torch_scalars(torch())),
+        ("torch, 4 by copy_", lambda: make.torch_copied(torch())),
+        ("CuPy, scalars", lambda: make.cupy_scalars(cupy())),
+    )
+    found.replays += some(
+        (TORCH, lambda: make.torch_replay(torch())),
+        (CUPY, lambda: make.cupy_replay(cupy())),
+        (CORE, lambda: make.core_replay(driver, code)),
+    )
+    return found
+
+
+def compete(driver: Driver, everyone: Field, native: Native, args: argparse.Namespace) -> None:
+    """Parts in which all take turns, native C after each of them, so that all see the same machine."""
+    alone = Contender(NATIVE, "cuGraphLaunch(…)")
+    eager = Contender("native C, eager", "cuLaunchKernel(…)")
+    everyone.short += [
+        replace(each, title=f"cuda.bindings, bursts of {args.burst // 4}", hosts=[], ends=[])
+        for each in everyone.replays
+        if each.title == BARE and not each.failure
+    ]
+    rounds = max(2, args.rounds // PARTS)
+    for _ in range(PARTS):
+        take_turns(driver, everyone, rounds, args)
+        lines = native.lives(NODES, 0, max(2, rounds // 2), args.burst, args.runs)
+        alone.hosts += [line.host for line in lines]
+        alone.ends += [line.replay for line in lines]
+        eager.ends += [line.eager for line in lines]
+    alone.failure = eager.failure = native.failure
+    everyone.replays.insert(0, alone)
+    everyone.eager.insert(0, eager)
+
+
+def take_turns(driver: Driver, everyone: Field, rounds: int, args: argparse.Namespace) -> None:
+    """A burst each in every round; many replays from end to end in every sixth."""
+    listed = (*everyone.replays, *everyone.turns, *everyone.scalars)
+    working = [each for each in listed if not each.failure]
+    for turn in range(-1, rounds):
+        for each in random.sample(working, len(working)):  # nobody always follows the same one
+            driver.wait()
+            cost = each.run(args.burst)
+            if turn >= 0:  # the first warms up
+                each.hosts.append(cost)
+            if turn % 6 == 0:
+                end_to_end(driver, each, args.runs)
+        for each in everyone.short:
+            driver.wait()
+            each.hosts.append(each.run(args.burst // 4))
+    for each in everyone.eager:
+        if not each.failure:
+            end_to_end(driver, each, max(2, args.runs // 3))
+
+
+def end_to_end(driver: Driver, contender: Contender, runs: int) -> None:
+    driver.wait()
+    started = time.perf_counter()
+    contender.run(runs)
+    driver.wait()
+    contender.ends.append((time.perf_counter() - started) / runs * 1e6)
+
+
+# Tables
+
+
+def of(value: float, other: float | None) -> str:
+    return "-" if other is None else f"{value / other:.2f} x"
+
+
+def shown(value: float) -> str:
+    return "-" if math.isnan(value) else us(value)
+
+
+def failed(each: Contender, columns: int) -> tuple[str, ...]:
+    return (each.title, *("-",) * (columns - 2), each.failure)
+
+
+def host_rows(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
+    cost = {each.title: each.host for each in contenders if each.hosts}
+    rows = []
+    for each in contenders:
+        if each.failure:
+            rows.append(failed(each, 7))
+            continue
+        shares = (of(each.host, cost.get(NATIVE)), of(each.host, cost.get(BARE)))
+        cells = (us(each.host), us(min(each.hosts)), spread(each.hosts), *shares)
+        rows.append((each.title, *cells, each.statement))
+    return rows
+
+
+def end_rows(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
+    cost = {each.title: each.end for each in contenders if each.ends}
+    return [
+        failed(each, 5)
+        if each.failure
+        else (
+            each.title,
+            us(each.end),
+            spread(each.ends),
+            of(each.end, cost.get(NATIVE)),
+            each.statement,
+        )
+        for each in contenders
+    ]
+
+
+def group_rows(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
+    """Rows that compare each contender with the first of its own kind."""
+    rows = []
+    first: dict[str, Contender] = {}
+    for each in contenders:
+        if each.failure:
+            rows.append(failed(each, 7))
+            continue
+        one = first.setdefault(each.title.rpartition(", ")[0], each)
+        shares = (f"{each.host - one.host:+.2f} µs", of(each.host, one.host))
+        cells = (us(each.host), spread(each.hosts), *shares, us(each.end))
+        rows.append((each.title, *cells, each.statement))
+    return rows
+
+
+def making_rows(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
+    def cells(costs: Costs, nodes: int) -> tuple[str, ...]:
+        each = (costs.capture / nodes, costs.instantiate / nodes, costs.upload, costs.first)
+        return tuple(map(shown, each))
+
+    return [
+        (size.title, *cells(size.ours, size.nodes), *cells(size.native, size.nodes)) for size in sizes
+    ]
+
+
+def paying_rows(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
+    def cells(costs: Costs) -> tuple[str, ...]:
+        return tuple(map(shown, (costs.host, costs.replay, costs.eager)))
+
+    return [
+        (
+            *(size.title, *cells(size.ours), of(size.ours.eager, size.ours.replay)),
+            *(*cells(size.native), verdict(size.ours)),
+        )
+        for size in sizes
+    ]
+
+
+def verdict(costs: Costs) -> str:
+    """From how many uses on a graph pays; a gain under 5 % is none."""
+    made, gain = costs.capture + costs.instantiate + costs.upload, costs.eager - costs.replay
+    if gain < 0.05 * costs.eager:
+        return USELESS
+    return f"pays from {math.ceil(made / gain)} uses on"
+
+
+def target_rows(everyone: Field) -> list[tuple[str, ...]]:
+    host = {each.title: each.host for each in (*everyone.replays, *everyone.turns) if each.hosts}
+    end = {each.title: each.end for each in everyone.replays if each.ends}
+    once, turn = "one twice", "two in turn"
+    return [
+        target("host cost, of the bare cuda.bindings call", host, OURS, BARE, 1.15),
+        target("host cost, of torch", host, OURS, TORCH, 1.0),
+        target("host cost, of cuda.core", host, OURS, CORE, 1.0),
+        target("end to end, of native C", end, OURS, NATIVE, 1.03),
+        target("two graphs in turn, of one", host, f"preheat, {turn}", f"preheat, {once}", 1.05),
+        target("two slots, of one", host, f"preheat, slots, {turn}", f"preheat, slots, {once}", 1.05),
+    ]
+
+
+def target(title: str, cost: dict[str, float], ours: str, theirs: str, most: float) -> tuple[str, ...]:
+    wanted = f"at most {most:.2f} x"
+    if ours not in cost or theirs not in cost:
+        return title, "-", wanted, "not measured"
+    share = cost[ours] / cost[theirs]
+    return title, f"{share:.3f} x", wanted, "met" if share <= most else "missed"
+
+
+def tell(everyone: Field, sizes: Sequence[Size], args: argparse.Namespace) -> None:
+    def table(title: str, head: tuple[str, ...], rows: Sequence[Sequence[str]]) -> None:
+        report("bench_replay", title, head, rows, into=args.json)
+
+    table(
+        f"Host cost of one replay of {NODES} kernels ({args.rounds} bursts of {args.burst})",
+        ("", "a replay", "least", "spread", "of native C", "of cuda.bindings", "statement"),
+        host_rows([*everyone.replays, *everyone.short]),
+    )
+    table(
+        f"End to end, {NODES} kernels ({args.runs} times and one wait)",
+        ("", "a replay", "spread", "of native C", "statement"),
+        end_rows([*everyone.replays, *everyone.eager]),
+    )
+    head = ("", "a replay", "spread", "over the first", "of the first", "end to end", "statement")
+    table(f"Two graphs in turn, {NODES} kernels each", head, group_rows(everyone.turns))
+    table(f"Scalars set before a replay of {NODES + 1} kernels", head, group_rows(everyone.scalars))
+    made = ("capture/node", "instantiate/node", "upload", "first replay")
+    table("Making a graph", ("", *made, *(f"C: {each}" for each in made)), making_rows(sizes))
+    used = ("host cost", "replay", "eager")
+    table(
+        "Where graphs pay and where they do not, end to end",
+        ("", *used, "eager/replay", *(f"C: {each}" for each in used), "in preheat, a graph"),
+        paying_rows(sizes),
+    )
+    table("Targets", ("", "measured", "wanted", ""), target_rows(everyone))
+    print(f"\n{NOTES}")
+    idle = [size.title for size in sizes if verdict(size.ours) == USELESS]
+    print(f"Graphs did not pay for: {', '.join(idle) or 'none of these'}.")
+
+
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="turns of each contender")
+    parser.add_argument(
+        "--burst", type=int, default=20, help="replays of one host cost, a multiple of 4"
+    )
+    parser.add_argument("--runs", type=int, default=60, help="replays of one end to end time, even")
+    args = parser.parse_args()
+    if args.burst % 4 or args.runs % 2:
+        parser.error(
+            "--burst must be a multiple of 4, and --runs even: graphs are also replayed in pairs"
+        )
+    return args
+
+
+def run(driver: Driver, gpu: preheat.Gpu, place: Path, args: argparse.Namespace) -> None:
+    cubin = place / "replay.cubin"
+    cubin.write_bytes(preheat.compile(SOURCE, gpu.arch).cubin)
+    ours, native = Ours(gpu), Native(place, cubin)
+    sizes = measured_sizes(ours, native, max(3, args.rounds // 12), args.burst)
+    everyone = gather(driver, ours, cubin)
+    compete(driver, everyone, native, args)
+    tell(everyone, sizes, args)
+
+
+def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as name:
+        place = Path(name)
+        for variable in ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR", "CUPY_CACHE_DIR"):
+            os.environ[variable] = str(place / variable)
+        try:
+            gpu = preheat.device("cuda")
+        except preheat.NoGpuError as why:
+            sys.exit(str(why))
+        run(Driver(), gpu, place, args)
+
+
+if __name__ == "__main__":
+    main()

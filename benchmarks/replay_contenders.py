@@ -1,0 +1,334 @@
+"""The contenders of bench_replay: the same kernels as each library captures and replays them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import statistics
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import preheat
+from bench_launch import Driver, names
+
+SOURCE = """
+extern "C" __global__ void tick(int* y, const int* x, int n, int cycles) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += x[i];
+    if (cycles) for (long long end = clock64() + cycles; clock64() < end;) {}
+}
+extern "C" __global__ void mix(
+    int* y, const int* step, const int* token, const int* length, const int* seed, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += *step + 2 * *token + 4 * *length + 8 * *seed;
+}
+"""
+N, NODES, GRID, BLOCK = 1000, 320, 4, 256
+SCALARS = ("step", "token", "length", "seed")
+VALUES, WEIGHTS = (7, 3, 8, 5), (1, 2, 4, 8)
+NATIVE, BARE, OURS = "native C, cuGraphLaunch", "cuda.bindings, cuGraphLaunch", "preheat"
+TORCH, CUPY, CORE = "torch.cuda.CUDAGraph", "CuPy", "cuda.core"
+
+
+@dataclass
+class Contender:
+    """One way to do the work: a statement, the names in it, where its operands are."""
+
+    title: str
+    statement: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
+    x: int = 0
+    y: int = 0
+    replays: int = 1  # in one statement
+    adds: int = 0  # what the scalars add to each element in one replay
+    failure: str = ""
+    hosts: list[float] = field(default_factory=list)  # microseconds a replay, one entry a round
+    ends: list[float] = field(default_factory=list)
+
+    @cached_property
+    def _timer(self) -> timeit.Timer:  # one for all rounds: the interpreter warms up to its code
+        return timeit.Timer(self.statement, globals=self.names)
+
+    def run(self, replays: int) -> float:
+        """Microseconds that a replay took the host."""
+        return self._timer.timeit(replays // self.replays) / replays * 1e6
+
+    @property
+    def host(self) -> float:
+        return statistics.median(self.hosts)
+
+    @property
+    def end(self) -> float:
+        return statistics.median(self.ends)
+
+
+class Raw:
+    """The kernels as the driver has them, for contenders that bring no loader of their own."""
+
+    def __init__(self, driver: Driver, cubin: bytes) -> None:
+        self.cu, self.check = driver.api, driver.check
+        module = self.check(self.cu.cuModuleLoadData(cubin))
+        self._tick = self.check(self.cu.cuModuleGetFunction(module, b"tick"))
+        self._mix = self.check(self.cu.cuModuleGetFunction(module, b"mix"))
+        self._keep: list[object] = []
+
+    def step(self, y: int, x: int, scalars: Sequence[int] = ()) -> Callable[[Any], None]:
+        """What submits one step to a stream: the ticks, and then what the scalars add."""
+        tick = self._packed(y, x, ctypes.c_int(N), ctypes.c_int(0))
+        mix = self._packed(y, *scalars, ctypes.c_int(N))
+
+        def submit(stream: Any) -> None:
+            for _ in range(NODES):
+                self._launch(self._tick, stream, tick)
+            if scalars:
+                self._launch(self._mix, stream, mix)
+
+        return submit
+
+    def _packed(self, *values: Any) -> int:
+        """The address of the addresses of the values, as the driver wants them."""
+        boxes = [ctypes.c_void_p(each) if isinstance(each, int) else each for each in values]
+        pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
+        self._keep += [boxes, pointers]
+        return ctypes.addressof(pointers)
+
+    def _launch(self, function: Any, stream: Any, packed: int) -> None:
+        shape = (GRID, 1, 1, BLOCK, 1, 1)
+        self.check(self.cu.cuLaunchKernel(function, *shape, 0, stream, packed, 0))
+
+    def stream(self) -> Any:
+        return self.check(self.cu.cuStreamCreate(int(self.cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
+    def capture(self, step: Callable[[Any], None], stream: Any) -> Any:
+        """The step as a graph that is ready and uploaded."""
+        step(stream)
+        self.check(self.cu.cuStreamSynchronize(stream))
+        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.check(self.cu.cuStreamBeginCapture(stream, mode))
+        step(stream)
+        graph = self.check(self.cu.cuStreamEndCapture(stream))
+        ready = self.check(self.cu.cuGraphInstantiate(graph, 0))
+        self.check(self.cu.cuGraphUpload(ready, stream))
+        return ready
+
+
+class Ours:
+    """preheat's kernels and arrays, and graphs of them."""
+
+    def __init__(self, gpu: preheat.Gpu) -> None:
+        self.gpu = gpu
+        self.tick = gpu.kernel(SOURCE, "tick")[GRID, BLOCK]
+        self.mix = gpu.kernel(SOURCE, "mix")[GRID, BLOCK]
+        self.x = gpu.array(np.arange(N, dtype=np.int32) % 37 + 1)
+        self.y = gpu.zeros(N, "int32")
+        self.scalars = [gpu.scalar("int32", name=name) for name in SCALARS]
+        self.tick(self.y, self.x, N, 0)
+        self.mix(self.y, *self.scalars, N)
+
+    def graph(self, *, scalars: bool = False) -> Any:
+        """The step as a graph that is ready and uploaded."""
+        with self.gpu.capture() as graph:
+            for _ in range(NODES):
+                self.tick(self.y, self.x, N, 0)
+            if scalars:
+                self.mix(self.y, *self.scalars, N)
+        return graph.upload()
+
+    def contender(self, title: str, statement: str, **more: Any) -> Contender:
+        given = {key: more.pop(key) for key in ("replays", "adds") if key in more}
+        return Contender(title, statement, more, self.x.address, self.y.address, **given)
+
+
+# One graph of 320 kernels
+
+
+def bare(driver: Driver, raw: Raw) -> Iterator[Contender]:
+    x, y, stream = driver.allocate(), driver.allocate(), raw.stream()
+    given = names(launch=raw.cu.cuGraphLaunch, stream=stream)
+    given |= names(ready=raw.capture(raw.step(y, x), stream))
+    yield Contender(BARE, "launch(ready, stream)", given, x, y)
+
+
+def preheat_replay(ours: Ours) -> Iterator[Contender]:
+    yield ours.contender(OURS, "graph.replay()", graph=ours.graph())
+
+
+def preheat_eager(ours: Ours) -> Iterator[Contender]:
+    statement = f"for _ in range({NODES}): tick(y, x, {N}, 0)"
+    yield ours.contender("preheat, eager", statement, tick=ours.tick, x=ours.x, y=ours.y)
+
+
+class Torch:
+    """Tensors of torch, on a stream that is its current one from here on."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.torch, self.raw = importlib.import_module("torch"), raw
+        self.stream = self.torch.cuda.Stream()
+        self.torch.cuda.set_stream(self.stream)
+        self.x, self.y, *self.scalars = (self._zeros(n) for n in (N, N, 1, 1, 1, 1))
+
+    def _zeros(self, count: int) -> Any:
+        return self.torch.zeros(count, dtype=self.torch.int32, device="cuda")
+
+    def graph(self, scalars: Sequence[int] = ()) -> Any:
+        step = self.raw.step(self.y.data_ptr(), self.x.data_ptr(), scalars)
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.stream):
+            step(self.stream.cuda_stream)
+        return graph
+
+    def contender(self, title: str, statement: str, adds: int = 0, **given: Any) -> Contender:
+        return Contender(title, statement, given, self.x.data_ptr(), self.y.data_ptr(), adds=adds)
+
+
+def torch_replay(torch: Torch) -> Iterator[Contender]:
+    yield torch.contender(TORCH, "graph.replay()", graph=torch.graph())
+
+
+class Cupy:
+    """CuPy's kernels and arrays, on a stream that is its current one from here on."""
+
+    def __init__(self, cubin: Path) -> None:
+        self.cupy = importlib.import_module("cupy")
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        module = self.cupy.RawModule(path=str(cubin))
+        self._tick, self._mix = module.get_function("tick"), module.get_function("mix")
+        self.x, self.y, *self.scalars = (self.cupy.zeros(n, "i4") for n in (N, N, 1, 1, 1, 1))
+
+    def _step(self, *, scalars: bool) -> None:
+        for _ in range(NODES):
+            self._tick((GRID,), (BLOCK,), (self.y, self.x, np.int32(N), np.int32(0)))
+        if scalars:
+            self._mix((GRID,), (BLOCK,), (self.y, *self.scalars, np.int32(N)))
+
+    def graph(self, *, scalars: bool = False) -> Any:
+        self._step(scalars=scalars)
+        self.stream.synchronize()
+        self.stream.begin_capture()
+        self._step(scalars=scalars)
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        return graph
+
+    def contender(self, title: str, statement: str, adds: int = 0, **given: Any) -> Contender:
+        given |= names(stream=self.stream)
+        return Contender(title, statement, given, self.x.data.ptr, self.y.data.ptr, adds=adds)
+
+
+def cupy_replay(cupy: Cupy) -> Iterator[Contender]:
+    yield cupy.contender(CUPY, "graph.launch(stream)", graph=cupy.graph())
+
+
+def core_replay(driver: Driver, cubin: bytes) -> Iterator[Contender]:
+    core = importlib.import_module("cuda.core")
+    device = core.Device()
+    device.set_current()
+    stream, builder = device.create_stream(), device.create_graph_builder()
+    x, y = driver.allocate(), driver.allocate()
+    kernel = core.ObjectCode.from_cubin(cubin).get_kernel("tick")
+    config = core.LaunchConfig(grid=GRID, block=BLOCK)
+    args = (y, x, np.int32(N), np.int32(0))
+    core.launch(stream, config, kernel, *args)
+    stream.sync()
+    builder.begin_building("thread_local")
+    for _ in range(NODES):
+        core.launch(builder, config, kernel, *args)
+    graph = builder.end_building().complete()
+    graph.upload(stream)
+    given = names(graph=graph, stream=stream, keep=(kernel, builder))
+    yield Contender(CORE, "graph.launch(stream)", given, x, y)
+
+
+# Two graphs in turn
+
+
+def bare_in_turn(driver: Driver, raw: Raw) -> Iterator[Contender]:
+    x, y, stream = driver.allocate(), driver.allocate(), raw.stream()
+    a, b = (raw.capture(raw.step(y, x), stream) for _ in "ab")
+    given = names(launch=raw.cu.cuGraphLaunch, a=a, b=b, stream=stream)
+    for title, second in (("one twice", "a"), ("two in turn", "b")):
+        statement = f"launch(a, stream); launch({second}, stream)"
+        yield Contender(f"cuda.bindings, {title}", statement, given, x, y, replays=2)
+
+
+def graphs_in_turn(ours: Ours) -> Iterator[Contender]:
+    a, b = ours.graph(), ours.graph()
+    for title, second in (("one twice", "a"), ("two in turn", "b")):
+        statement = f"a.replay(); {second}.replay()"
+        yield ours.contender(f"preheat, {title}", statement, a=a, b=b, replays=2)
+
+
+def slots_in_turn(ours: Ours) -> Iterator[Contender]:
+    gpu: Any = ours.gpu
+    slots = gpu.graphs(capacity=8)
+    for key in "ab":
+        slots.install(key, ours.graph())
+    for title, second in (("one twice", "a"), ("two in turn", "b")):
+        statement = f"slots.replay('a'); slots.replay('{second}')"
+        yield ours.contender(f"preheat, slots, {title}", statement, slots=slots, replays=2)
+
+
+# Scalars set on the way. Each contender sets those of the one before and more, so the sum is known.
+
+
+def added(count: int) -> int:
+    """What the first `count` scalars add to each element."""
+    return sum(WEIGHTS[at] * VALUES[at] for at in range(count))
+
+
+def fills(template: str, count: int) -> str:
+    """Statements that set the first `count` scalars."""
+    return "".join(template.format(at=at, value=VALUES[at]) + "; " for at in range(count))
+
+
+def preheat_scalars(ours: Ours) -> Iterator[Contender]:
+    graph = ours.graph(scalars=True)
+    for count in (0, 1, 2, 4):
+        given = ", ".join(f"{SCALARS[at]}={VALUES[at]}" for at in range(count))
+        statement = f"graph.replay({given})"
+        yield ours.contender(f"preheat, {count}", statement, graph=graph, adds=added(count))
+
+
+def bare_scalars(driver: Driver, raw: Raw) -> Iterator[Contender]:
+    x, y, stream, words = driver.allocate(), driver.allocate(), raw.stream(), driver.allocate()
+    driver.write(words, np.zeros(N, np.int32))
+    places = [words + 4 * at for at in range(4)]
+    given = names(launch=raw.cu.cuGraphLaunch, fill=raw.cu.cuMemsetD32Async, stream=stream)
+    given |= names(ready=raw.capture(raw.step(y, x, places), stream))
+    given |= {f"p{at}": raw.cu.CUdeviceptr(place) for at, place in enumerate(places)}
+    for count in (0, 1, 2, 4):
+        statement = fills("fill(p{at}, {value}, 1, stream)", count) + "launch(ready, stream)"
+        yield Contender(f"cuda.bindings, {count}", statement, given, x, y, adds=added(count))
+
+
+def torch_scalars(torch: Torch) -> Iterator[Contender]:
+    given = names(graph=torch.graph([each.data_ptr() for each in torch.scalars]))
+    given |= {f"s{at}": each for at, each in enumerate(torch.scalars)}
+    for count in (0, 1, 2, 4):
+        statement = fills("s{at}.fill_({value})", count) + "graph.replay()"
+        yield torch.contender(f"torch, {count}", statement, added(count), **given)
+
+
+def torch_copied(torch: Torch) -> Iterator[Contender]:
+    """Four words by one copy from pinned memory, which must not change until the copy was made."""
+    words = torch.torch.zeros(4, dtype=torch.torch.int32, device="cuda")
+    pinned = torch.torch.tensor(VALUES, dtype=torch.torch.int32).pin_memory()
+    places = [words.data_ptr() + 4 * at for at in range(4)]
+    given = names(graph=torch.graph(places), words=words, pinned=pinned)
+    statement = "words.copy_(pinned, non_blocking=True); graph.replay()"
+    yield torch.contender("torch, 4 by copy_", statement, added(4), **given)
+
+
+def cupy_scalars(cupy: Cupy) -> Iterator[Contender]:
+    given = names(graph=cupy.graph(scalars=True))
+    given |= {f"s{at}": each for at, each in enumerate(cupy.scalars)}
+    for count in (0, 1, 2, 4):
+        statement = fills("s{at}.fill({value})", count) + "graph.launch(stream)"
+        yield cupy.contender(f"CuPy, {count}", statement, added(count), **given)

@@ -1,0 +1,531 @@
+"""Memory for captures: allocated before the window, handed out inside it without a driver call.
+
+Pool       blocks of device memory, and who has which part of them
+  Room       the parts that nobody has
+  Scratch    the parts that frames hand out, each frame from the beginning
+    Piece      a part that an array has; it comes back when the array is dropped or closed
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from preheat.devices import base
+from preheat.dtypes import dtype_of
+from preheat.errors import CaptureError, GraphError, InputError, SealedError
+from preheat.graph.graph import Graph
+from preheat.graph.record import caller
+from preheat.runtime.array import Array
+from preheat.runtime.context import Context
+from preheat.runtime.host import host_array, shape_of
+from preheat.runtime.memory import Buffer, Dependent, follow
+from preheat.runtime.stream import Event
+from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act
+
+__all__ = ["Piece", "Pool"]
+
+_ALIGN = 256
+_BLOCK = 2 << 20  # a pool that grows by itself does so by at least this much
+_MEASURE = Act("measuring a pool", "measure before the capture: it runs the body for real")
+
+
+class Stretch(NamedTuple):
+    """Bytes of one block, side by side."""
+
+    address: int
+    size: int
+    block: Buffer
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.size
+
+    def joins(self, other: Stretch) -> bool:
+        """Whether `other` goes on where this one ends."""
+        return self.block is other.block and self.end == other.address
+
+    def joined(self, other: Stretch) -> Stretch:
+        """Both as one."""
+        return Stretch(self.address, self.size + other.size, self.block)
+
+
+class Returned(NamedTuple):
+    """A stretch that came back. Others may be using it still: `users`, or a library we do not see."""
+
+    stretch: Stretch
+    users: tuple[base.Stream | Event, ...]
+    exported: bool
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing but the order of the home stream stands between it and its next user."""
+        return not self.users and not self.exported
+
+
+class Piece(Buffer):
+    """A part of a pool's block, which it keeps: dropped or closed, it goes back to the pool."""
+
+    __slots__ = ("_returns", "stretch")
+
+    def __init__(self, stretch: Stretch, size: int, returns: deque[Returned]) -> None:
+        self.stretch, self._returns = stretch, returns
+        super().__init__(stretch.block.context, size, stretch.block.home)
+
+    def _allocate(self) -> int:
+        return self.stretch.address
+
+    def after(self, stream: base.Stream, use: base.Stream | Event) -> None:
+        """Note that `stream` uses this memory, and with it the block."""
+        super().after(stream, use)
+        self.stretch.block.after(stream, use)
+
+    def export(self) -> None:
+        """Another library gets it, and may use it in streams we do not see."""
+        self.stretch.block.export()
+        self._exported = self.stretch.block._exported
+
+    @property
+    def exported(self) -> bool:
+        """Whether another library got it."""
+        return bool(self._exported)
+
+    def _give_back(self) -> partial[None]:
+        back = Returned(self.stretch, tuple(self.users.values()), self.exported)
+        return partial(self._returns.append, back)
+
+    def __del__(self) -> None:
+        if self.open or self._exported:
+            self._give_back()()
+
+
+_NOWHERE: deque[Returned] = deque(maxlen=0)  # what a frame handed out is the frame's to take back
+
+
+class Scrap(Piece):
+    """A piece of scratch memory: arrays of it end with the frame, graphs that use it do not."""
+
+    __slots__ = ("_ended",)
+
+    def __init__(self, stretch: Stretch, size: int) -> None:
+        self._ended = False
+        super().__init__(stretch, size, _NOWHERE)
+
+    @property
+    def lost(self) -> str | None:
+        """Why this memory cannot be used, or None while it can."""
+        return "the frame of its pool has ended" if self._ended else super().lost
+
+    def tell(self, dependent: Dependent) -> None:
+        """Let `dependent` know when this memory is closed or, unless a graph, when the frame ends."""
+        super().tell(dependent)
+        if self._ended:
+            self._expire(dependent)
+
+    def end(self) -> None:
+        """The frame is over."""
+        self._ended = True
+        for dependent in self.dependents():
+            self._expire(dependent)
+
+    def _expire(self, dependent: Dependent) -> None:
+        if not isinstance(dependent, Graph):
+            dependent.expire("the frame of its pool has ended")
+
+
+class Room:
+    """Stretches that nobody has, by address; those side by side are one."""
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the longest stretch."""
+        return max((each.size for each in self.stretches), default=0)
+
+    def take(self, size: int, *, after: Stretch | None = None) -> Stretch | None:
+        """The first `size` bytes there are, or those right `after` a stretch; None without."""
+        for at, each in enumerate(self.stretches):
+            if each.size >= size and (after is None or after.joins(each)):
+                rest = Stretch(each.address + size, each.size - size, each.block)
+                self.stretches[at : at + 1] = [rest] if rest.size else []
+                return Stretch(each.address, size, each.block)
+        return None
+
+    def put(self, *stretches: Stretch) -> None:
+        """Have these as well."""
+        joined: list[Stretch] = []
+        for each in sorted([*self.stretches, *stretches], key=lambda stretch: stretch.address):
+            if joined and joined[-1].joins(each):
+                joined[-1] = joined[-1].joined(each)
+            else:
+                joined.append(each)
+        self.stretches = joined
+
+
+class Scratch:
+    """Stretches that a frame hands out from their beginning: the same place in every frame."""
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+        self.at = (0, 0)  # which of them comes next, and how much of it is handed out
+        self.generations: dict[tuple[int, int], int] = {}  # by place: the same memory is no other
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return sum(each.size for each in self.stretches)
+
+    def take(self, size: int) -> Stretch | None:
+        """The next `size` bytes, or None where there are not so many."""
+        at, taken = self.at
+        for each in self.stretches[at:]:
+            if taken + size <= each.size:
+                self.at = (at, taken + size)
+                return Stretch(each.address + taken, size, each.block)
+            at, taken = at + 1, 0
+        return None
+
+    def left(self) -> int:
+        """Bytes at the end of the last stretch that are not handed out."""
+        at, taken = self.at
+        last = len(self.stretches) - 1
+        return self.stretches[last].size - (taken if at == last else 0)
+
+    def put(self, more: Stretch) -> None:
+        """Have one more stretch, or a longer last one."""
+        if self.stretches and self.stretches[-1].joins(more):
+            self.stretches[-1] = self.stretches[-1].joined(more)
+        else:
+            self.stretches.append(more)
+
+
+class Frame(NamedTuple):
+    """A frame under way: whose it is, where it began, what it handed out."""
+
+    thread: int
+    began: tuple[int, int]
+    scraps: list[Scrap]
+
+
+class Pool:
+    """Memory for captures: really allocated before, handed out inside, and sealed if you like.
+
+        pool = gpu.pool()
+        pool.measure(step)                  # runs step() once, and makes room for capturing it
+        with gpu.capture() as graph:
+            step()                          # whose pool.empty(…) now needs no driver
+
+    Arrays from a pool are arrays like any other. Dropping or closing one gives its memory back to the
+    pool; the pool gives its blocks back to the device once neither it nor such an array is left.
+    Requests get the first place where they fit, so the same requests get the same addresses again.
+    Outside a capture a pool grows by itself, inside it refuses what it has no room for. Memory that
+    was used in another stream is handed out again only behind that use. Safe from any thread.
+    """
+
+    def __init__(self, context: Context, size: int | None = None) -> None:
+        context.require()
+        self._context = context
+        self._lock = threading.Lock()
+        self._blocks: list[Buffer] = []
+        self._room, self._scratch = Room(), Scratch()
+        self._returns: deque[Returned] = deque()  # finalizers append to it, and do nothing else
+        self._pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
+        self._frames: list[Frame] = []
+        self._taken = self._peak = self._measuring = 0
+        self._sealed = self._closed = False
+        if size is not None:
+            self.reserve(size)
+
+    # What it is
+
+    @property
+    def size(self) -> int:
+        """Bytes allocated from the device."""
+        with self._lock:
+            return sum(block.size for block in self._blocks)
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out and not given back; scratch memory counts from its first frame on."""
+        with self._lock:
+            return self._used()
+
+    @property
+    def peak(self) -> int:
+        """The most that was ever used."""
+        return self._peak
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it refuses to hand out."""
+        return self._sealed
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ", sealed" if self._sealed else ""
+        return f"<Pool {self.used:,} of {self.size:,} bytes on {self._context.device.name}{state}>"
+
+    # Handing out
+
+    def empty(self, shape: object, dtype: object = "float32") -> Array:
+        """An array from the pool, holding nothing in particular."""
+        extents, kind = shape_of(shape), dtype_of(dtype)
+        size = math.prod(extents) * kind.size
+        self._context.require()
+        window = self._context.window()
+        with nullcontext() if window is None else window.attempt():
+            return Array(self._piece(size, inside=window is not None), kind, extents)
+
+    def zeros(self, shape: object, dtype: object = "float32") -> Array:
+        """An array of zeros; inside a capture every replay makes it so again."""
+        return self.empty(shape, dtype).fill(0)
+
+    def array(self, data: object, dtype: object = None) -> Array:
+        """A copy of `data`: of an array of this device, or outside a capture from the host."""
+        wanted = None if dtype is None else dtype_of(dtype)
+        if isinstance(data, Array):
+            if wanted not in (None, data.dtype):
+                raise InputError(f"{data!r} cannot be copied as {wanted}")
+            return self.empty(data.shape, data.dtype).copy_from(data)
+        self._context.forbid(FROM_HOST)
+        host = host_array(data, wanted)
+        return self.empty(host.shape, wanted or dtype_of(host.dtype)).write(host)
+
+    def _piece(self, size: int, *, inside: bool) -> Piece:
+        need = _rounded(size)
+        with self._lock:
+            self._require(f"{need:,} bytes were asked for")
+            self._collect()
+            frame = self._frame()
+            piece = (
+                Piece(self._take(need, inside=inside), size, self._returns)
+                if frame is None
+                else self._scrap(frame, need, size, inside=inside)
+            )
+            self._pieces.add(piece)
+            return piece
+
+    def _require(self, wanted: str) -> None:
+        self._context.require()
+        if self._closed:
+            raise InputError(f"this pool is closed: {wanted}")
+        if self._sealed:
+            raise SealedError(
+                f"the pool is sealed: {wanted}", hint="take it before pool.seal(), or pool.unseal()"
+            )
+
+    def _collect(self) -> None:
+        """Have again what came back; what others may be using only where it can be ordered."""
+        if self._measuring:
+            return
+        careful = bool(self._context.windows)
+        back = [self._returns.popleft() for _ in range(len(self._returns))]
+        ready = [each for each in back if each.at_rest or not careful]
+        self._returns.extend(each for each in back if careful and not each.at_rest)
+        if any(each.exported for each in ready):
+            self._context.device.synchronize()
+        for each in ready:
+            for user in each.users:
+                follow(each.stretch.block.home, user)
+        self._taken -= sum(each.stretch.size for each in ready)
+        self._room.put(*(each.stretch for each in ready))
+
+    def _take(self, size: int, *, inside: bool) -> Stretch:
+        found = self._room.take(size)
+        if found is None and inside:
+            raise self._no_room(size)
+        if found is None:
+            self._grow(max(size, _BLOCK))
+            return self._take(size, inside=inside)
+        self._count(size)
+        return found
+
+    def _count(self, size: int) -> None:
+        self._taken += size
+        self._peak = max(self._peak, self._used())
+
+    def _used(self) -> int:
+        return self._taken - sum(each.stretch.size for each in list(self._returns))
+
+    def _no_room(self, size: int) -> CaptureError:
+        free = sum(each.size for each in self._room.stretches)
+        return CaptureError(
+            f"the pool has no room: {size:,} bytes were asked for inside a capture, "
+            f"and of {free:,} free ones {self._room.largest:,} are side by side",
+            where=caller(),
+            hint=f"before the capture: pool.measure(body), or pool.reserve({size})",
+        )
+
+    # Growing
+
+    def reserve(self, nbytes: int) -> None:
+        """Have so many free bytes side by side; blocks that nobody uses are exchanged for them."""
+        need = _rounded(_count_of_bytes(nbytes))
+        with self._lock:
+            self._require(f"{need:,} bytes were to be reserved")
+            self._collect()
+            if self._room.largest >= need:
+                return
+            self._context.forbid(ALLOCATE)
+            self._shrink()
+            self._grow(need)
+
+    def _grow(self, size: int) -> None:
+        block = Buffer(self._context, size, self._context.stream)
+        self._blocks.append(block)
+        self._room.put(Stretch(block.address, block.size, block))
+
+    def _shrink(self) -> None:
+        unused = [each for each in self._room.stretches if each.size == each.block.size]
+        for each in unused:
+            each.block.close()
+            self._blocks.remove(each.block)
+            self._room.stretches.remove(each)
+
+    def measure(self, body: Callable[[], object]) -> int:
+        """Run `body` once, for real, and make room for a capture of it; returns the bytes it took.
+
+        As in a capture, whose graph keeps what it uses, nothing that `body` drops is handed out again
+        while it runs. What other threads take meanwhile is counted with it.
+        """
+        self._context.forbid(_MEASURE)
+        with self._lock:
+            self._require("a body was to be measured")
+            self._collect()
+            self._measuring += 1
+            taken, scratch = self._taken, self._scratch.size
+        try:
+            body()
+        finally:
+            with self._lock:
+                self._measuring -= 1
+                taken, scratch = self._taken - taken, self._scratch.size - scratch
+        if taken > scratch:
+            self.reserve(taken - scratch)
+        return taken
+
+    # Sealing
+
+    def seal(self) -> None:
+        """Hand out nothing from here on: `SealedError`. What was handed out works on."""
+        self._sealed = True
+
+    def unseal(self) -> None:
+        """Hand out again."""
+        self._sealed = False
+
+    # Scratch
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Scratch memory: what this thread takes inside comes from the same place in every frame.
+
+        Graphs captured inside share that memory, so many shapes need no more than the largest, which
+        is best captured first; they stay valid and keep it. Arrays expire at the frame's end. What is
+        in them does not survive from one replay to the next, and graphs that share scratch memory
+        must be replayed in one stream. A frame may be inside a capture or around it, and inside another
+        frame, whose memory it leaves alone.
+        """
+        with self._lock:
+            self._begin()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._end()
+
+    def _begin(self) -> None:
+        self._context.require()
+        if self._frames and self._frame() is None:
+            raise GraphError(
+                "another thread is inside a frame of this pool, which would share its memory",
+                hint="give each thread a pool of its own",
+            )
+        self._settle()
+        self._frames.append(Frame(threading.get_ident(), self._scratch.at, []))
+
+    def _end(self) -> None:
+        frame = self._frames.pop()
+        self._scratch.at = frame.began
+        for scrap in frame.scraps:
+            scrap.end()
+        self._settle()
+        if self._context.alert is None and any(scrap.exported for scrap in frame.scraps):
+            self._context.device.synchronize()
+
+    def _frame(self) -> Frame | None:
+        mine = self._frames and self._frames[-1].thread == threading.get_ident()
+        return self._frames[-1] if mine else None
+
+    def _settle(self) -> None:
+        """Order the next user of scratch memory, in its home stream, behind those in other streams."""
+        if self._context.alert is None:
+            for each in self._scratch.stretches:
+                each.block.settle()
+
+    def _scrap(self, frame: Frame, need: int, size: int, *, inside: bool) -> Scrap:
+        found = self._scratch.take(need)
+        while found is None:
+            self._scratch.put(self._more(need, inside=inside))
+            found = self._scratch.take(need)
+        scrap = Scrap(found, size)
+        places = self._scratch.generations
+        scrap.generation = places.setdefault((found.address, size), scrap.generation)
+        frame.scraps.append(scrap)
+        return scrap
+
+    def _more(self, need: int, *, inside: bool) -> Stretch:
+        """More scratch memory: what the last stretch lacks, where that is free, else a new one."""
+        if self._scratch.stretches:
+            lacks = need - self._scratch.left()
+            found = self._room.take(lacks, after=self._scratch.stretches[-1])
+            if found is not None:
+                self._count(lacks)
+                return found
+        return self._take(need, inside=inside)
+
+    # Life
+
+    def close(self) -> None:
+        """Give everything back after the work now queued. Twice is fine.
+
+        Arrays from it are closed with it, and graphs that use them are stale.
+        """
+        if not self._closed:
+            self._context.forbid(FREE)
+        with self._lock:
+            self._closed = True
+            pieces, blocks = list(self._pieces), self._blocks
+            self._blocks, self._room, self._scratch = [], Room(), Scratch()
+        for buffer in (*pieces, *blocks):
+            buffer.close()
+        self._returns, self._taken = deque(), 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _rounded(size: int) -> int:
+    return max(-(-size // _ALIGN), 1) * _ALIGN
+
+
+def _count_of_bytes(given: Any) -> int:
+    try:
+        size = operator.index(given)
+    except TypeError:
+        raise InputError(f"{given!r} is not a number of bytes") from None
+    if size < 0:
+        raise InputError(f"{size} is not a number of bytes: it is negative")
+    return size

@@ -1,0 +1,80 @@
+"""What replays cost on the host, sampled; and the switches that slow them down on purpose."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from preheat.errors import InputError
+
+__all__ = ["EVERY", "OFF", "Laps", "Profile", "Switches", "to_stderr"]
+
+EVERY = 64  # replays from one sample to the next
+
+
+class Switches(NamedTuple):
+    """What graphs do beside replaying: nothing, unless a person looks for something."""
+
+    profile: Profile | None = None
+    upload: bool = False  # again before every replay
+    sync: bool = False  # wait after every replay, so that an error names the graph that caused it
+
+
+class Laps:
+    """One sampled replay: the microseconds from each stage to the next."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self.stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """`stage` ends here."""
+        now = self._clock()
+        self.stages[stage] = round((now - self._last) * 1e6, 3)
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Microseconds from the start to the last stage's end."""
+        return round((self._last - self._start) * 1e6, 3)
+
+
+def to_stderr(row: Mapping[str, Any]) -> None:
+    """Write a row to the standard error as one JSON object."""
+    sys.stderr.write(json.dumps(row) + "\n")
+
+
+class Profile:
+    """Writes one row for each sampled replay: the first of every graph, then every `every`th.
+
+    A row has the graph's name as `key`, the `count` of its replays so far, and microseconds:
+    `upload_us`, `launch_us`, `total_us` and, where replays are waited for, `sync_us`. Between samples
+    no clock is read.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Mapping[str, Any]], None],
+        *,
+        every: int = EVERY,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if every < 1:
+            raise InputError(f"every {every}th replay cannot be sampled", hint="use 1 or more")
+        self._write, self.every, self._clock = write, every, clock
+
+    def start(self, replays: int) -> Laps | None:
+        """The clock for a replay after so many others, when it is one to be sampled."""
+        return Laps(self._clock) if replays % self.every == 0 else None
+
+    def write(self, key: str | None, count: int, laps: Laps) -> None:
+        """Write a row down."""
+        stages = {f"{stage}_us": spent for stage, spent in laps.stages.items()}
+        self._write({"key": key, "count": count, **stages, "total_us": laps.total})
+
+
+OFF = Switches()

@@ -1,0 +1,179 @@
+"""Where a decode step stands, on the device: one captured step serves every position."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from preheat.errors import CaptureError, GraphError, InputError
+from preheat.gpu import Gpu
+from preheat.graph.record import caller
+from preheat.runtime.kernel import Kernel
+
+__all__ = ["DecodeKernel", "DecodeState", "Decoded"]
+
+_SOURCE = Path(__file__).with_name("decode.cu")
+_LARGEST = 2**31 - 1  # of an int32
+_THREADS = 128
+
+
+class Decoded(NamedTuple):
+    """A decode state on the host, one value for each sequence.
+
+    `overrun` counts the advances that a sequence at its limit did not make.
+    """
+
+    token: tuple[int, ...]
+    position: tuple[int, ...]
+    length: tuple[int, ...]
+    overrun: tuple[int, ...]
+
+
+class DecodeState:
+    """Token, position and valid length of each sequence, int32 on the device at fixed addresses.
+
+        state = preheat.DecodeState(gpu, batch=3, limit=rows)
+        state.set(tokens, positions)          # one copy
+        with gpu.capture() as graph:
+            step(state, …)                    # kernels read state.token, .position and .length
+            state.advance(sampled)            # one launch
+        for _ in range(40):
+            graph.replay()                    # the host writes nothing
+
+    `position` is the number of the step and the row of a cache it writes, `length` (one more) how many
+    rows are valid then. Every state is its owner's alone. A sequence that is at the last of `limit`
+    positions does not advance: it stays at that step, token and all, so a replay too many does the
+    last step again, never beyond the cache, and `read()` tells how many there were.
+    """
+
+    def __init__(self, gpu: Gpu, batch: int = 1, *, limit: int | None = None) -> None:
+        self.batch = _positive("batch", batch)
+        self.limit = _LARGEST if limit is None else _positive("limit", limit)
+        self._advance = gpu.kernel(_SOURCE, "advance")
+        self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
+        self.token, self.position, self.length = (self._values[row] for row in range(3))
+        self._known: tuple[int, ...] | None = None  # to the host, of a single sequence
+        self._captured = False
+        self.set([0] * self.batch, [0] * self.batch)
+
+    def set(self, token: int | Iterable[int], position: int | Iterable[int]) -> None:
+        """Put every sequence at a token and a position, by one copy; with one sequence, by two ints."""
+        tokens = self._each("token", token, -_LARGEST - 1, _LARGEST)
+        positions = self._each("position", position, 0, self.limit - 1)
+        lengths = [at + 1 for at in positions]
+        self._values.write([tokens, positions, lengths, [0] * self.batch])
+        self._known = (tokens[0], positions[0], lengths[0]) if self.batch == 1 else None
+
+    def advance(self, sampled: Any = None, *, stream: object = None) -> None:
+        """Move every sequence on by one position, to its token in `sampled` if given; one launch.
+
+        `sampled` is int32 on the device, one for each sequence. Captured, every replay advances.
+        """
+        shape = getattr(sampled, "shape", None)
+        if shape is not None and math.prod(shape) != self.batch:
+            raise InputError(f"{self.batch} sequences cannot go on with tokens of shape {tuple(shape)}")
+        inside = self._values.buffer.context.window() is not None
+        self._advance.launch(
+            self._values, sampled, self.limit, self.batch,
+            grid=-(-self.batch // _THREADS), block=_THREADS, stream=stream,
+        )  # fmt: skip
+        self._known, self._captured = None, self._captured or inside
+
+    def read(self) -> Decoded:
+        """Where every sequence is, after all work submitted so far."""
+        return Decoded(*(tuple(row) for row in self._values.numpy().tolist()))
+
+    def by_value(self) -> tuple[int, ...]:
+        """Token, position and length of the one sequence as the host knows them, for one launch."""
+        window = self._values.buffer.context.window()
+        if window is not None:
+            with window.attempt():
+                raise CaptureError(
+                    "a decode state by value would be baked into the graph",
+                    where=caller(),
+                    hint="capture with device_state=True",
+                )
+        if self.batch != 1:
+            raise InputError(
+                f"a decode state goes by value for one sequence, not for {self.batch}",
+                hint="launch with device_state=True",
+            )
+        if self._known is None or self._captured:
+            raise GraphError(
+                "the host does not know the decode state: it was advanced on the device, "
+                + ("by a graph that may have been replayed" if self._captured else "not set since"),
+                hint="launch with device_state=True"
+                + ("" if self._captured else ", or state.set(token, position) before"),
+            )
+        return self._known
+
+    def close(self) -> None:
+        """Give the memory back; graphs that use it are stale. Twice is fine."""
+        self._values.close()
+
+    def __repr__(self) -> str:
+        limit = "" if self.limit == _LARGEST else f", limit={self.limit}"
+        return f"<DecodeState batch={self.batch}{limit} on {self._values.device}>"
+
+    def _each(self, what: str, given: Any, least: int, most: int) -> list[int]:
+        """One integer for each sequence."""
+        try:
+            rows = [operator.index(n) for n in (given if isinstance(given, Iterable) else (given,))]
+        except TypeError:
+            raise InputError(f"{what} {given!r} is not one integer for each sequence") from None
+        if len(rows) != self.batch:
+            raise InputError(f"{len(rows)} values of {what} for {self.batch} sequences")
+        for n in rows:
+            if not least <= n <= most:
+                raise InputError(f"{what} {n} is outside {least} to {most}")
+        return rows
+
+
+class DecodeKernel:
+    """A kernel in two variants: one takes a decode state by value, one reads it on the device.
+
+        attend = preheat.DecodeKernel(by_value, on_device)
+        attend[heads, 128](q, cache, out, state=state)                        # on the device
+        attend[heads, 128](q, cache, out, state=state, device_state=False)    # by value
+
+    Behind its own arguments the first gets three ints, the second three arrays: token, position and
+    length. Only the second can be captured; the first is for one sequence, as the host last set it.
+    """
+
+    def __init__(self, by_value: Kernel, on_device: Kernel) -> None:
+        self.by_value, self.on_device = by_value, on_device
+
+    def __getitem__(self, config: Any) -> Callable[..., None]:
+        """The launch with this grid and block."""
+        return partial(self._run, config)
+
+    def _run(self, config: Any, *args: Any, state: DecodeState, device_state: bool = True) -> None:
+        kernel, more = self._variant(state, device_state)
+        kernel[config](*args, *more)
+
+    def launch(self, *args: Any, state: DecodeState, device_state: bool = True, **how: Any) -> None:
+        """Launch once, with everything that `Kernel.launch` can be told."""
+        kernel, more = self._variant(state, device_state)
+        kernel.launch(*args, *more, **how)
+
+    def _variant(self, state: DecodeState, device_state: bool) -> tuple[Kernel, tuple[Any, ...]]:
+        if device_state:
+            return self.on_device, (state.token, state.position, state.length)
+        return self.by_value, state.by_value()
+
+    def __repr__(self) -> str:
+        return f"<DecodeKernel {self.by_value.entry} or {self.on_device.entry}>"
+
+
+def _positive(what: str, given: Any) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise InputError(f"{what} {given!r} is not an integer") from None
+    if not 1 <= number <= _LARGEST:
+        raise InputError(f"{what} {number} is outside 1 to {_LARGEST}")
+    return number

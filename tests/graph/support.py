@@ -1,0 +1,168 @@
+"""What the tests of graphs share: kernels, where a line is, another thread, what is left open."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.kernel import Kernel
+from tests.runtime.support import Flaky
+
+T = TypeVar("T")
+
+KERNELS = """\
+__device__ int table[3] = {1, 2, 3};
+
+extern "C" __global__ void axpy(int a, const int* x, int* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+extern "C" __global__ void mix(float by, bool odd, const float* x, float* y, int n) {
+    extern __shared__ float room[];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = y[i] * 0.75f + x[odd ? n - 1 - i : i] * by;
+}
+extern "C" __global__ void note(const int* step, int* out, int* count) { out[(*count)++] = *step; }
+extern "C" __global__ void keep(const void* value, int size, unsigned char* out, int* count) {
+    for (int i = 0; i < size; i++) out[*count * size + i] = ((const unsigned char*)value)[i];
+    (*count)++;
+}
+extern "C" __global__ void pair(const int* a, const int* b, int* out, int* count) {
+    out[2 * *count] = *a;
+    out[2 * *count + 1] = *b;
+    (*count)++;
+}
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+extern "C" __global__ void crash(int** chain) { *chain[0] = 1; }
+"""
+
+
+class Work(NamedTuple):
+    """A device with a kernel on integers, which are exact: every launch adds `a * x` to `y`."""
+
+    gpu: Gpu
+    axpy: Kernel
+    x: Array
+    y: Array
+    n: int
+    xs: np.ndarray[Any, Any]
+    ys: np.ndarray[Any, Any]
+
+    def launch(self, a: int = 3) -> None:
+        """One launch."""
+        self.axpy[-(-self.n // 64), 64](a, self.x, self.y, self.n)
+
+    def check(self, factor: int) -> None:
+        """That `y` is what launches with these factors, added up, make of it."""
+        np.testing.assert_array_equal(self.y.numpy(), self.ys + factor * self.xs)
+
+    def captured(self, a: int = 3, **more: Any) -> Graph:
+        """A graph of one launch."""
+        with self.gpu.capture(**more) as graph:
+            self.launch(a)
+        return graph
+
+
+def work(gpu: Gpu, n: int = 257) -> Work:
+    """axpy on `gpu`, with operands of `n` elements."""
+    random = np.random.default_rng(n)
+    xs, ys = (random.integers(-1000, 1000, n, dtype=np.int32) for _ in range(2))
+    return Work(gpu, gpu.kernel(KERNELS, "axpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
+
+
+class Log(NamedTuple):
+    """A device with a kernel that writes the value of a scalar down at every launch."""
+
+    gpu: Gpu
+    note: Kernel
+    step: Scalar
+    out: Array
+    count: Array
+
+    def captured(self, **more: Any) -> Graph:
+        """A graph that does so once."""
+        with self.gpu.capture(**more) as graph:
+            self.note[1, 1](self.step, self.out, self.count)
+        return graph
+
+    def seen(self) -> list[int]:
+        """The values, in order."""
+        return [int(value) for value in self.out.numpy()[: int(self.count.numpy()[0])]]
+
+
+def log(gpu: Gpu, room: int = 200, name: str = "step") -> Log:
+    """A log with room for so many values."""
+    step = gpu.scalar("int32", -1, name=name)
+    out, count = gpu.array(np.full(room, -7, np.int32)), gpu.zeros(1, "int32")
+    return Log(gpu, gpu.kernel(KERNELS, "note"), step, out, count)
+
+
+class Default:
+    """The legacy default stream, as another library would hand it over."""
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+def here(lines: int = 0) -> str:
+    """The line that calls this, or one so many lines further down, as errors name it."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return f"{Path(frame.f_back.f_code.co_filename).name}:{frame.f_back.f_lineno + lines}"
+
+
+def line_of(function: Callable[..., object]) -> str:
+    """The line of a function that has only one, as errors name it."""
+    code = function.__code__  # type: ignore[attr-defined]
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def elsewhere(do: Callable[[], T]) -> T:
+    """What `do` gives, or raises, in another thread."""
+    given: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            given.append(do())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the other thread hangs"
+    if raised:
+        raise raised[0]
+    return given[0]
+
+
+@contextmanager
+def nothing_left_open(flaky: Flaky, **failed: int) -> Iterator[None]:
+    """That captures and graphs begun meanwhile are ended and given back, once nobody holds them.
+
+    `failed` says how many ends (`end`) and instantiations (`instantiate`) were to fail.
+    """
+    before = flaky.seam.calls.copy()
+    yield
+    flaky.gpu.synchronize()
+    calls = flaky.seam.calls - before
+    assert calls["stream.begin_capture"] == calls["stream.end_capture"]
+    assert calls["graph.close"] == calls["stream.end_capture"] - failed.get("end", 0)
+    made = calls["graph.instantiate"] - failed.get("instantiate", 0)
+    assert calls["executable.close"] == made

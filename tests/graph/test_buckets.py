@@ -1,0 +1,99 @@
+"""Buckets: a few sizes that hold every batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import preheat
+from preheat import InputError, bucket, buckets, padded
+from preheat.gpu import Gpu
+from tests.graph.support import work
+
+
+@pytest.mark.parametrize(
+    ("limit", "step", "sizes"),
+    [
+        (1, 8, (1,)),
+        (2, 8, (1, 2)),
+        (3, 8, (1, 2, 3)),
+        (8, 8, (1, 2, 4, 8)),
+        (9, 8, (1, 2, 4, 8, 9)),
+        (33, 8, (1, 2, 4, 8, 16, 24, 32, 33)),
+        (40, 8, (1, 2, 4, 8, 16, 24, 32, 40)),
+        (40, 16, (1, 2, 4, 8, 16, 32, 40)),
+        (17, 3, (1, 2, 4, 8, 9, 12, 15, 17)),
+        (10, 1, (1, 2, 4, 8, 9, 10)),
+        (31, 100, (1, 2, 4, 8, 31)),
+    ],
+)
+def test_sizes_double_to_eight_then_go_in_steps_and_end_in_the_limit(
+    limit: int, step: int, sizes: tuple[int, ...]
+) -> None:
+    assert buckets(limit, step) == sizes
+
+
+def test_the_step_is_eight_unless_said() -> None:
+    assert buckets(257) == (1, 2, 4, *range(8, 257, 8), 257)
+
+
+@pytest.mark.parametrize(("limit", "step"), [(0, 8), (-3, 8), (8, 0), (8, -1)])
+def test_buckets_of_nothing_are_refused(limit: int, step: int) -> None:
+    with pytest.raises(InputError, match=f"up to {limit} in steps of {step}"):
+        buckets(limit, step)
+
+
+def test_a_bucket_is_the_smallest_that_holds_so_many() -> None:
+    sizes = buckets(33)
+    for n in range(34):
+        found = bucket(n, sizes)
+        assert found >= n
+        assert not any(n <= size < found for size in sizes)
+
+
+def test_sizes_may_come_in_any_order() -> None:
+    assert bucket(3, iter([16, 4, 8])) == 4
+
+
+@pytest.mark.parametrize("n", [34, -1])
+def test_what_no_bucket_holds_is_refused_with_the_largest_named(n: int) -> None:
+    with pytest.raises(InputError, match=f"no bucket holds {n}; the largest are: 16, 24, 32, 33"):
+        bucket(n, buckets(33))
+
+
+def test_without_sizes_there_is_no_bucket() -> None:
+    with pytest.raises(InputError, match="no bucket holds 1; the largest are: none"):
+        bucket(1, ())
+
+
+def test_padding_adds_rows_and_keeps_type_and_content() -> None:
+    rows = np.random.default_rng(5).integers(-99, 99, (5, 3), dtype=np.int16)
+    out = padded(rows, 8, fill=-7)
+    assert out.dtype == np.int16
+    np.testing.assert_array_equal(out[:5], rows)
+    np.testing.assert_array_equal(out[5:], np.full((3, 3), -7))
+    assert (padded(rows, 6)[5:] == 0).all()
+
+
+def test_padding_to_the_same_size_is_the_array_itself() -> None:
+    rows = np.arange(1, 9)
+    assert padded(rows, 8) is rows
+
+
+@pytest.mark.parametrize("shape", [(9, 2), ()])
+def test_what_cannot_be_padded_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="cannot be padded to 8 rows"):
+        padded(np.ones(shape), 8)
+
+
+def test_a_few_graphs_serve_every_batch(device: Gpu) -> None:
+    sizes, made = buckets(17), work(device, 17)
+    graphs, want = device.graphs(), made.ys.astype(np.int64)
+    for n in (5, 3, 17, 6, 1, 7, 16, 4, 17, 8, 13):
+        size = bucket(n, sizes)
+        made.x.write(padded(padded(made.xs[:n], size), 17))
+        graphs.run(size, lambda size=size: made.axpy[1, 32](2, made.x, made.y, size))  # type: ignore[misc]
+        want[:n] += 2 * made.xs[:n]
+    np.testing.assert_array_equal(made.y.numpy(), want)
+    assert set(graphs) == {8, 16, 17} - {16} | {16}
+    assert preheat.buckets is buckets

@@ -1,0 +1,703 @@
+"""Captures: how they begin and end, what they refuse and where, and what other threads may do."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from preheat.errors import CaptureError, DeviceError, DriverError, InputError, LaunchError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.kernel import Module, SymbolView
+from preheat.runtime.stream import Event, Stream
+from preheat.runtime.window import (
+    ALLOCATE,
+    FREE,
+    FROM_HOST,
+    LOAD,
+    RECORD,
+    REPLAY,
+    RESET,
+    RESOLVE,
+    SET,
+    SYNCHRONIZE,
+    TO_HOST,
+    UNLOAD,
+    Act,
+)
+from tests.graph.support import (
+    KERNELS,
+    Default,
+    Work,
+    elsewhere,
+    here,
+    line_of,
+    log,
+    nothing_left_open,
+    work,
+)
+from tests.runtime.support import SIZES, Flaky
+
+MODES = ["thread_local", "global", "relaxed"]
+
+
+# Begin and end
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", SIZES)
+def test_a_body_becomes_a_graph_and_nothing_runs_before_its_replay(
+    mode: str, n: int, device: Gpu
+) -> None:
+    made = work(device, n)
+    with device.capture(mode=mode) as graph:
+        made.launch(3)
+        made.launch(-5)
+    assert graph.state is State.READY
+    made.check(0)
+    graph.replay()
+    made.check(-2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -> None:
+    made = work(device)
+    graph = device.capture(mode=mode)
+    assert (graph.state, graph.status) == (State.NEW, "none")
+    assert graph.begin() is graph
+    made.launch(7)
+    assert (graph.state, graph.status) == (State.CAPTURING, "active")
+    assert graph.end() is graph
+    assert (graph.state, graph.status) == (State.CAPTURED, "none")
+    assert graph.instantiate() is graph
+    assert graph.state is State.READY
+    graph.replay()
+    made.check(7)
+
+
+def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
+    made = work(device)
+    made.launch(2)
+    graph = made.captured(10)
+    made.launch(3)
+    made.check(5)
+    graph.replay()
+    made.check(15)
+
+
+@pytest.mark.parametrize("warm", [0, 1, 5])
+def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
+    made = work(device)
+    grid, block, args = -(-made.n // 64), 64, (2, made.x, made.y, made.n)
+    bound = made.axpy.bind(*args, grid=grid, block=block)
+    kept = made.axpy[grid, block]
+    doors: list[Callable[[], None]] = [
+        made.launch,
+        bound,
+        lambda: kept(*args),
+        lambda: made.axpy.launch(*args, grid=grid, block=block, shared=64),
+    ]
+    for door in doors * warm:
+        door()
+    made.check(warm * 9)
+    with device.capture() as graph:
+        for door in doors:
+            door()
+    made.check(warm * 9)
+    assert len(graph) == len(doors)
+    graph.replay()
+    made.check(warm * 9 + 9)
+
+
+def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
+    made, stream = work(device), device.stream()
+    for given in (None, stream):
+        with device.capture(stream=given) as graph:
+            where: Any = graph.stream if given is None else stream
+            made.axpy.launch(2, made.x, made.y, made.n, grid=5, block=64, stream=where)
+        assert len(graph) == 1
+        graph.replay()
+    made.check(4)
+    with pytest.raises(CaptureError, match="no capture is under way"):
+        _ = graph.stream
+
+
+def test_fills_and_copies_become_nodes(device: Gpu) -> None:
+    made, wide = work(device, 33), device.array(np.arange(33) * 0.5)
+    other = device.array(made.ys)
+    with device.capture() as graph:
+        made.x.fill(4)
+        made.y.copy_from(made.x)
+        made.launch(2)
+        wide[3:20].fill(1.25)
+        other[:0].fill(1)  # nothing to do is no node
+    assert [node.kind for node in graph.nodes] == ["fill", "copy", "kernel", "fill"]
+    np.testing.assert_array_equal(made.x.numpy(), made.xs)
+    graph.replay()
+    np.testing.assert_array_equal(made.y.numpy(), np.full(33, 12, np.int32))
+    expected = np.arange(33) * 0.5
+    expected[3:20] = 1.25
+    np.testing.assert_array_equal(wide.numpy(), expected)
+
+
+def test_an_end_without_a_begin_is_an_error(device: Gpu) -> None:
+    graph = device.capture()
+    with pytest.raises(CaptureError, match="there is no capture to end: this graph is new") as caught:
+        graph.end()
+    assert caught.value.hint == "begin it first: graph.begin()"
+    made = work(device)
+    with pytest.raises(CaptureError, match="this graph is ready"):
+        made.captured().end()
+
+
+def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
+    made = work(device)
+    graph = device.capture().begin()
+    began = here(-1)
+    made.launch(3)
+    with pytest.raises(CaptureError, match=f"being captured already, since {began}"):
+        graph.begin()
+    graph.end().replay()
+    made.check(3)
+    with pytest.raises(CaptureError, match="this graph is ready already") as caught:
+        graph.begin()
+    assert caught.value.hint == "a new capture is a new graph"
+
+
+def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
+    made = work(device)
+    second = device.capture()
+    with device.capture() as graph:
+        made.launch(3)
+        with pytest.raises(CaptureError, match="this thread is capturing already"):
+            second.begin()
+        assert second.state is State.NEW
+        made.launch(4)
+    graph.replay()
+    made.check(7)
+    with second:
+        made.launch(5)
+    second.replay()
+    made.check(12)
+
+
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> None:
+    with pytest.raises(CaptureError, match="the legacy default stream cannot be captured") as caught:
+        device.capture(stream=Default(handle))
+    assert caught.value.hint is not None and "a stream of its own" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky):
+        graph = flaky.gpu.capture(mode=mode).begin()
+        began = here(-1)
+        with pytest.raises(CaptureError, match="nothing was captured") as caught:
+            graph.end()
+        assert caught.value.where == began
+        assert (graph.state, graph.status) == (State.FAILED, "none")
+        made.captured().close()
+
+
+def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
+    with pytest.raises(InputError, match="'local' is not a capture mode") as caught:
+        device.capture(mode="local")
+    assert caught.value.hint == "use one of thread_local, global, relaxed"
+
+
+def test_another_thread_cannot_end_a_capture_and_does_it_no_harm(device: Gpu) -> None:
+    made = work(device)
+    graph = device.capture().begin()
+    began = here(-1)
+    made.launch(3)
+    with pytest.raises(CaptureError, match=f"belongs to another thread, which began it at {began}"):
+        elsewhere(graph.end)
+    assert (graph.state, graph.status) == (State.CAPTURING, "active")
+    made.launch(4)
+    graph.end().replay()
+    made.check(7)
+
+
+def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
+    made = work(device)
+    with device.capture() as graph:
+        made.launch()
+        with pytest.raises(CaptureError, match="still being captured"):
+            graph.close()
+    graph.replay()
+    made.check(3)
+
+
+# A body that raises
+
+
+class BodyError(Exception):
+    """What a body raises."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("launches", [0, 1, 3])
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_a_body_that_raises_leaves_everything_usable(
+    mode: str, launches: int, own_stream: bool, flaky: Flaky
+) -> None:
+    gpu, made = flaky.gpu, work(flaky.gpu)
+    stream = gpu.stream() if own_stream else None
+    with nothing_left_open(flaky):
+        graph = gpu.capture(mode=mode, stream=stream)
+        with pytest.raises(BodyError, match="mine") as caught, graph:
+            for _ in range(launches):
+                made.launch()
+            raise BodyError("mine")
+        assert not hasattr(caught.value, "__notes__")
+        assert (graph.state, graph.status) == (State.FAILED, "none")
+        with pytest.raises(CaptureError, match="this graph is failed already"):
+            graph.begin()
+        made.launch(2)
+        if stream is not None:
+            made.axpy.launch(5, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+            stream.synchronize()
+        total = 2 + 5 * own_stream
+        made.check(total)
+        again = made.captured(10, mode=mode, stream=stream)
+        again.replay()
+        made.check(total + 10)
+        again.close()
+
+
+def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    flaky.gpu.synchronize()
+    with flaky.asked("allocate", "free") as asked:
+        own = flaky.gpu.array(made.xs)
+        with pytest.raises(BodyError), flaky.gpu.capture() as graph:
+            made.axpy[5, 64](1, own, made.y, made.n)
+            raise BodyError
+        del own
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"allocate": 1, "free": 1}
+    assert graph.state is State.FAILED
+
+
+def test_what_went_wrong_first_is_noted_on_what_the_body_raises(device: Gpu) -> None:
+    made = work(device)
+    with pytest.raises(BodyError) as caught, device.capture():
+        made.launch()
+        try:
+            made.y.numpy()
+        except CaptureError as error:
+            first = error
+        raise BodyError
+    (note,) = caught.value.__notes__
+    assert note.startswith("the first error inside this capture was, at ")
+    assert str(first) in note
+
+
+@pytest.mark.parametrize("kind_of_error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_no_exception_at_all_leaves_a_capture_open(
+    kind_of_error: type[BaseException], flaky: Flaky
+) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky):
+        with pytest.raises(kind_of_error), flaky.gpu.capture():
+            made.launch()
+            raise kind_of_error
+        made.launch(2)
+        made.check(2)
+
+
+# What no capture can hold
+
+
+class Scene(NamedTuple):
+    """What an act may need, made before the window."""
+
+    made: Work
+    module: Module
+    spare: Array
+    scalar: Scalar
+    stream: Stream
+    event: Event
+    table: SymbolView
+    other: Graph
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device."""
+        return self.made.gpu
+
+
+def scene(gpu: Gpu) -> Scene:
+    """A scene on `gpu`; the default stream is known to it already."""
+    made, stream = work(gpu), gpu.stream()
+    module = gpu.module(KERNELS)
+    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=Default())
+    event, scalar = gpu.record(), gpu.scalar("int32", 41, name="answer")
+    spare, table = gpu.array(made.xs), module.symbol("table", "int32")
+    other = made.captured(100)
+    gpu.synchronize()
+    return Scene(made, module, spare, scalar, stream, event, table, other)
+
+
+class Case(NamedTuple):
+    """Something to do inside a window, and how it is refused."""
+
+    do: Callable[[Scene], object]
+    words: str
+    act: Act | None  # None: work in another stream, which only relaxed captures let pass
+
+
+ELSEWHERE = "work in another stream than the captured one"
+
+ACTS = {
+    "compile": Case(lambda s: s.gpu.kernel(KERNELS + "\n", "axpy"), "compiling or loading", LOAD),
+    "module": Case(lambda s: s.gpu.module(KERNELS, label="x.cu"), "compiling or loading", LOAD),
+    "first use": Case(lambda s: s.module["spin"], "first use of a kernel", RESOLVE),
+    "empty": Case(lambda s: s.gpu.empty(3), "allocating memory", ALLOCATE),
+    "zeros": Case(lambda s: s.gpu.zeros(3), "allocating memory", ALLOCATE),
+    "array": Case(lambda s: s.gpu.array([1, 2]), "allocating memory", ALLOCATE),
+    "array of array": Case(lambda s: s.gpu.array(s.spare), "allocating memory", ALLOCATE),
+    "scalar": Case(lambda s: s.gpu.scalar("int32"), "allocating memory", ALLOCATE),
+    "close": Case(lambda s: s.spare.close(), "freeing memory", FREE),
+    "numpy": Case(lambda s: s.spare.numpy(), "copying to the host", TO_HOST),
+    "get": Case(lambda s: s.scalar.get(), "copying to the host", TO_HOST),
+    "read symbol": Case(lambda s: s.table.numpy(), "copying to the host", TO_HOST),
+    "write": Case(lambda s: s.spare.write(s.made.ys), "copying from the host", FROM_HOST),
+    "write symbol": Case(lambda s: s.table.write([3, 4, 5]), "copying from the host", FROM_HOST),
+    "synchronize": Case(lambda s: s.gpu.synchronize(), "synchronising", SYNCHRONIZE),
+    "stream.synchronize": Case(lambda s: s.stream.synchronize(), "synchronising", SYNCHRONIZE),
+    "stream.done": Case(lambda s: s.stream.done(), "synchronising", SYNCHRONIZE),
+    "event.synchronize": Case(lambda s: s.event.synchronize(), "synchronising", SYNCHRONIZE),
+    "event.done": Case(lambda s: s.event.done(), "synchronising", SYNCHRONIZE),
+    "record": Case(lambda s: s.gpu.record(), "using an event", RECORD),
+    "stream.record": Case(lambda s: s.stream.record(), "using an event", RECORD),
+    "stream.wait": Case(lambda s: s.stream.wait(s.event), "using an event", RECORD),
+    "set": Case(lambda s: s.scalar.set(42), "setting a scalar", SET),
+    "trim": Case(lambda s: s.gpu.trim(), "unloading programs", UNLOAD),
+    "reset": Case(lambda s: s.gpu.reset(), "resetting or closing the device", RESET),
+    "gpu.close": Case(lambda s: s.gpu.close(), "resetting or closing the device", RESET),
+    "replay": Case(lambda s: s.other.replay(), "replaying a graph", REPLAY),
+    "upload": Case(lambda s: s.other.upload(), "replaying a graph", REPLAY),
+    "another stream": Case(lambda s: in_stream(s.made, s.stream), ELSEWHERE, None),
+    "the default stream": Case(lambda s: in_stream(s.made, Default()), ELSEWHERE, None),
+}
+
+
+def in_stream(made: Work, stream: object) -> None:
+    """A launch in a stream of the caller's choice."""
+    made.axpy.launch(3, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+
+
+def expected_line(name: str) -> str:
+    """Where an act of the table is refused: at its own line, or in the function it calls."""
+    if ACTS[name].act is not None:
+        return line_of(ACTS[name].do)
+    file, _, line = line_of(in_stream).partition(":")
+    return f"{file}:{int(line) + 2}"
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+@pytest.mark.parametrize("name", ACTS)
+def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
+    name: str, mode: str, flaky: Flaky
+) -> None:
+    case, made = ACTS[name], scene(flaky.gpu)
+    with nothing_left_open(flaky):
+        with pytest.raises(CaptureError) as out, flaky.gpu.capture(mode=mode) as graph:
+            made.made.launch()
+            with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+                case.do(made)
+            assert (asked, graph.status) == ({}, "active")
+            raise caught.value
+        assert out.value is caught.value
+        assert f"{caught.value}".startswith(f"{expected_line(name)}: {case.words}")
+        assert caught.value.where == expected_line(name)
+        assert caught.value.hint
+        assert graph.state is State.FAILED
+        made.made.check(0)  # the device is as it was, and so is what the act concerned
+        np.testing.assert_array_equal(made.spare.numpy(), made.made.xs)
+        np.testing.assert_array_equal(made.table.numpy(), [1, 2, 3])
+        assert made.scalar.get() == 41
+        made.other.replay()
+        made.made.check(100)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_swallowed_error_comes_out_at_the_end_whatever_went_wrong_later(
+    name: str, flaky: Flaky
+) -> None:
+    case, made = ACTS[name], scene(flaky.gpu)
+    with nothing_left_open(flaky):
+        graph = flaky.gpu.capture().begin()
+        made.made.launch()
+        with pytest.raises(CaptureError):
+            case.do(made)
+        with pytest.raises(LaunchError):
+            made.made.axpy[1, 32](1)
+        for other in ACTS.values():
+            with pytest.raises(CaptureError):
+                other.do(made)
+        made.made.launch()
+        with pytest.raises(CaptureError, match="the capture was given up") as caught:
+            graph.end()
+        assert case.words in str(caught.value)
+        assert caught.value.where == expected_line(name)
+        assert isinstance(caught.value.__cause__, CaptureError)
+        assert caught.value.hint == caught.value.__cause__.hint
+        assert graph.state is State.FAILED
+        made.made.check(0)
+
+
+RELAXED = [name for name, case in ACTS.items() if case.act is None or case.act.relaxed]
+
+
+@pytest.mark.parametrize("name", sorted(ACTS.keys() - set(RELAXED)))
+def test_a_relaxed_capture_refuses_what_concerns_every_capture(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with pytest.raises(CaptureError, match=ACTS[name].words), device.capture(mode="relaxed"):
+        made.made.launch()
+        ACTS[name].do(made)
+    made.made.check(0)
+
+
+@pytest.mark.parametrize("name", sorted(set(RELAXED) - {"array", "scalar", "array of array"}))
+def test_a_relaxed_capture_lets_the_rest_pass(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with device.capture(mode="relaxed") as graph:
+        made.made.launch(3)
+        kept = ACTS[name].do(made)
+        made.made.launch(4)
+        assert graph.status == "active"
+    device.synchronize()
+    eager = 3 if ACTS[name].act is None else 0
+    made.made.check(eager)
+    graph.replay()
+    made.made.check(eager + 7)
+    del kept
+
+
+@pytest.mark.parametrize(("name", "words"), [("array", "copying from"), ("scalar", "setting a scalar")])
+def test_a_relaxed_capture_allocates_but_gives_no_value(name: str, words: str, device: Gpu) -> None:
+    made = scene(device)
+    with pytest.raises(CaptureError, match=words), device.capture(mode="relaxed"):
+        ACTS[name].do(made)
+
+
+def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
+    made, stream = work(device), device.stream()
+    doors: list[Callable[[], object]] = [
+        stream.synchronize,
+        stream.done,
+        stream.record,
+        device.synchronize,
+    ]
+    for mode in MODES:
+        for door in doors:
+            with pytest.raises(CaptureError), device.capture(stream=stream, mode=mode):
+                made.launch()
+                door()
+            made.check(0)
+
+
+def test_a_wrong_argument_is_the_first_error_of_its_window(device: Gpu) -> None:
+    made = work(device)
+    with pytest.raises(LaunchError, match="axpy, argument 0") as caught, device.capture():
+        made.axpy[5, 64]("three", made.x, made.y, made.n)
+    assert caught.value.argument == 0
+    graph = device.capture().begin()
+    made.launch()
+    with pytest.raises(LaunchError):
+        made.axpy[5, 64](2.5, made.x, made.y, made.n)
+    line = here(-1)
+    with pytest.raises(CaptureError):
+        made.y.numpy()
+    with pytest.raises(CaptureError, match="axpy, argument 0: ") as ended:
+        graph.end()
+    assert ended.value.where == line
+    assert isinstance(ended.value.__cause__, LaunchError)
+    made.check(0)
+
+
+def test_a_closed_array_is_a_wrong_argument(device: Gpu) -> None:
+    made = work(device)
+    made.x.close()
+    with pytest.raises(LaunchError, match="axpy, argument 1"), device.capture():
+        made.launch()
+
+
+def test_a_device_call_that_fails_inside_is_the_first_error(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    error = DriverError("cuLaunchKernelEx", 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+    with nothing_left_open(flaky):
+        graph = flaky.gpu.capture().begin()
+        made.launch()
+        flaky.seam.fail("launch", error)
+        with pytest.raises(DriverError, match="NOT_SUPPORTED"):
+            made.launch()
+        with pytest.raises(CaptureError):
+            flaky.gpu.synchronize()
+        with pytest.raises(CaptureError, match="given up: cuLaunchKernelEx failed") as caught:
+            graph.end()
+        assert caught.value.__cause__ is error
+        made.check(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_spoilt_behind_our_back_says_after_which_line(mode: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky, end=1):
+        graph = flaky.gpu.capture(mode=mode).begin()
+        made.launch()
+        made.launch()
+        last = line_of(made.launch.__func__)  # type: ignore[attr-defined]
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        assert graph.status == "invalidated"
+        with pytest.raises(CaptureError, match="a call of another library spoilt the capture") as caught:
+            graph.end()
+        file, _, first = last.partition(":")
+        assert caught.value.where == f"{file}:{int(first) + 2}"
+        assert (graph.state, graph.status) == (State.FAILED, "none")
+        again = made.captured()
+        again.replay()
+        made.check(3)
+        again.close()
+
+
+# Other threads
+
+
+def test_other_threads_work_on_while_one_captures_for_itself(device: Gpu) -> None:
+    made, mine = scene(device), work(device)
+    stream = device.stream()
+
+    def busy() -> np.ndarray[Any, Any]:
+        own = device.array(mine.xs)
+        device.zeros(33, "int32").close()
+        mine.axpy[5, 64](2, own, mine.y, mine.n)
+        mine.axpy.launch(3, own, mine.y, mine.n, grid=5, block=64, stream=stream)
+        event = device.record()
+        stream.wait(event)
+        event.synchronize()
+        stream.synchronize()
+        assert event.done() and stream.done()
+        made.scalar.set(7)
+        assert made.scalar.get() == 7
+        made.other.replay()
+        device.kernel(KERNELS + "// other\n", "axpy")
+        device.synchronize()
+        device.trim()
+        return mine.y.numpy()
+
+    with device.capture() as graph:
+        made.made.launch(5)
+        seen = elsewhere(busy)
+        assert graph.status == "active"
+        made.made.launch(6)
+    np.testing.assert_array_equal(seen, mine.ys + 5 * mine.xs)
+    made.made.check(100)
+    assert len(graph) == 2  # nothing of the other thread's
+    graph.replay()
+    made.made.check(111)
+
+
+@pytest.mark.parametrize("name", ["read symbol", "write symbol"])
+def test_symbols_work_in_other_threads_while_one_captures_for_itself(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with device.capture() as graph:
+        made.made.launch(5)
+        elsewhere(lambda: ACTS[name].do(made))
+        assert graph.status == "active"
+    graph.replay()
+    made.made.check(5)
+
+
+UNSAFE = [name for name, case in ACTS.items() if case.act is not None and case.act.unsafe]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, flaky: Flaky) -> None:
+    made = scene(flaky.gpu)
+    with flaky.gpu.capture(mode="global") as graph:
+        began = here(-1)
+        made.made.launch(5)
+        with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+            elsewhere(lambda: ACTS[name].do(made))
+        assert asked == {}
+        made.made.launch(6)
+    assert f"{caught.value.where}: {ACTS[name].words}" in str(caught.value)
+    assert str(caught.value).endswith(f" while another thread captures (since {began})")
+    assert caught.value.where == line_of(ACTS[name].do)
+    graph.replay()
+    made.made.check(11)
+
+
+def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> None:
+    made, mine, noted = work(device), work(device, 33), log(device)
+    other, notes = mine.captured(10), noted.captured()
+    doors: list[Callable[[], object]] = [
+        lambda: mine.launch(2),
+        other.replay,
+        lambda: notes.replay(step=4),
+        lambda: noted.step.set(5),
+        lambda: notes.replay(),
+    ]
+    with device.capture(mode="global") as graph:
+        made.launch(5)
+        for door in doors:
+            elsewhere(door)
+            assert graph.status == "active"
+    assert len(graph) == 1
+    graph.replay()
+    made.check(5)
+    mine.check(12)
+    assert noted.seen() == [4, 5]
+
+
+def test_no_other_thread_works_in_the_captured_stream(device: Gpu) -> None:
+    made, stream = work(device), device.stream()
+    with device.capture(stream=stream) as graph:
+        made.launch(5)
+        with pytest.raises(CaptureError, match="another thread is capturing this stream"):
+            elsewhere(lambda: in_stream(made, stream))
+        with pytest.raises(CaptureError, match="synchronising while another thread captures"):
+            elsewhere(stream.synchronize)
+    assert len(graph) == 1
+    graph.replay()
+    made.check(5)
+
+
+# Finalizers
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    dead = [flaky.gpu.array(made.xs) for _ in range(5)]
+    events = [flaky.gpu.record() for _ in range(300)]
+    old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")
+    loop: list[object] = [dead.pop(), dead.pop()]
+    loop.append(loop)
+    with flaky.asked("free", "graph.close", "executable.close", "module.unload") as asked:
+        with flaky.gpu.capture(mode=mode) as graph:
+            made.launch(3)
+            del dead, events, old, module, loop
+            gc.collect()
+            made.launch(4)
+            assert graph.status == "active"
+            assert flaky.seam.calls["free"] == 0
+        graph.replay()
+    assert asked == {"graph.close": 1}  # the new one's, which is instantiated
+    with flaky.asked("free", "executable.close") as asked:
+        flaky.gpu.synchronize()
+    assert asked == {"free": 5, "executable.close": 1}
+    made.check(7)

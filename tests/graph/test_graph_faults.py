@@ -1,0 +1,674 @@
+"""Captures and replays that fail: at every point, for every reason, nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import (
+    CaptureError,
+    ContextLostError,
+    DriverError,
+    EmulatorFault,
+    GraphError,
+    OutOfMemoryError,
+    StaleGraphError,
+)
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
+from tests.graph.support import elsewhere, here
+from tests.runtime.support import KERNELS, Bench, Flaky, bench
+from tests.runtime.test_faults import illegal_address, not_supported
+from tests.runtime.test_threads_and_fork import in_child
+
+SLOW = """
+extern "C" __global__ void slow(volatile int* x, int n) { for (int i = 0; i < n; i++) *x = *x + 1; }
+"""
+
+
+def out_of_memory(call: str = "cuGraphInstantiate") -> OutOfMemoryError:
+    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+
+
+def captured(made: Bench, **more: Any) -> Graph:
+    with made.gpu.capture(**more) as graph:
+        made.launch()
+    return graph
+
+
+def usable(made: Bench, launches: int = 0) -> None:
+    """That the device works as before, with and without a capture."""
+    context = made.gpu._context
+    assert (context.windows, context.alert) == ({}, None)
+    made.check(launches)
+    made.launch()
+    graph = captured(made)
+    graph.replay()
+    made.check(launches + 2)
+    graph.close()
+
+
+# The body raises
+
+STEPS: tuple[Callable[[Bench], object], ...] = (
+    lambda b: b.launch(),
+    lambda b: b.y.fill(7.0),
+    lambda b: b.y.copy_from(b.x),
+    lambda b: b.launch(3),
+)
+
+
+@pytest.mark.parametrize("kind_of_error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("at", range(len(STEPS) + 1))
+def test_a_body_that_raises_anywhere_leaves_nothing_behind(
+    at: int, kind_of_error: type[BaseException], flaky: Flaky
+) -> None:
+    made, raised = bench(flaky.gpu), kind_of_error("mine")
+    graph = flaky.gpu.capture()
+
+    def body() -> None:
+        with graph:
+            for step in STEPS[:at]:
+                step(made)
+            raise raised
+
+    verbs = ("stream.begin_capture", "stream.end_capture", "graph.close")
+    with flaky.asked(*verbs) as asked, pytest.raises(kind_of_error) as caught:
+        body()
+    assert caught.value is raised
+    assert asked == dict.fromkeys(verbs, 1)
+    assert (graph.state, graph.status, len(graph)) == (State.FAILED, "none", 0)
+    with pytest.raises(GraphError, match="cannot be replayed: its capture failed"):
+        graph.replay()
+    with pytest.raises(CaptureError, match="this graph is failed already"):
+        graph.begin()
+    usable(made)
+
+
+def failing(made: Bench, graph: Graph) -> None:
+    with graph:
+        made.launch()
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global", "relaxed"])
+def test_a_body_that_raises_is_forgotten_in_every_mode(mode: str, device: Gpu) -> None:
+    made = bench(device)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            failing(made, device.capture(mode=mode))
+    usable(made)
+
+
+def test_a_body_that_raises_on_a_stream_of_the_user_gives_it_back_usable(device: Gpu) -> None:
+    made = bench(device)
+    side = device.stream()
+    with pytest.raises(ZeroDivisionError):
+        failing(made, device.capture(stream=side))
+    made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=side)
+    side.synchronize()
+    usable(made, 1)
+
+
+def test_an_error_that_was_swallowed_is_told_beside_the_one_that_comes_out(device: Gpu) -> None:
+    made = bench(device)
+
+    def body() -> None:
+        with device.capture():
+            with suppress(CaptureError):
+                made.y.numpy()
+            raise ValueError(here(-1))
+
+    with pytest.raises(ValueError, match="test_graph_faults") as caught:
+        body()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"the first error inside this capture was, at {caught.value}: ")
+    assert "copying to the host inside a capture" in note
+    usable(made)
+
+
+def test_a_launch_that_fails_inside_is_what_the_end_reports(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    flaky.seam.fail("launch", None, not_supported("cuLaunchKernel"), not_supported("later"))
+    graph = flaky.gpu.capture().begin()
+    made.launch()
+    for name in ("cuLaunchKernel", "later"):
+        with pytest.raises(DriverError, match=name):
+            made.launch()
+    with pytest.raises(CaptureError, match="the capture was given up: cuLaunchKernel failed") as caught:
+        graph.end()
+    assert isinstance(caught.value.__cause__, DriverError)
+    assert str(caught.value.where).startswith("support.py:")  # where `Bench.launch` stands
+    assert graph.state is State.FAILED
+    usable(made)
+
+
+# The device fails
+
+
+@pytest.mark.parametrize("verb", ["stream", "stream.begin_capture"])
+def test_a_begin_that_fails_can_be_tried_again(verb: str, flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    graph = flaky.gpu.capture()
+    flaky.seam.fail(verb, *(not_supported(verb) for _ in range(3)))
+    with flaky.asked("stream") as asked:
+        for _ in range(3):
+            with pytest.raises(DriverError, match=verb):
+                graph.begin()
+            assert (graph.state, graph.status) == (State.NEW, "none")
+        graph.begin()
+    assert asked == {"stream": 4 if verb == "stream" else 1}  # what was made is used again
+    made.launch()
+    graph.end().replay()
+    made.check(1)
+    usable(made, 1)
+
+
+def test_a_capture_spoilt_behind_our_back_names_the_last_line_that_was_good(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    graph = flaky.gpu.capture().begin()
+    made.y.fill(3.0)
+    good = here(-1)
+    with pytest.raises(DriverError):
+        flaky.seam.synchronize()  # as another library would, past all our checks
+    assert graph.status == "invalidated"
+    with pytest.raises(
+        CaptureError, match="the capture was spoilt by a call of another library"
+    ) as bad:
+        graph.end()
+    assert bad.value.where == good
+    assert "synchronisation" in str(bad.value.hint)
+    assert (graph.state, graph.status) == (State.FAILED, "none")
+    usable(made)
+
+
+def test_work_after_a_capture_was_spoilt_raises_where_it_stands(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    graph = flaky.gpu.capture().begin()
+    made.launch()
+    with pytest.raises(DriverError):
+        flaky.seam.synchronize()
+    with pytest.raises(DriverError, match="INVALIDATED"):
+        made.launch()
+    with pytest.raises(CaptureError, match=r"given up: .*INVALIDATED"):
+        graph.end()
+    usable(made)
+
+
+def test_an_end_whose_graph_cannot_be_read_leaks_nothing(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    flaky.seam.fail("graph.nodes", not_supported("cuGraphGetNodes"))
+    with flaky.asked("stream.end_capture", "graph.close") as asked:
+        graph = flaky.gpu.capture().begin()
+        made.launch()
+        with pytest.raises(DriverError, match="cuGraphGetNodes"):
+            graph.end()
+    assert asked == {"stream.end_capture": 1, "graph.close": 1}
+    assert graph.state is State.FAILED
+    usable(made)
+
+
+@pytest.mark.parametrize("drop", ["close", "forget"])
+def test_out_of_memory_at_instantiation_keeps_the_capture_for_another_try(
+    drop: str, flaky: Flaky
+) -> None:
+    made = bench(flaky.gpu)
+    flaky.seam.fail("graph.instantiate", out_of_memory(), out_of_memory(), out_of_memory())
+    with flaky.asked("graph.close", "executable.close") as asked:
+        with pytest.raises(OutOfMemoryError), flaky.gpu.capture() as graph:
+            made.launch()
+        for again in (graph.instantiate, graph.replay):
+            with pytest.raises(MemoryError):
+                again()
+            assert (graph.state, graph.num_replays) == (State.CAPTURED, 0)
+        del again
+        made.check(0)
+        graph.replay()
+        made.check(1)
+        assert (graph.state, graph.num_replays) == (State.READY, 1)
+        if drop == "close":
+            graph.close()
+        del graph
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"graph.close": 1, "executable.close": 1}
+    usable(made, 1)
+
+
+@pytest.mark.parametrize("drop", ["close", "forget"])
+def test_a_capture_that_never_was_instantiated_is_given_back(drop: str, flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    flaky.seam.fail("graph.instantiate", out_of_memory())
+    with flaky.asked("graph.close", "executable.close") as asked:
+        with pytest.raises(OutOfMemoryError):
+            captured(made)
+        graph = flaky.gpu.capture().begin()
+        made.launch()
+        graph.end()
+        if drop == "close":
+            graph.close()
+        del graph
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"graph.close": 2}
+    usable(made)
+
+
+def test_an_upload_that_fails_is_done_again_and_then_never(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    graph = captured(made)
+    flaky.seam.fail("executable.upload", out_of_memory("cuGraphUpload"), not_supported("cuGraphUpload"))
+    with flaky.asked("executable.upload", "replay") as asked:
+        with pytest.raises(OutOfMemoryError):
+            graph.upload()
+        with pytest.raises(DriverError, match="cuGraphUpload"):
+            graph.replay()
+        assert graph.num_replays == 0
+        for _ in range(3):
+            graph.replay()
+    assert asked == {"executable.upload": 3, "replay": 3}
+    assert graph.num_replays == 3
+    made.check(3)
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+@pytest.mark.parametrize("verb", ["replay", "set"])
+def test_a_replay_that_fails_is_not_counted_and_the_next_one_works(
+    verb: str, warm: int, flaky: Flaky
+) -> None:
+    gpu, add = flaky.gpu, flaky.gpu.kernel(KERNELS, "add")
+    step, out = gpu.scalar("int32", 5, name="step"), gpu.array([1], "int32")
+    with gpu.capture() as graph:
+        add[1, 32](step, 100, out, 1)
+    more: dict[str, Any] = {"step": 7} if verb == "set" else {}
+    for _ in range(warm):
+        graph.replay(**more)
+    flaky.seam.fail(verb, not_supported(verb))
+    with pytest.raises(DriverError, match=f"{verb} failed: CUDA_ERROR_NOT_SUPPORTED"):
+        graph.replay(**more)
+    assert graph.num_replays == warm
+    graph.replay(step=9)
+    assert graph.num_replays == warm + 1
+    assert out.numpy().tolist() == [109]
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+def test_a_replay_that_nothing_survives_names_the_graph_from_then_on(warm: int, flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    graph = captured(made, name="the step")
+    for _ in range(warm):
+        graph.replay()
+    flaky.seam.fail("replay", illegal_address("cuGraphLaunch"))
+    with pytest.raises(DriverError, match="the last graph replayed was the step"):
+        graph.replay()
+    assert graph.num_replays == warm
+    with flaky.asked() as asked:
+        for door in (graph.replay, graph.upload, flaky.gpu.capture, made.launch):
+            with pytest.raises(ContextLostError, match="the last graph replayed was the step"):
+                door()
+        graph.close()
+    assert asked == {}  # the device is left alone
+
+
+def test_work_that_fails_later_names_the_last_graph_replayed(flaky: Flaky) -> None:
+    made = bench(flaky.gpu)
+    first, second = captured(made, name="first"), captured(made, name="second")
+    for graph in (first, second, first):
+        graph.replay()
+    flaky.seam.fail("synchronize", illegal_address())
+    with pytest.raises(DriverError, match="the last graph replayed was first"):
+        flaky.gpu.synchronize()
+
+
+def test_a_fault_inside_a_replay_on_the_emulator_comes_out_of_it(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    with gpu.capture(name="beyond") as graph:
+        made.saxpy[5, 64](2.0, made.x, made.y, made.n + 1)
+    with pytest.raises(EmulatorFault, match="past the end of the 1028-byte buffer"):
+        graph.replay()
+    assert graph.num_replays == 0
+    with pytest.raises(ContextLostError, match="the last graph replayed was beyond"):
+        graph.replay()
+    gpu.reset()
+    usable(bench(gpu))
+
+
+# Memory and programs that go away
+
+
+def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> None:
+    made = bench(device)
+    graph = device.capture().begin()
+    made.launch()
+    with pytest.raises(CaptureError, match="freeing memory inside a capture") as caught:
+        made.x.close()
+    assert caught.value.hint == "close arrays after the capture"
+    with pytest.raises(CaptureError, match="given up: freeing memory inside a capture"):
+        graph.end()
+    usable(made)
+
+
+def test_memory_freed_by_another_thread_meanwhile_makes_the_graph_stale(device: Gpu) -> None:
+    made = bench(device)
+    with device.capture(name="step") as graph:
+        made.launch()
+        elsewhere(made.x.close)
+    assert graph.stale
+    words = r"graph 'step' is stale: node 0, saxpy, argument 1 \(float const\*\): Array float32\[257\]"
+    with pytest.raises(StaleGraphError, match=words):
+        graph.replay()
+    assert graph.num_replays == 0
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+def test_memory_freed_after_the_capture_makes_the_graph_stale(warm: int, device: Gpu) -> None:
+    made = bench(device)
+    view = made.x[0:]
+    graph = captured(made, name="step")
+    for _ in range(warm):
+        graph.replay()
+    view.close()
+    for _ in range(2):
+        with pytest.raises(StaleGraphError, match="node 0, saxpy, argument 1") as caught:
+            graph.replay()
+        assert "capture again" in str(caught.value.hint)
+    assert graph.num_replays == warm
+    made.check(warm)
+
+
+def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    out, add = gpu.array([3], "int32"), gpu.kernel(KERNELS, "add", label="mine.cu")
+    with gpu.capture() as graph:
+        add[1, 32](out, 4, out, 1)
+        del add
+        gc.collect()
+        elsewhere(gpu.trim)
+    with flaky.asked("module.unload") as asked:
+        assert gpu.trim() == 0
+        graph.replay()
+        assert out.numpy().tolist() == [7]
+    assert asked == {}
+    graph.close()
+    with flaky.asked("module.unload") as asked:
+        gpu.trim()
+    assert asked == {"module.unload": 1}
+
+
+def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
+    made = bench(device)
+    graph = device.capture().begin()
+    made.launch()
+    with pytest.raises(CaptureError, match="unloading programs inside a capture"):
+        device.trim()
+    with pytest.raises(CaptureError, match="given up: unloading programs inside a capture"):
+        graph.end()
+    usable(made)
+
+
+# Resets
+
+
+def test_a_reset_by_another_thread_inside_the_window_is_named(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    graph = gpu.capture()
+
+    def body() -> None:
+        with graph:
+            made.launch()
+            elsewhere(gpu.reset)
+            made.launch()
+
+    with pytest.raises(ContextLostError, match="it was reset"):
+        body()
+    assert graph.state is State.FAILED
+    usable(bench(gpu))
+
+
+def test_a_reset_that_the_body_never_noticed_is_named_by_the_end(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    graph = gpu.capture().begin()
+    made.launch()
+    elsewhere(gpu.reset)
+    with pytest.raises((ContextLostError, CaptureError), match="it was reset") as caught:
+        graph.end()
+    assert "another library" not in str(caught.value)
+    assert graph.state is State.FAILED
+    usable(bench(gpu))
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+def test_a_graph_does_not_outlive_a_reset(warm: int, open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    graph = captured(bench(gpu))
+    for _ in range(warm):
+        graph.replay()
+    elsewhere(gpu.reset)
+    for door in (graph.replay, graph.upload):
+        with pytest.raises(ContextLostError, match="it was reset, and what was on it is gone"):
+            door()
+    assert graph.num_replays == warm
+    graph.close()
+    usable(bench(gpu))
+
+
+def test_a_reset_is_refused_inside_and_by_a_global_capture_everywhere(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    with pytest.raises(CaptureError, match="resetting or closing the device inside"), gpu.capture():
+        gpu.reset()
+    with gpu.capture(mode="global") as graph:
+        made.launch()
+        for door in (gpu.reset, gpu.close):
+            with pytest.raises(CaptureError, match="while another thread captures"):
+                elsewhere(door)
+    graph.replay()
+    made.check(1)
+
+
+# The collector
+
+
+class Cycle:
+    """Something that only the collector takes apart."""
+
+    def __init__(self, *holds: object) -> None:
+        self.itself, self.holds = self, holds
+
+
+def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -> None:
+    gpu, made = flaky.gpu, bench(flaky.gpu)
+    doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
+    bound = doomed.bind(gpu.array([1], "int32"), 1, gpu.array([2], "int32"), 1, grid=1, block=32)
+    old = captured(made)
+    old.replay()
+    event, side = gpu.record(), gpu.stream()
+    cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
+    gpu._life.kernels.clear()
+    gpu._life.modules.clear()
+    gpu.synchronize()
+    del doomed, bound, old, event, side
+    with gpu.capture() as graph:
+        made.launch()
+        with flaky.asked() as asked:
+            cycles.clear()
+            gc.collect()
+            elsewhere(gc.collect)
+        assert asked == {}
+        assert len(gpu._context.garbage) >= 6  # four arrays, a graph, an event
+        made.launch()
+    with flaky.asked("free", "executable.close", "module.unload") as asked:
+        gpu.synchronize()
+    assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
+    assert not gpu._context.garbage
+    graph.replay()
+    made.check(3)
+
+
+def test_another_thread_that_allocates_meanwhile_frees_nothing_either(flaky: Flaky) -> None:
+    gpu, made = flaky.gpu, bench(flaky.gpu)
+    dropped = [gpu.array(made.xs) for _ in range(5)]
+    with gpu.capture(), flaky.asked("free", "allocate") as asked:
+        made.launch()
+        dropped.clear()
+        elsewhere(lambda: made.x.write(gpu.array(made.xs).numpy()))
+    assert asked == {"allocate": 1}
+    with flaky.asked("free") as asked:
+        gpu.empty(1)
+    assert asked == {"free": 6}
+
+
+def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -> None:
+    slow, add = device.kernel(SLOW, "slow"), device.kernel(KERNELS, "add")
+    x = device.array([0], "int32")
+    turns = 100_000 if device.name.startswith("cuda") else 10
+    for how in ("close", "drop", "close"):
+        y, out = device.array(np.arange(33, dtype=np.int32)), device.empty(33, "int32")
+        with device.capture() as graph:
+            slow[1, 1](x, turns)
+            add[2, 32](y, 5, out, 33)
+        del y
+        graph.replay()
+        if how == "close":
+            graph.close()
+        del graph
+        gc.collect()
+        device.empty(33, "int32").fill(-1)  # which drains, and may lie where `y` was
+        assert np.array_equal(out.numpy(), np.arange(33) + 5)
+    assert x.numpy().tolist() == [3 * turns]
+
+
+# Forks
+
+
+def test_a_graph_works_on_in_a_forked_child_of_the_emulator(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    graph = captured(made)
+    graph.replay()
+
+    def work() -> None:
+        graph.replay()
+        graph.replay()
+        made.check(3)
+        usable(made, 3)
+        graph.close()
+
+    in_child(work)
+    graph.replay()
+    made.check(2)
+    assert graph.num_replays == 2
+
+
+@pytest.mark.gpu
+def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("cuda")
+    made = bench(gpu)
+    graph = captured(made)
+    graph.replay()
+    gpu.synchronize()
+
+    def work() -> None:
+        for door in (graph.replay, graph.upload, gpu.capture):
+            with pytest.raises(ContextLostError, match="forked from one that was using the GPU"):
+                door()
+        graph.close()
+
+    in_child(work)
+    graph.replay()
+    made.check(2)
+
+
+def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+
+    def work() -> None:
+        made.launch()
+        graph.end().replay()
+        assert len(graph) == 2
+        made.check(2)
+        usable(made, 2)
+
+    graph = gpu.capture().begin()
+    made.launch()
+    in_child(work)
+    graph.end().replay()
+    assert len(graph) == 1
+    made.check(1)
+    usable(made, 1)
+
+
+def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    flaky.seam._part.forks = False
+    made = bench(flaky.gpu)
+
+    def work() -> None:
+        with flaky.asked() as asked:
+            with pytest.raises(ContextLostError, match="forked"):
+                made.launch()
+            with pytest.raises((ContextLostError, CaptureError), match="forked"):
+                graph.end()
+        assert asked == {}  # the parent's device is left alone
+
+    graph = flaky.gpu.capture().begin()
+    made.launch()
+    in_child(work)
+    graph.end().replay()
+    made.check(1)
+
+
+def test_a_child_is_free_of_the_captures_of_threads_it_does_not_have(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    inside, done = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with gpu.capture(mode="global"):
+            made.launch()
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert inside.wait(60)
+    try:
+        in_child(lambda: usable(made))
+    finally:
+        done.set()
+        thread.join(60)
+
+
+def test_a_child_does_not_wait_for_a_replay_of_its_parent(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+    graph = captured(made)
+
+    def work() -> None:
+        signal.alarm(10)
+        graph.replay()
+        made.check(1)
+
+    with graph._lock:  # as another thread holds it while it replays
+        in_child(work)

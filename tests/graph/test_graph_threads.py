@@ -1,0 +1,256 @@
+"""Graphs and threads: captures side by side, one graph replayed by many, closing against replaying."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import CaptureError, GraphError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
+from tests.graph.support import elsewhere
+from tests.runtime.support import KERNELS, bench
+
+PATIENCE = 60.0  # a wait that takes longer is a failure
+
+
+def together(*works: Callable[[], object]) -> list[Any]:
+    """Do all of it at once, a thread each; what they return, or the first error."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        waiting = [pool.submit(work) for work in works]
+        return [each.result(PATIENCE) for each in waiting]
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
+def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu) -> None:
+    add = device.kernel(KERNELS, "add")
+    counters = [device.array(np.full(33, seed, np.int32)) for seed in (5, 70)]
+    inside, worked = threading.Barrier(3), threading.Barrier(3)
+
+    def capture(which: int) -> Graph:
+        x = counters[which]
+        with device.capture(mode=mode, name=f"graph {which}") as graph:
+            add[2, 32](x, which + 1, x, 33)
+            inside.wait(PATIENCE)  # both windows are open
+            worked.wait(PATIENCE)  # and the third thread has done its work
+            x.fill(0) if which else None
+            add[2, 32](x, 10 * (which + 1), x, 33)
+        return graph
+
+    def third() -> None:
+        inside.wait(PATIENCE)
+        made = bench(device, 31)  # allocates and copies
+        made.launch(4)
+        made.check(4)
+        with device.stream() as side:
+            made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=side)
+            side.synchronize()
+        device.synchronize()
+        made.check(5)
+        made.x.close()
+        assert len(device._context.windows) == 2  # all of it happened inside both
+        worked.wait(PATIENCE)
+
+    first, second, _ = together(lambda: capture(0), lambda: capture(1), third)
+    assert [node.kind for node in first.nodes] == ["kernel", "kernel"]
+    assert [node.kind for node in second.nodes] == ["kernel", "fill", "kernel"]
+    assert [str(node.arguments[1]) for node in first.nodes] == ["1", "10"]
+    assert [str(node.arguments[1]) for node in second.nodes if node.kind == "kernel"] == ["2", "20"]
+    assert [counter.numpy()[0] for counter in counters] == [5, 70]  # nothing ran yet
+    for graph in (first, second, first, second):
+        graph.replay()
+    assert np.array_equal(counters[0].numpy(), np.full(33, 5 + 2 * 11))
+    assert np.array_equal(counters[1].numpy(), np.full(33, 20))
+    assert not device._context.windows
+
+
+def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> None:
+    add = device.kernel(KERNELS, "add")
+    arrays = [device.zeros(31, "int32") for _ in range(6)]
+    start = threading.Barrier(6)
+
+    def capture(which: int) -> list[Graph]:
+        start.wait(PATIENCE)
+        graphs = []
+        for turn in range(5):
+            with device.capture() as graph:
+                for by in range(which + 1):
+                    add[1, 32](arrays[which], 100 * turn + by, arrays[which], 31)
+            graphs.append(graph)
+        return graphs
+
+    for which, graphs in enumerate(together(*(lambda n=n: capture(n) for n in range(6)))):
+        for turn, graph in enumerate(graphs):
+            expected = [str(100 * turn + by) for by in range(which + 1)]
+            assert [str(node.arguments[1]) for node in graph.nodes] == expected
+            graph.replay()
+        total = sum(100 * turn + by for turn in range(5) for by in range(which + 1))
+        assert np.array_equal(arrays[which].numpy(), np.full(31, total))
+
+
+def test_one_graph_replayed_by_several_threads_counts_every_replay(device: Gpu) -> None:
+    add, x = device.kernel(KERNELS, "add"), device.zeros(33, "int32")
+    with device.capture() as graph:
+        add[2, 32](x, 3, x, 33)
+    start = threading.Barrier(4)
+
+    def replay() -> None:
+        start.wait(PATIENCE)
+        for _ in range(50):
+            graph.replay()
+
+    together(*[replay] * 4)
+    assert graph.num_replays == 200
+    assert np.array_equal(x.numpy(), np.full(33, 600))
+
+
+def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) -> None:
+    add, total = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    accumulate = device.kernel(
+        'extern "C" __global__ void accumulate(const int* a, const int* b, int* sum) {'
+        " if (*a * 7 != *b) *sum = -1000000000; *sum += *a; }",
+        "accumulate",
+    )
+    a, b = (device.scalar("int32", name=name) for name in ("a", "b"))
+    with device.capture() as graph:
+        accumulate[1, 1](a, b, total)
+        add[1, 1](total, 0, total, 1)
+    start = threading.Barrier(3)
+
+    def replay(which: int) -> None:
+        start.wait(PATIENCE)
+        for turn in range(30):
+            value = 1000 * which + turn
+            graph.replay(a=value, b=7 * value)
+
+    together(*(lambda n=n: replay(n) for n in range(3)))
+    assert graph.num_replays == 90
+    assert total.numpy().tolist() == [sum(1000 * n + turn for n in range(3) for turn in range(30))]
+
+
+def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
+    add, x = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    replays = 0
+    for _ in range(20):
+        with device.capture() as graph:
+            add[1, 1](x, 1, x, 1)
+        graph.replay()
+        start = threading.Barrier(3)
+
+        def replay(graph: Graph = graph, start: threading.Barrier = start) -> str | None:
+            start.wait(PATIENCE)
+            try:
+                for _ in range(200):
+                    graph.replay()
+            except GraphError as error:
+                return str(error)
+            return None
+
+        def close(graph: Graph = graph, start: threading.Barrier = start) -> None:
+            start.wait(PATIENCE)
+            graph.close()
+
+        *said, _ = together(replay, replay, close)
+        for words in said:
+            assert words is None or words.endswith("cannot be replayed: it was closed")
+        assert graph.state is State.CLOSED
+        replays += graph.num_replays
+    assert x.numpy().tolist() == [replays]
+
+
+def test_a_graph_captured_in_one_thread_is_replayed_and_closed_in_others(device: Gpu) -> None:
+    made = bench(device)
+
+    def capture() -> Graph:
+        with device.capture() as graph:
+            made.launch()
+        return graph
+
+    graph = elsewhere(capture)
+    graph.replay()
+    elsewhere(graph.replay)
+    made.check(2)
+    elsewhere(graph.close)
+    with pytest.raises(GraphError, match="it was closed"):
+        graph.replay()
+
+
+def test_replays_go_on_while_another_thread_captures(device: Gpu) -> None:
+    made = bench(device)
+    with device.capture() as first:
+        made.launch()
+    for _ in range(3):
+        first.replay()
+
+    def replay() -> None:
+        for _ in range(4):
+            first.replay()
+        first.replay(synchronize=True)
+
+    with device.capture() as second:
+        made.y.fill(1.0)
+        elsewhere(replay)
+    assert len(second) == 1
+    made.check(8)
+    second.replay()
+    assert np.array_equal(made.y.numpy(), np.ones(made.n, np.float32))
+
+
+def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu) -> None:
+    made, module = bench(device), device.module(KERNELS)
+    table = module.symbol("table", "float32")
+    with device.capture() as graph:
+        made.launch()
+        assert elsewhere(table.numpy).tolist() == [1.5, 2.5, 3.5]
+        elsewhere(lambda: table.write(np.array([4, 5, 6], np.float32)))
+        made.launch()
+    graph.replay()
+    made.check(2)
+    assert table.numpy().tolist() == [4, 5, 6]
+
+
+def test_only_the_thread_that_began_ends(device: Gpu) -> None:
+    made = bench(device)
+    graph = device.capture().begin()
+    made.launch()
+    with pytest.raises(CaptureError, match="belongs to another thread, which began it at") as caught:
+        elsewhere(graph.end)
+    assert caught.value.hint == "end it in the thread that began it"
+    with pytest.raises(CaptureError, match="another thread is capturing this stream"):
+        elsewhere(lambda: launched_into(graph, made))
+    made.launch()
+    graph.end().replay()
+    assert len(graph) == 2
+    made.check(2)
+
+
+def launched_into(graph: Graph, made: Any) -> None:
+    """Launch in the stream that another thread captures."""
+    made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=graph.stream)
+
+
+def test_a_thread_that_ends_inside_its_window_leaves_the_device_to_the_others(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = bench(gpu)
+
+    def forget() -> None:
+        gpu.capture().begin()
+        made.launch()
+
+    elsewhere(forget)
+    gc.collect()
+    gpu.synchronize()
+    assert not gpu._context.windows
+    made.launch()
+    with gpu.capture(mode="global") as graph:
+        made.launch()
+    graph.replay()
+    made.check(2)

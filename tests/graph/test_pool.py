@@ -1,0 +1,815 @@
+"""Pools: memory for captures, handed out without the driver, given back without it, sealed."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import (
+    CaptureError,
+    ContextLostError,
+    GraphError,
+    InputError,
+    OutOfMemoryError,
+    SealedError,
+    StaleBufferError,
+    StaleGraphError,
+)
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
+from preheat.graph.pool import Pool
+from preheat.runtime.array import Array
+from tests.graph.support import Work, elsewhere, here, work
+from tests.runtime.support import Flaky
+
+KIB = 1024
+
+
+def bytes_of(pool: Pool, n: int) -> Array:
+    """A piece of `n` bytes."""
+    return pool.empty(n, "uint8")
+
+
+def add(job: Work, into: Array, a: int = 3) -> None:
+    """`into += a * x`."""
+    job.axpy[-(-job.n // 64), 64](a, job.x, into, job.n)
+
+
+def fail(pool: Pool) -> None:
+    """Take something, use it, and raise."""
+    pool.zeros(1009, "int32")
+    raise ZeroDivisionError
+
+
+# What there is
+
+
+def test_a_pool_of_a_size_is_allocated_whole_and_at_once(flaky: Flaky) -> None:
+    with flaky.asked("allocate") as asked:
+        pool = flaky.gpu.pool(10 * KIB)
+    assert asked == {"allocate": 1}
+    assert (pool.size, pool.used, pool.peak, pool.sealed) == (10 * KIB, 0, 0, False)
+
+
+def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(flaky: Flaky) -> None:
+    with flaky.asked("allocate") as asked:
+        pool = flaky.gpu.pool()
+        assert pool.size == 0
+    assert not asked
+    assert bytes_of(pool, 1).nbytes <= pool.size
+
+
+def test_handing_out_and_taking_back_need_no_driver_and_leave_the_device_alone(flaky: Flaky) -> None:
+    pool = flaky.gpu.pool(10 * KIB)
+    with flaky.asked() as asked:
+        for _ in range(3):
+            held = [bytes_of(pool, n) for n in (1, 31, 257, 5000)]
+            held[1].close()
+            del held
+    assert not asked
+    assert pool.used == 0
+
+
+def test_pieces_are_aligned_apart_and_inside_the_pool(device: Gpu) -> None:
+    pool = device.pool(64 * KIB)
+    held = [bytes_of(pool, n) for n in (1, 255, 256, 257, 0, 1009, 31)]
+    spans = sorted((each.address, each.address + each.nbytes) for each in held)
+    assert all(start % 256 == 0 for start, _ in spans)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert spans[-1][1] - spans[0][0] <= pool.size == 64 * KIB
+
+
+def test_a_pool_counts_what_is_used_and_the_most_that_was(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    a, b = bytes_of(pool, 300), bytes_of(pool, 1)
+    assert (pool.used, pool.peak) == (768, 768)
+    a.close()
+    assert (pool.used, pool.peak) == (256, 768)
+    del b
+    assert (pool.used, pool.peak, pool.size) == (0, 768, 8 * KIB)
+    assert repr(pool) == f"<Pool 0 of 8,192 bytes on {device.name}>"
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 257, 1009])
+def test_arrays_of_a_pool_hold_what_they_are_given(device: Gpu, n: int) -> None:
+    pool, given = device.pool(), np.random.default_rng(n).integers(-99, 99, (2, n)).astype(np.int16)
+    bytes_of(pool, 4 * n).fill(77)
+    np.testing.assert_array_equal(pool.array(given).numpy(), given)
+    np.testing.assert_array_equal(pool.array(given, "int64").numpy(), given)
+    np.testing.assert_array_equal(pool.array(device.array(given)).numpy(), given)
+    np.testing.assert_array_equal(pool.zeros((n, 2), "int16").numpy(), np.zeros((n, 2)))
+    assert pool.empty(n).dtype.name == "float32"
+
+
+def test_an_array_is_not_copied_as_another_type(device: Gpu) -> None:
+    with pytest.raises(InputError, match="cannot be copied as int32"):
+        device.pool().array(device.array([1.5]), "int32")
+
+
+def test_kernels_take_arrays_of_a_pool_like_any_other(device: Gpu) -> None:
+    job = work(device)
+    into = device.pool().array(job.ys)
+    for _ in range(4):  # the quick way too
+        add(job, into)
+    np.testing.assert_array_equal(into.numpy(), job.ys + 12 * job.xs)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "1k"])
+def test_a_size_that_is_none_is_refused(device: Gpu, wrong: Any) -> None:
+    with pytest.raises(InputError, match="not a number of bytes"):
+        device.pool(wrong)
+    with pytest.raises(InputError, match="not a number of bytes"):
+        device.pool().reserve(wrong)
+
+
+# Where pieces are
+
+
+def test_the_same_requests_get_the_same_addresses_again(device: Gpu) -> None:
+    pool = device.pool(64 * KIB)
+
+    def requests() -> list[int]:
+        first = [bytes_of(pool, n) for n in (1000, 31, 513)]
+        del first[1]
+        return [each.address for each in (*first, bytes_of(pool, 7), bytes_of(pool, 4096))]
+
+    assert requests() == requests() == requests()
+
+
+def test_the_first_place_that_fits_is_taken(device: Gpu) -> None:
+    pool = device.pool(64 * KIB)
+    a, b, c, _ = (bytes_of(pool, n) for n in (512, 256, 1024, 256))
+    places = a.address, b.address, c.address
+    del a, c
+    assert bytes_of(pool, 700).address == places[2]
+    small, medium = bytes_of(pool, 256), bytes_of(pool, 512)
+    assert (small.address, medium.address) == (places[0], places[2])
+    del b, small, medium
+    assert bytes_of(pool, 512 + 256 + 1024).address == places[0]  # side by side they are one again
+
+
+def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu]) -> None:
+    pool, chance = open_device("emulator").pool(32 * KIB), random.Random(7)
+    held: list[Array] = []
+    for step in range(400):
+        if held and chance.random() < 0.5:
+            gone = held.pop(chance.randrange(len(held)))
+            gone.close() if step % 2 else None
+            del gone
+        else:
+            held.append(bytes_of(pool, chance.choice([1, 31, 256, 257, 1009, 4096])))
+        spans = sorted((each.address, each.address + each.nbytes) for each in held)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        assert pool.used == sum(-(-each.nbytes // 256) * 256 for each in held)
+    held.clear()
+    free = pool.size
+    pool.reserve(32 * KIB)
+    assert pool.size == free  # all of the first block is one stretch again
+
+
+def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
+    pool, start, seen = device.pool(16 * KIB), threading.Barrier(4), list[Array]()
+
+    def take() -> None:
+        start.wait(30)
+        for _ in range(25):
+            bytes_of(pool, 300)  # dropped at once
+            seen.append(bytes_of(pool, 31))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({each.address for each in seen}) == 100
+    assert pool.used == 100 * 256
+
+
+# Giving back
+
+
+def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
+    job = work(flaky.gpu)
+    with flaky.asked("free") as asked:
+        pool = flaky.gpu.pool(4 * KIB)
+        into = pool.array(job.ys)
+        del pool
+        flaky.gpu.synchronize()
+        add(job, into)
+        np.testing.assert_array_equal(into.numpy(), job.ys + 3 * job.xs)
+    assert not asked
+    with flaky.asked("free") as asked:
+        del into
+        flaky.gpu.synchronize()
+    assert asked == {"free": 1}
+
+
+def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    mine, other = pool.array(job.ys), pool.array(job.ys)
+    graphs: list[Graph] = []
+    for into in (mine, other):
+        with device.capture() as graph:
+            add(job, into)
+        graphs.append(graph)
+    place = mine.address
+    mine.close()
+    again = pool.array(job.ys)
+    assert again.address == place
+    assert again.buffer.generation != mine.buffer.generation
+    with pytest.raises(StaleGraphError, match=r"node 0, axpy, argument 2 .*int32\[257\]"):
+        graphs[0].replay()
+    graphs[1].replay()
+    np.testing.assert_array_equal(other.numpy(), job.ys + 3 * job.xs)
+    np.testing.assert_array_equal(again.numpy(), job.ys)
+    with pytest.raises(StaleBufferError):
+        mine.numpy()
+
+
+def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    into = pool.array(job.ys)
+    with device.capture() as graph:
+        add(job, into)
+    place = into.address
+    del into
+    other = pool.array(job.ys)
+    assert other.address != place
+    graph.replay()
+    np.testing.assert_array_equal(other.numpy(), job.ys)
+    graph.close()
+    assert pool.array(job.ys).address == place
+
+
+def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    into = pool.array(job.ys)
+    job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
+    place = into.address
+    del into
+    with flaky.asked("stream.wait") as asked:
+        assert pool.empty(job.n, "int32").address == place
+    assert asked == {"stream.wait": 1}
+    with flaky.asked("stream.wait") as asked:
+        assert pool.empty(job.n, "int32").address == place  # ordered once is ordered
+    assert not asked
+
+
+def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    into = pool.array(job.ys)
+    job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
+    place = into.address
+    del into
+    with flaky.gpu.capture() as graph:
+        other = pool.zeros(job.n, "int32")
+        add(job, other)
+    assert other.address != place
+    graph.replay()
+    np.testing.assert_array_equal(other.numpy(), 3 * job.xs)
+    assert pool.empty(job.n, "int32").address == place
+
+
+def test_what_another_library_holds_is_not_handed_out_until_it_lets_go(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    pool = flaky.gpu.pool(8 * KIB)
+    made = pool.array(np.arange(33, dtype=np.int32))
+    view, place = np.from_dlpack(made), made.address
+    made.close()
+    del made
+    assert pool.zeros(33, "int32").address != place
+    pool.close()
+    flaky.gpu.synchronize()
+    np.testing.assert_array_equal(view, np.arange(33))
+
+
+def test_and_is_waited_for_once_it_did(open_flaky: Callable[..., Flaky]) -> None:
+    flaky = open_flaky("emulator")
+    pool = flaky.gpu.pool(8 * KIB)
+    made = pool.array(np.arange(33, dtype=np.int32))
+    view, place = np.from_dlpack(made), made.address
+    del made, view
+    gc.collect()
+    flaky.gpu.synchronize()
+    with flaky.asked("synchronize") as asked:
+        assert pool.zeros(33, "int32").address == place
+    assert asked == {"synchronize": 1}
+
+
+# Inside a capture
+
+
+def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
+    job, pool = work(flaky.gpu), flaky.gpu.pool(8 * KIB)
+    with flaky.asked("allocate", "free", "synchronize") as asked, flaky.gpu.capture() as graph:
+        total = pool.zeros(job.n, "int32")
+        add(job, total, 5)
+        copy = pool.array(total)
+    assert not asked
+    assert [node.kind for node in graph.nodes] == ["fill", "kernel", "copy"]
+    for _ in range(3):  # zero again every time
+        graph.replay()
+    np.testing.assert_array_equal(copy.numpy(), 5 * job.xs)
+    np.testing.assert_array_equal(total.numpy(), 5 * job.xs)
+
+
+def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: Gpu) -> None:
+    pool = device.pool(2 * KIB)
+    held = bytes_of(pool, 512)
+    where = here(2)
+    with pytest.raises(CaptureError) as refused, device.capture():
+        pool.empty(5000, "uint8")
+    assert refused.value.where == where
+    assert "5,120 bytes were asked for" in str(refused.value)
+    assert "of 1,536 free ones 1,536 are side by side" in str(refused.value)
+    assert refused.value.hint == "before the capture: pool.measure(body), or pool.reserve(5120)"
+    assert pool.used == held.nbytes == 512
+    pool.reserve(5120)
+    with device.capture():
+        bytes_of(pool, 5000).fill(1)
+
+
+def test_an_error_of_the_pool_is_what_the_capture_reports_even_when_swallowed(device: Gpu) -> None:
+    job, pool = work(device), device.pool(KIB)
+    graph = device.capture().begin()
+    where = here(2)
+    with pytest.raises(CaptureError):
+        pool.empty(5000, "uint8")
+    job.launch()
+    with pytest.raises(CaptureError, match=f"{where}: the capture was given up: the pool has no room"):
+        graph.end()
+    job.launch()
+    job.check(3)
+
+
+def test_a_relaxed_capture_does_not_grow_a_pool_either(device: Gpu) -> None:
+    pool = device.pool(KIB)
+    with pytest.raises(CaptureError, match="no room"), device.capture(mode="relaxed"):
+        bytes_of(pool, 5000)
+    assert pool.size == KIB
+
+
+def test_a_capture_copies_nothing_from_the_host_into_a_pool(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    with pytest.raises(CaptureError, match="copying from the host"), device.capture():
+        pool.array([1, 2, 3])
+    assert pool.used == 0
+
+
+def test_memory_dropped_inside_a_capture_comes_back_unless_the_capture_uses_it(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    with device.capture() as graph:
+        first = pool.zeros(job.n, "int32")
+        place = first.address
+        del first
+        second = pool.empty(job.n, "int32")
+        assert second.address != place
+        unused = second.address
+        del second
+        gc.collect()
+        third = pool.zeros(job.n, "int32")
+        assert third.address == unused
+        add(job, third)
+    graph.replay()
+    np.testing.assert_array_equal(third.numpy(), 3 * job.xs)
+
+
+def test_a_capture_that_fails_gives_back_what_it_took(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    with pytest.raises(ZeroDivisionError), device.capture():
+        fail(pool)
+    gc.collect()
+    assert pool.used == 0
+
+
+def test_while_another_thread_captures_a_pool_hands_out_as_ever(device: Gpu) -> None:
+    job, pool = work(device), device.pool(64 * KIB)
+    with device.capture() as graph:
+        mine = pool.zeros(job.n, "int32")
+        theirs = elsewhere(lambda: pool.zeros(job.n, "int32").fill(7))
+        add(job, mine)
+    assert len(graph) == 2
+    graph.replay()
+    np.testing.assert_array_equal(mine.numpy(), 3 * job.xs)
+    np.testing.assert_array_equal(theirs.numpy(), np.full(job.n, 7))
+
+
+# Growing
+
+
+def test_outside_a_capture_a_pool_grows_by_itself(flaky: Flaky) -> None:
+    pool = flaky.gpu.pool(KIB)
+    first = bytes_of(pool, KIB)
+    with flaky.asked("allocate") as asked:
+        more = [bytes_of(pool, 1000) for _ in range(9)]
+    assert asked == {"allocate": 1}
+    assert pool.used == first.nbytes + len(more) * KIB <= pool.size
+    assert bytes_of(pool, 5 << 20).nbytes <= pool.size
+
+
+def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(flaky: Flaky) -> None:
+    pool = flaky.gpu.pool(KIB)
+    with pytest.raises(OutOfMemoryError):
+        bytes_of(pool, 1 << 60)
+    assert (pool.size, pool.used, pool.peak) == (KIB, 0, 0)
+    assert bytes_of(pool, KIB).nbytes == pool.used
+
+
+def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(flaky: Flaky) -> None:
+    pool = flaky.gpu.pool(4 * KIB)
+    pool.reserve(3 * KIB)
+    assert pool.size == 4 * KIB
+    pool.reserve(64 * KIB)
+    assert pool.size == 64 * KIB
+    held = bytes_of(pool, 1)
+    pool.reserve(64 * KIB)
+    assert pool.size == 128 * KIB
+    with flaky.gpu.capture() as graph:
+        bytes_of(pool, 64 * KIB).fill(3)
+    assert len(graph) == 1
+    assert pool.used == held.nbytes + 255 + 64 * KIB
+
+
+def test_reserving_inside_a_capture_is_refused_where_it_would_allocate(device: Gpu) -> None:
+    pool = device.pool(4 * KIB)
+    with device.capture():
+        pool.reserve(4 * KIB)
+        bytes_of(pool, 7).fill(1)
+    with pytest.raises(CaptureError, match="allocating memory inside a capture"), device.capture():
+        pool.reserve(64 * KIB)
+    assert pool.size == 4 * KIB
+
+
+def test_measuring_runs_the_body_and_makes_room_for_its_capture(device: Gpu) -> None:
+    job, pool, runs = work(device, 1009), device.pool(), 0
+    out = device.zeros(job.n, "int32")
+
+    def body() -> None:
+        nonlocal runs
+        runs += 1
+        for _ in range(5):  # each is dropped before the next is taken
+            part = pool.zeros(job.n, "int32")
+            add(job, part)
+        out.copy_from(part)
+
+    took = pool.measure(body)
+    assert (took, runs) == (5 * 4096, 1)
+    np.testing.assert_array_equal(out.numpy(), 3 * job.xs)
+    assert pool.used == 0
+    out.fill(0)
+    size = pool.size
+    with device.capture() as graph:
+        body()
+    graph.replay()
+    np.testing.assert_array_equal(out.numpy(), 3 * job.xs)
+    assert (pool.size, pool.used) == (size, took)
+
+
+def test_measuring_leaves_one_free_stretch_that_is_large_enough(device: Gpu) -> None:
+    pool = device.pool(KIB)
+    kept: list[Array] = []
+    took = pool.measure(lambda: kept.extend(bytes_of(pool, 3 << 20) for _ in range(2)))
+    assert took == 6 << 20
+    with device.capture():
+        bytes_of(pool, took).fill(1)
+    assert pool.measure(lambda: None) == 0
+
+
+def test_a_body_that_raises_is_not_measured_and_leaves_the_pool_working(device: Gpu) -> None:
+    pool = device.pool()
+
+    with pytest.raises(ZeroDivisionError):
+        pool.measure(lambda: fail(pool))
+    gc.collect()
+    assert pool.used == 0
+    assert bytes_of(pool, 1).address == bytes_of(pool, 1).address  # dropped, collected, taken again
+
+
+def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
+    pool = device.pool(KIB)
+    with pytest.raises(CaptureError, match="measuring a pool inside a capture"), device.capture():
+        pool.measure(lambda: bytes_of(pool, 1))
+
+
+# Sealing
+
+
+def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    pool.seal()
+    assert pool.sealed
+    assert repr(pool).endswith(", sealed>")
+    asks: list[Callable[[], object]] = [
+        lambda: pool.empty(3),
+        lambda: pool.zeros(3),
+        lambda: pool.array([1.0]),
+        lambda: pool.reserve(1),
+        lambda: pool.measure(lambda: None),
+    ]
+    for ask in asks:
+        with pytest.raises(SealedError, match="sealed") as refused:
+            ask()
+        assert "pool.unseal()" in str(refused.value.hint)
+    with pytest.raises(SealedError, match="sealed"), device.capture():
+        pool.empty(3)
+    with pytest.raises(SealedError, match="sealed"), pool.frame():
+        pool.empty(3)
+    pool.unseal()
+    assert not pool.sealed
+    assert pool.empty(3).size == 3
+
+
+def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    pool.seal()
+    graph = device.capture().begin()
+    with pytest.raises(SealedError):
+        pool.empty(3)
+    job.launch()
+    with pytest.raises(CaptureError, match="the pool is sealed: 256 bytes were asked for"):
+        graph.end()
+
+
+def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    into = pool.array(job.ys)
+    pool.seal()
+    with device.capture() as graph:
+        add(job, into)
+    for _ in range(3):
+        graph.replay()
+    np.testing.assert_array_equal(into.numpy(), job.ys + 9 * job.xs)
+    into.close()
+    assert pool.used == 0
+
+
+# Frames
+
+
+def test_a_frame_hands_out_the_same_place_every_time(device: Gpu) -> None:
+    pool = device.pool()
+
+    def places(*sizes: int) -> list[int]:
+        with pool.frame():
+            return [bytes_of(pool, n).address for n in sizes]
+
+    first = places(1000, 31, 257)
+    kept = bytes_of(pool, 31)
+    assert kept.address not in first
+    assert places(1000, 31, 257) == first
+    assert places(1000, 31) == first[:2]
+    used = pool.used
+    assert places(999, 30, 200) == first
+    assert pool.used == used
+    del kept
+
+
+def test_arrays_of_a_frame_expire_at_its_end(device: Gpu) -> None:
+    job, pool = work(device), device.pool()
+    with pool.frame():
+        into = pool.zeros(job.n, "int32")
+        for _ in range(4):  # the quick way too
+            add(job, into)
+        bound = job.axpy.bind(3, job.x, into, job.n, grid=5, block=64)
+        np.testing.assert_array_equal(into.numpy(), 12 * job.xs)
+    uses: list[Callable[[], object]] = [
+        lambda: add(job, into),
+        lambda: add(job, into[:]),  # a view made afterwards
+        bound,
+        into.numpy,
+        lambda: into.fill(1),
+        lambda: job.y.copy_from(into),
+    ]
+    for use in uses:
+        with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
+            use()
+
+
+def test_graphs_of_frames_share_memory_and_stay_valid(device: Gpu) -> None:
+    job, pool = work(device, 1009), device.pool()
+    outs = {n: device.zeros(n, "int32") for n in (1009, 257, 31, 1)}
+    graphs: dict[int, Graph] = {}
+
+    def step(pool: Pool, n: int) -> None:
+        part, more = pool.zeros(n, "int32"), pool.zeros(n, "int32")
+        for into, factor in ((part, 3), (more, 5)):
+            job.axpy[-(-n // 64), 64](factor, job.x, into, n)
+        job.axpy[-(-n // 64), 64](7, part, more, n)
+        outs[n].copy_from(more)
+
+    with pool.frame():
+        step(pool, 1009)
+    size, used = pool.size, pool.used
+    for n in outs:
+        with pool.frame(), device.capture() as graphs[n]:
+            step(pool, n)
+    assert (pool.size, pool.used) == (size, used) == (size, 2 * 4096)
+    del pool
+    for _ in range(2):
+        for n, graph in graphs.items():
+            outs[n].fill(-1)
+            graph.replay()
+            np.testing.assert_array_equal(outs[n].numpy(), 26 * job.xs[:n])
+
+
+def test_frames_that_get_larger_need_no_more_than_the_largest(device: Gpu) -> None:
+    pool = device.pool(64 * KIB)
+    for n in (1, 2, 4, 8, 16):
+        with pool.frame():
+            bytes_of(pool, n * KIB)
+            bytes_of(pool, 256)
+    assert pool.used == 16 * KIB + 256
+
+
+def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) -> None:
+    job, pool = work(flaky.gpu), flaky.gpu.pool(8 * KIB)
+    with flaky.asked("allocate", "stream.wait", "stream.record") as asked, flaky.gpu.capture() as graph:
+        with pool.frame():
+            part = pool.zeros(job.n, "int32")
+            add(job, part)
+            job.y.copy_from(part)
+        with pool.frame():
+            assert pool.empty(job.n, "int32").address == part.address
+        with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
+            part.fill(1)
+    assert not asked
+    graph.replay()
+    np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
+
+
+def test_a_frame_without_room_inside_a_capture_is_refused(device: Gpu) -> None:
+    pool = device.pool(KIB)
+    with pytest.raises(CaptureError, match="no room"), device.capture(), pool.frame():
+        bytes_of(pool, 5000)
+    with pool.frame():
+        assert bytes_of(pool, 5000).nbytes == 5000  # outside it grows
+
+
+def test_a_frame_inside_another_leaves_its_memory_alone(device: Gpu) -> None:
+    pool = device.pool()
+    with pool.frame():
+        outer = pool.array([7, 8, 9], "int32")
+        inner: list[int] = []
+        for _ in range(2):
+            with pool.frame():
+                inner.append(pool.array([1, 2, 3], "int32").address)
+        later = pool.array([4, 5], "int32")
+        np.testing.assert_array_equal(outer.numpy(), [7, 8, 9])
+        np.testing.assert_array_equal(later.numpy(), [4, 5])
+        assert inner[0] == inner[1] == later.address != outer.address
+
+
+def test_a_frame_ends_when_its_body_raises(device: Gpu) -> None:
+    pool = device.pool()
+    with pool.frame():
+        place = bytes_of(pool, 31).address
+    with pytest.raises(ZeroDivisionError), pool.frame():
+        fail(pool)
+    assert bytes_of(pool, 31).address != place  # outside a frame, scratch memory is not handed out
+    with pool.frame():
+        assert bytes_of(pool, 31).address == place
+
+
+def test_a_frame_is_its_threads_alone(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+
+    def enter() -> None:
+        with pool.frame():
+            pytest.fail("two threads share scratch memory")
+
+    with pool.frame():
+        mine = bytes_of(pool, 31)
+        theirs = elsewhere(lambda: bytes_of(pool, 31))
+        with pytest.raises(GraphError, match="another thread is inside a frame"):
+            elsewhere(enter)
+    assert theirs.fill(5).numpy()[0] == 5
+    with pytest.raises(StaleBufferError):
+        mine.numpy()
+
+
+def test_two_captures_in_frames_are_the_same_work(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+
+    def captured() -> Graph:
+        with pool.frame(), device.capture() as graph:
+            add(job, pool.zeros(job.n, "int32"))
+        return graph
+
+    assert captured().diff(captured()) == []
+
+
+def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    with pool.frame():
+        part = pool.zeros(job.n, "int32")
+        with device.capture() as graph:
+            add(job, part)
+        graph.replay()
+        part.close()
+    with pytest.raises(StaleGraphError):
+        graph.replay()
+
+
+def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    with pool.frame():
+        part = pool.zeros(job.n, "int32")
+        job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
+        with flaky.gpu.capture() as graph:
+            add(job, part)
+    graph.replay(stream=side)
+    with flaky.asked("stream.wait") as asked, pool.frame():
+        pool.zeros(job.n, "int32")
+    assert asked == {"stream.wait": 1}
+    with flaky.asked("stream.wait") as asked, pool.frame():
+        pool.zeros(job.n, "int32")
+    assert not asked
+
+
+def test_measuring_counts_what_frames_take_once(device: Gpu) -> None:
+    job, pool = work(device), device.pool()
+
+    def body() -> None:
+        for _ in range(3):
+            with pool.frame():
+                add(job, pool.zeros(job.n, "int32"))
+
+    assert pool.measure(body) == 1280
+    size = pool.size
+    with device.capture() as graph:
+        body()
+    assert len(graph) == 6
+    assert (pool.size, pool.used) == (size, 1280)
+
+
+# Its end
+
+
+def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
+    job = work(flaky.gpu)
+    with flaky.asked("free") as asked, flaky.gpu.pool(8 * KIB) as pool:
+        into = pool.array(job.ys)
+        with pool.frame(), flaky.gpu.capture() as scratchy:
+            add(job, pool.zeros(job.n, "int32"))
+        with flaky.gpu.capture() as graph:
+            add(job, into)
+        graph.replay()
+        scratchy.replay()
+    pool.close()
+    assert asked == {"free": 1}
+    assert (pool.size, pool.used) == (0, 0)
+    assert repr(pool).endswith(", closed>")
+    with pytest.raises(StaleBufferError, match="freed"):
+        into.numpy()
+    for stale in (graph, scratchy):
+        with pytest.raises(StaleGraphError):
+            stale.replay()
+    with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
+        bytes_of(pool, 1)
+
+
+def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    into = pool.array(job.ys)
+    with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
+        pool.close()
+    with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
+        into.close()
+    add(job, into)
+    np.testing.assert_array_equal(into.numpy(), job.ys + 3 * job.xs)
+
+
+def test_after_a_reset_a_pool_says_that_it_is_gone(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    pool = gpu.pool(8 * KIB)
+    held = bytes_of(pool, 31)
+    gpu.reset()
+
+    def enter() -> None:
+        with pool.frame():
+            pytest.fail("a frame of a lost pool")
+
+    asks: list[Callable[[], object]] = [
+        lambda: pool.empty(3),
+        lambda: pool.zeros(3),
+        lambda: pool.array([1.0]),
+        lambda: pool.reserve(1),
+        lambda: pool.measure(lambda: None),
+        enter,
+    ]
+    for ask in asks:
+        with pytest.raises(ContextLostError, match="reset"):
+            ask()
+    with pytest.raises(StaleBufferError, match="reset"):
+        held.numpy()
+    pool.close()
+    assert bytes_of(gpu.pool(), 3).nbytes == 3

@@ -1,0 +1,172 @@
+"""The profile of replays, and the switches that slow them down on purpose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import preheat
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.devices.faults import Faulty
+from preheat.errors import ConfigError, InputError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
+from preheat.graph.profile import OFF, Profile, Switches
+from tests.runtime.support import KERNELS
+
+Rows = list[dict[str, Any]]
+Open = Callable[[Switches], Gpu]
+
+
+class Clock:
+    """A clock that goes on by one microsecond each time it is read, and knows how often it was."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return self.reads * 1e-6
+
+
+def counting(gpu: Gpu, name: str = "counting") -> Graph:
+    """A graph of one launch that counts in a device variable."""
+    count = gpu.kernel(KERNELS, "count")
+    with gpu.capture(name=name) as graph:
+        count[1, 1]()
+    return graph
+
+
+@pytest.fixture
+def seam() -> Faulty:
+    return Faulty(EmulatorDevice())
+
+
+@pytest.fixture
+def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
+    """Opens a counted device whose graphs have the given switches."""
+    opened: list[Gpu] = []
+
+    def open_one(switches: Switches) -> Gpu:
+        opened.append(Gpu(seam, shared_builder, switches=switches))
+        return opened[-1]
+
+    yield open_one
+    for gpu in opened:
+        gpu.close()
+
+
+def test_without_a_profile_no_clock_is_read(open_with: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, clock = counting(open_with(OFF)), Clock()
+    for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
+        monkeypatch.setattr(f"time.{name}", clock)
+    for _ in range(130):
+        graph.replay()
+    assert (graph.num_replays, clock.reads) == (130, 0)
+
+
+def test_the_first_replay_and_every_64th_after_it_are_sampled(open_with: Open) -> None:
+    rows: Rows = []
+    clock = Clock()
+    graph = counting(open_with(Switches(Profile(lambda row: rows.append(dict(row)), clock=clock))))
+    for _ in range(130):
+        graph.replay()
+    assert [row["count"] for row in rows] == [1, 65, 129]
+    assert clock.reads == 3 * 3  # start, upload, launch: none between samples
+
+
+def test_a_row_names_its_graph_and_adds_up(open_with: Open) -> None:
+    rows: Rows = []
+    profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())
+    counting(open_with(Switches(profile)), "decode").replay()
+    (row,) = rows
+    assert row == {"key": "decode", "count": 1, "upload_us": 1.0, "launch_us": 1.0, "total_us": 2.0}
+
+
+def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
+    rows: Rows = []
+    gpu = open_with(Switches(Profile(lambda row: rows.append(dict(row)), every=2, clock=Clock())))
+    graphs = [counting(gpu, name) for name in "ab"]
+    for _ in range(3):
+        for graph in graphs:
+            graph.replay()
+    assert [(row["key"], row["count"]) for row in rows] == [("a", 1), ("b", 1), ("a", 3), ("b", 3)]
+
+
+@pytest.mark.parametrize("upload", [False, True])
+def test_upload_happens_once_or_before_every_replay(
+    upload: bool, open_with: Open, seam: Faulty
+) -> None:
+    graph = counting(open_with(Switches(upload=upload)))
+    for _ in range(5):
+        graph.replay()
+    assert seam.calls["executable.upload"] == (5 if upload else 1)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_sync_waits_after_every_replay_and_adds_a_column(
+    sync: bool, open_with: Open, seam: Faulty
+) -> None:
+    rows: Rows = []
+    profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())
+    graph = counting(open_with(Switches(profile, sync=sync)))
+    before = seam.calls["stream.synchronize"]
+    for _ in range(5):
+        graph.replay()
+    assert seam.calls["stream.synchronize"] - before == (5 if sync else 0)
+    assert [("sync_us" in row) for row in rows] == [sync] * 5
+
+
+def test_switched_on_by_hand_it_writes_json_lines_to_a_file(device: Gpu, tmp_path: Path) -> None:
+    file = tmp_path / "profile.jsonl"
+    before = counting(device, "before")
+    device.profile(file, every=2)
+    graph = counting(device, "after")
+    for _ in range(5):
+        graph.replay()
+        before.replay()  # captured before: not sampled
+    device.synchronize()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    seen = [(row["event"], row["key"], row["count"]) for row in rows]
+    assert seen == [("replay", "after", 1), ("replay", "after", 3), ("replay", "after", 5)]
+    for row in rows:
+        assert np.isclose(row["upload_us"] + row["launch_us"], row["total_us"], atol=0.01)
+
+
+def test_switched_on_by_hand_without_a_file_it_writes_to_standard_error(
+    device: Gpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device.profile(every=1)
+    counting(device, "loud").replay()
+    device.synchronize()
+    assert json.loads(capsys.readouterr().err)["key"] == "loud"
+
+
+def test_a_profile_of_every_0th_replay_is_refused(device: Gpu) -> None:
+    with pytest.raises(InputError, match="every 0th replay cannot be sampled"):
+        device.profile(every=0)
+
+
+@pytest.mark.parametrize("word", ["1", "true", "YES", "on"])
+def test_the_environment_switches_everything_on(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PROFILE", "UPLOAD", "SYNC"):
+        monkeypatch.setenv(f"PREHEAT_GRAPH_{name}", word)
+    with preheat.device("emulator:5") as gpu:
+        counting(gpu, "seen").replay()
+    row = json.loads(capsys.readouterr().err)
+    assert row["key"] == "seen"
+    assert {"upload_us", "launch_us", "sync_us", "total_us"} < row.keys()
+
+
+@pytest.mark.parametrize("name", ["PROFILE", "UPLOAD", "SYNC"])
+def test_the_environment_speaks_one_grammar(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"PREHEAT_GRAPH_{name}", "perhaps")
+    with pytest.raises(ConfigError, match=f"PREHEAT_GRAPH_{name}='perhaps' is not a switch"):
+        preheat.device("emulator:6")

@@ -1,0 +1,583 @@
+"""Replays: like eager work to the bit, of memory the graph owns, with errors that have a name."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import preheat
+from preheat.errors import (
+    CaptureError,
+    ContextLostError,
+    DeviceError,
+    DriverError,
+    EmulatorFault,
+    GraphError,
+    OutOfMemoryError,
+    StaleGraphError,
+)
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
+from tests.graph.support import KERNELS, elsewhere, here, nothing_left_open, work
+from tests.runtime.support import SIZES, Flaky
+
+
+def illegal_address(call: str) -> DriverError:
+    """An error that a context does not survive."""
+    meaning = "an illegal memory access was encountered"
+    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
+
+
+def no_memory(call: str) -> OutOfMemoryError:
+    """An error of which another try may know nothing."""
+    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+
+
+WAITS = ("synchronize", "stream.synchronize", "stream.done", "copy_out")
+
+
+# What a replay does
+
+
+class Mixer:
+    """Some steps of arithmetic that rounds at every operation, eagerly or as graphs."""
+
+    def __init__(self, gpu: Gpu, n: int) -> None:
+        random = np.random.default_rng(n)
+        data = [random.standard_normal(n).astype(np.float32) for _ in range(3)]
+        self.gpu, self.n, self.mix = gpu, n, gpu.kernel(KERNELS, "mix")
+        self.x, self.y, self.z = map(gpu.array, data)
+
+    def first(self) -> None:
+        """One body."""
+        self._mix(1.1, False, self.x, self.y)
+        self._mix(-0.7, True, self.y, self.z)
+
+    def second(self) -> None:
+        """Another, which uses what the first made."""
+        self._mix(0.3, True, self.z, self.x)
+        self.y.copy_from(self.x)
+
+    def between(self, step: int) -> None:
+        """Work that is always eager."""
+        self._mix(0.01 * step, step % 2 == 1, self.y, self.z)
+        if step % 7 == 3:
+            self.x.fill(step / 3)
+
+    def _mix(self, by: float, odd: bool, x: Any, y: Any) -> None:
+        self.mix[-(-self.n // 64), 64](by, odd, x, y, self.n)
+
+    def results(self) -> list[bytes]:
+        """Every bit of the three arrays."""
+        return [array.numpy().tobytes() for array in (self.x, self.y, self.z)]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_a_replay_does_what_the_body_does_eagerly(n: int, device: Gpu) -> None:
+    eager, graphed = Mixer(device, n), Mixer(device, n)
+    with device.capture() as graph:
+        graphed.first()
+        graphed.second()
+    for _ in range(3):
+        eager.first()
+        eager.second()
+        graph.replay()
+    assert graphed.results() == eager.results()
+
+
+@pytest.mark.parametrize("n", [33, 257])
+def test_two_graphs_in_turn_with_eager_work_between_are_like_eager_work_to_the_bit(
+    n: int, device: Gpu
+) -> None:
+    eager, graphed = Mixer(device, n), Mixer(device, n)
+    with device.capture(name="first") as first:
+        graphed.first()
+    with device.capture(name="second") as second:
+        graphed.second()
+    for step in range(104):
+        eager.first() if step % 2 else eager.second()
+        (first if step % 2 else second).replay()
+        for each in (eager, graphed):
+            each.between(step)
+        if step % 26 == 25:
+            assert graphed.results() == eager.results()
+            with device.capture() as dropped:  # which disturbs nothing
+                graphed.first()
+            del dropped
+    assert (first.num_replays, second.num_replays) == (52, 52)
+    assert graphed.results() == eager.results()
+
+
+def test_a_replay_reads_what_is_in_its_arrays_now(device: Gpu) -> None:
+    made = work(device)
+    graph = made.captured(3)
+    made.y.write(made.xs)
+    graph.replay()
+    np.testing.assert_array_equal(made.y.numpy(), 4 * made.xs)
+    made.x.write(made.ys)
+    graph.replay()
+    np.testing.assert_array_equal(made.y.numpy(), 4 * made.xs + 3 * made.ys)
+
+
+def test_a_graph_may_be_replayed_from_any_thread(device: Gpu) -> None:
+    made = work(device)
+    graph = made.captured(3)
+    elsewhere(graph.replay)
+    graph.replay()
+    elsewhere(lambda: graph.replay(synchronize=True))
+    made.check(9)
+
+
+def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
+    made, streams = work(device), [device.stream() for _ in range(2)]
+    graph = made.captured(3)
+    made.launch(100)  # which comes first
+    graph.replay(stream=streams[0])
+    streams[0].synchronize()
+    graph.replay(stream=streams[1], synchronize=True)
+    graph.replay(stream=streams[0], synchronize=True)
+    made.check(109)
+    graph.replay()
+    made.check(112)
+
+
+def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
+    first, second, axpy = device.stream(), device.stream(), device.kernel(KERNELS, "axpy")
+    xs = np.arange(1, 34, dtype=np.int32)
+    x, y = device.array(xs, stream=first), device.array(7 * xs, stream=second)
+    for given in (None, first, second):
+        with device.capture(stream=given) as graph:
+            axpy[1, 64](2, x, y, 33)
+        for _ in range(3):
+            graph.replay()
+    np.testing.assert_array_equal(y.numpy(), 25 * xs)
+    x.write(10 * xs)  # the newest content counts, whatever stream it came by
+    graph.replay()
+    np.testing.assert_array_equal(y.numpy(), 45 * xs)
+
+
+def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    axpy, xs = gpu.kernel(KERNELS, "axpy"), np.arange(1, 34, dtype=np.int32)
+    x, y = xs.copy(), np.full(33, 5, np.int32)
+    kept = weakref.ref(x)
+    with gpu.capture() as graph:
+        axpy[1, 64](2, x, y, 33)
+    assert (y == 5).all()
+    del x
+    gc.collect()
+    assert kept() is not None
+    for turn in range(1, 4):
+        graph.replay()
+        np.testing.assert_array_equal(y, 5 + 2 * turn * xs)
+    graph.close()
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(EmulatorFault):  # and lent no longer than that
+        axpy[1, 64](2, preheat.Pointer(y.ctypes.data), gpu.array(xs), 33)
+
+
+# What cannot be replayed
+
+
+def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
+    made = work(device)
+
+    def refused(graph: Graph, words: str) -> None:
+        for door in (graph.replay, graph.upload, graph.instantiate):
+            if graph.state is State.CAPTURING and door is not graph.instantiate:
+                continue  # refused as something no capture holds, see test_capture
+            with pytest.raises(GraphError, match=words) as caught:
+                door()
+            assert caught.type is GraphError
+        assert graph.num_replays == 0
+
+    new = device.capture()
+    refused(new, "cannot be replayed: nothing was captured yet")
+    with device.capture(name="busy") as busy:
+        made.launch()
+        refused(busy, "graph 'busy' cannot be replayed: it is still being captured")
+    busy.close()
+    refused(busy, "cannot be replayed: it was closed")
+    failed = device.capture()
+    with pytest.raises(ZeroDivisionError), failed:
+        _ = 1 // 0
+    refused(failed, "cannot be replayed: its capture failed")
+    made.check(0)
+
+
+def test_closing_a_graph_twice_is_fine_and_lets_go_of_what_it_held(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky), flaky.asked("free", "allocate") as asked:
+        own = flaky.gpu.array(made.xs)
+        with flaky.gpu.capture() as graph:
+            made.axpy[5, 64](3, own, made.y, made.n)
+        graph.replay()
+        del own
+        graph.close()
+        graph.close()
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"allocate": 1, "free": 1}
+    assert graph.state is State.CLOSED
+    made.check(3)
+
+
+def test_a_graph_is_dropped_while_its_replay_runs(device: Gpu) -> None:
+    made = work(device, 1009)
+    for _ in range(20):
+        made.captured(3).replay()
+    made.check(60)
+
+
+# What a replay asks of the device
+
+
+def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
+    made, stream = work(flaky.gpu), flaky.gpu.stream()
+    with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
+        graph = made.captured(3)
+    assert asked == {"graph.instantiate": 1}
+    with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
+        graph.replay()
+        graph.replay()
+        graph.replay(stream=stream, synchronize=True)
+        graph.replay()
+    assert asked == {"executable.upload": 1, "replay": 4}
+    made.check(12)
+    with flaky.asked("executable.upload", "replay") as asked:
+        early = made.captured(1).upload()
+        early.replay()
+    assert asked == {"executable.upload": 1, "replay": 1}
+
+
+def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
+    made, stream = work(flaky.gpu), flaky.gpu.stream()
+    step = flaky.gpu.scalar("int32", name="step")
+    note, out = flaky.gpu.kernel(KERNELS, "note"), flaky.gpu.zeros(100, "int32")
+    count = flaky.gpu.zeros(1, "int32")
+    with flaky.gpu.capture() as graph:
+        made.launch(3)
+        note[1, 1](step, out, count)
+    with flaky.asked(*WAITS) as asked:
+        for i in range(5):
+            graph.replay()
+            graph.replay(step=i)
+            graph.replay(stream=stream)
+    assert asked == {}
+    with flaky.asked(*WAITS) as asked:
+        graph.replay(synchronize=True)
+        graph.replay(step=9, synchronize=True)
+    assert asked == {"stream.synchronize": 2}
+    assert graph.num_replays == 17
+
+
+def test_a_quick_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    graph = made.captured(3)
+    graph.replay()
+    with flaky.asked() as asked:
+        for _ in range(7):
+            graph.replay()
+    assert asked == {"replay": 7}
+    made.check(24)
+
+
+@pytest.mark.parametrize("warm", [0, 1, 3])
+def test_only_replays_that_were_accepted_are_counted(warm: int, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    graph = made.captured(3)
+    for _ in range(warm):
+        graph.replay()
+    for verb in ("executable.upload", "replay") if warm == 0 else ("replay",):
+        flaky.seam.fail(verb, no_memory("cuGraphLaunch"))
+        with pytest.raises(OutOfMemoryError):
+            graph.replay()
+        assert graph.num_replays == warm
+    graph.replay()
+    assert graph.num_replays == warm + 1
+    made.check(3 * warm + 3)
+
+
+def test_a_failed_upload_is_tried_again(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    graph = made.captured(3)
+    with flaky.asked("executable.upload") as asked:
+        flaky.seam.fail("executable.upload", no_memory("cuGraphUpload"))
+        with pytest.raises(OutOfMemoryError):
+            graph.upload()
+        graph.replay()
+        graph.replay()
+    assert asked == {"executable.upload": 2}
+    made.check(6)
+
+
+# What a graph owns
+
+
+def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    xs = np.random.default_rng(5).integers(1, 100, 1009, dtype=np.int32)
+    source = KERNELS + "// a program of its own\n"
+
+    def make() -> tuple[Graph, int]:
+        axpy, note = gpu.kernel(source, "axpy"), gpu.kernel(source, "note")
+        x, y = gpu.array(xs), gpu.array(7 * xs)
+        step, out, count = (
+            gpu.scalar("int32", name="step"),
+            gpu.zeros(9, "int32"),
+            gpu.zeros(1, "int32"),
+        )
+        with gpu.capture() as graph:
+            axpy[16, 64](2, x, y, 1009)
+            final.copy_from(y)
+            note[1, 1](step, out, count)
+            counts.copy_from(out)
+        return graph, flaky.seam.calls["module.unload"]
+
+    final, counts = gpu.array(-xs), gpu.zeros(9, "int32")
+    graph, unloaded = make()
+    for turn in range(1, 5):
+        gc.collect()
+        gpu.trim()
+        gpu.synchronize()
+        junk = [gpu.array(np.full(1009, -1, np.int32)) for _ in range(8)]
+        junk += [gpu.scalar("int32", -5) for _ in range(8)]
+        graph.replay(step=40 + turn)
+        np.testing.assert_array_equal(final.numpy(), (7 + 2 * turn) * xs)
+        assert counts.numpy()[:turn].tolist() == list(range(41, 41 + turn))
+        del junk
+    assert flaky.seam.calls["module.unload"] == unloaded
+    graph.close()
+    del graph
+    gc.collect()
+    assert gpu.trim() > 0
+    assert flaky.seam.calls["module.unload"] > unloaded
+
+
+def test_a_graph_may_outlive_its_kernel_handles_and_streams(device: Gpu) -> None:
+    made, stream = work(device), device.stream()
+    graph = made.captured(3, stream=stream)
+    stream.close()
+    del stream
+    others = [device.stream() for _ in range(3)]
+    graph.replay(synchronize=True)
+    made.check(3)
+    del others
+
+
+CLOSES: dict[str, tuple[str, str]] = {
+    "x": ("node 0, axpy", "argument 1 (int const*): Array int32[257]"),
+    "y": ("node 0, axpy", "argument 2 (int*): Array int32[257]"),
+    "filled": ("node 1, fill", "argument 0 (array): Array int32[5]"),
+    "copied": ("node 2, copy", "argument 1 (array): Array int32[5]"),
+    "scalar": ("node 3, note", "argument 0 (int const*): Scalar 'step' int32"),
+}
+
+
+@pytest.mark.parametrize("replayed", [0, 1, 3])
+@pytest.mark.parametrize("name", CLOSES)
+def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
+    name: str, replayed: int, flaky: Flaky
+) -> None:
+    gpu, made = flaky.gpu, work(flaky.gpu)
+    filled, copied, target = (gpu.array(np.arange(5, dtype=np.int32)) for _ in range(3))
+    step, out = gpu.scalar("int32", name="step"), gpu.zeros(50, "int32")
+    count, note = gpu.zeros(1, "int32"), gpu.kernel(KERNELS, "note")
+    with gpu.capture(name="decode") as graph:
+        made.launch()
+        filled[1:].fill(3)
+        target.copy_from(copied)
+        note[1, 1](step, out, count)
+    for _ in range(replayed):
+        graph.replay()
+    assert not graph.stale
+    {"x": made.x, "y": made.y, "filled": filled, "copied": copied, "scalar": step}[name].close()
+    assert graph.stale
+    node, argument = CLOSES[name]
+    with flaky.asked() as asked:
+        for door in (graph.replay, graph.upload, lambda: graph.replay(step=1)):
+            with pytest.raises(StaleGraphError) as caught:
+                door()
+            told = str(caught.value)
+            assert told.startswith(f"graph 'decode' is stale: {node}, ")
+            assert told.endswith(" was closed after the capture")
+            if name != "filled":
+                assert argument in told
+            assert caught.value.hint
+    assert asked == {}
+    assert graph.num_replays == replayed
+
+
+def test_memory_closed_between_capture_and_instantiate_makes_the_graph_stale(device: Gpu) -> None:
+    made = work(device)
+    graph = device.capture().begin()
+    made.launch()
+    graph.end()
+    made.x.close()
+    graph.instantiate()
+    with pytest.raises(StaleGraphError, match="axpy, argument 1"):
+        graph.replay()
+
+
+def test_closing_other_memory_leaves_a_graph_as_it_is(device: Gpu) -> None:
+    made = work(device)
+    spare = device.array(made.xs)
+    graph = made.captured(3)
+    graph.replay()
+    spare.close()
+    assert not graph.stale
+    graph.replay()
+    made.check(6)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+@pytest.mark.parametrize("name", ["decode", None])
+def test_an_error_that_nothing_survives_names_the_last_graph_replayed(
+    name: str | None, warm: int, flaky: Flaky
+) -> None:
+    made = work(flaky.gpu)
+    before = made.captured(1, name="prefill")
+    graph = flaky.gpu.capture(name=name).begin()
+    told = name or f"captured at {here(-1)}"
+    made.launch()
+    graph.end()
+    before.replay()
+    for _ in range(warm):
+        graph.replay()
+    flaky.seam.fail("replay", illegal_address("cuGraphLaunch"))
+    with pytest.raises(DriverError, match="ILLEGAL_ADDRESS") as caught:
+        graph.replay()
+    assert str(caught.value).endswith(f"the last graph replayed was {told}")
+    assert graph.num_replays == warm
+    for door in (graph.replay, before.replay, flaky.gpu.synchronize, made.launch):
+        with pytest.raises(ContextLostError, match=f"the last graph replayed was {told}"):
+            door()
+
+
+@pytest.mark.parametrize("verb", ["copy_out", "launch", "synchronize", "replay"])
+def test_what_fails_after_a_replay_names_it_at_the_next_call(verb: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    first, second = made.captured(1, name="first"), made.captured(2, name="second")
+    for graph in (second, first, second):
+        graph.replay()
+    doors: dict[str, Callable[[], object]] = {
+        "copy_out": made.y.numpy,
+        "launch": made.launch,
+        "synchronize": flaky.gpu.synchronize,
+        "replay": second.replay,
+    }
+    flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
+    with pytest.raises(DriverError, match="the last graph replayed was second"):
+        doors[verb]()
+
+
+def test_without_a_replay_no_graph_is_named(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    made.captured(1)
+    flaky.seam.fail("launch", illegal_address("cuLaunchKernelEx"))
+    with pytest.raises(DriverError) as caught:
+        made.launch()
+    assert "graph" not in str(caught.value)
+
+
+def test_a_kernel_that_faults_in_a_replay_names_itself_and_the_graph(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    crash, chain = gpu.kernel(KERNELS, "crash"), gpu.array(np.array([3], np.int64))
+    with gpu.capture(name="doomed") as graph:
+        crash[1, 1](chain)
+    with pytest.raises(EmulatorFault, match="^crash") as caught:
+        graph.replay()
+    assert "the last graph replayed was doomed" in str(caught.value)
+    assert graph.num_replays == 0
+
+
+def test_an_instantiation_that_fails_is_its_own_error_and_can_be_tried_again(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky, instantiate=3):
+        graph = flaky.gpu.capture()
+        flaky.seam.fail("graph.instantiate", *(no_memory("cuGraphInstantiate") for _ in range(3)))
+        with pytest.raises(OutOfMemoryError, match="cuGraphInstantiate"), graph:
+            made.launch()
+        assert (graph.state, graph.status) == (State.CAPTURED, "none")
+        with pytest.raises(OutOfMemoryError):
+            graph.instantiate()
+        with pytest.raises(OutOfMemoryError):
+            graph.replay()
+        made.launch(10)
+        made.check(10)
+        graph.replay()
+        assert (graph.state, graph.num_replays) == (State.READY, 1)
+        made.check(13)
+        del graph
+        gc.collect()
+
+
+def test_a_graph_that_was_never_instantiated_is_given_back(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    for drop in (Graph.close, lambda graph: None):
+        with nothing_left_open(flaky):
+            graph = flaky.gpu.capture().begin()
+            made.launch()
+            drop(graph.end())
+            del graph
+            gc.collect()
+
+
+@pytest.mark.parametrize("verb", ["stream.begin_capture", "graph.nodes"])
+def test_a_capture_whose_begin_or_end_fails_leaves_nothing_behind(verb: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    flaky.seam.fail(verb, no_memory(verb))
+    before = flaky.seam.calls.copy()
+    graph = flaky.gpu.capture()
+    with pytest.raises(DeviceError), graph:
+        made.launch()
+    assert graph.status == "none"
+    assert graph.state in (State.FAILED, State.NEW)
+    made.launch(2)
+    again = made.captured(10)
+    again.replay()
+    made.check(12)
+    again.close()
+    graph.close()
+    flaky.gpu.synchronize()
+    calls = flaky.seam.calls - before
+    assert calls["graph.close"] == calls["stream.end_capture"]
+    assert flaky.gpu.empty(1).shape == (1,)
+
+
+def test_an_end_that_fails_frees_what_was_captured(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    flaky.gpu.synchronize()
+    with nothing_left_open(flaky, end=1), flaky.asked("allocate", "free") as asked:
+        own = flaky.gpu.array(made.xs)
+        graph = flaky.gpu.capture().begin()
+        made.axpy[5, 64](3, own, made.y, made.n)
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()  # another library's
+        with pytest.raises(CaptureError):
+            graph.end()
+        del own
+        gc.collect()
+        flaky.gpu.synchronize()
+    assert asked == {"allocate": 1, "free": 1}
+    assert graph.state is State.FAILED
+
+
+def test_graphs_made_and_dropped_leave_nothing_behind(flaky: Flaky) -> None:
+    made = work(flaky.gpu, 33)
+    with nothing_left_open(flaky):
+        for _ in range(50):
+            made.captured(1).replay()
+        gc.collect()
+    made.check(50)
