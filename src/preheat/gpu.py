@@ -29,7 +29,7 @@ from preheat.errors import (
 )
 from preheat.events import Events, JsonLines
 from preheat.flights import Flights
-from preheat.graph.graph import Graph
+from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
@@ -272,7 +272,11 @@ class Gpu:
         return self.empty(shape, dtype, stream=stream).fill(0)
 
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
-        """One value on the device, at an address that never changes."""
+        """One value on the device, at an address that never changes; a graph sets it by `name`."""
+        if name in RESERVED:
+            raise InputError(
+                f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
+            )
         kind = dtype_of(dtype)
         made = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
         made.set(value)
@@ -310,8 +314,8 @@ class Gpu:
     ) -> Graph:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
-        Work of this thread becomes part of it, also that of torch and CuPy, which are sent to the
-        captured stream meanwhile. `mode` says which calls are refused beside: those of this thread
+        Work of this thread becomes part of it, also that of torch and CuPy, which are sent to a stream
+        of the capture's own meanwhile; `stream` is where replays go unless they say otherwise. `mode` says which calls are refused beside: those of this thread
         ("thread_local"), of all threads ("global"), or only what concerns the captured stream
         ("relaxed"). `name` is what errors call the graph.
         """

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,7 +83,8 @@ def work(gpu: Gpu, n: int = 257) -> Work:
     return Work(gpu, gpu.kernel(KERNELS, "axpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
 
 
-class Log(NamedTuple):
+@dataclass(frozen=True)
+class Log:
     """A device with a kernel that writes the value of a scalar down at every launch."""
 
     gpu: Gpu
@@ -122,13 +124,14 @@ class Default:
 def here(lines: int = 0) -> str:
     """The line that calls this, or one so many lines further down, as errors name it."""
     frame = inspect.currentframe()
-    assert frame is not None and frame.f_back is not None
+    assert frame is not None
+    assert frame.f_back is not None
     return f"{Path(frame.f_back.f_code.co_filename).name}:{frame.f_back.f_lineno + lines}"
 
 
 def line_of(function: Callable[..., object]) -> str:
     """The line of a function that has only one, as errors name it."""
-    code = function.__code__  # type: ignore[attr-defined]
+    code = function.__code__
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 

@@ -1,9 +1,11 @@
 """Captures: how they begin and end, what they refuse and where, and what other threads may do."""
+# ruff: noqa: PT012  (a capture that fails has a body of several statements)
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from preheat.errors import CaptureError, DeviceError, DriverError, InputError, L
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Module, SymbolView
+from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from preheat.runtime.window import (
     ALLOCATE,
@@ -190,7 +192,7 @@ def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
 def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> None:
     with pytest.raises(CaptureError, match="the legacy default stream cannot be captured") as caught:
         device.capture(stream=Default(handle))
-    assert caught.value.hint is not None and "a stream of its own" in caught.value.hint
+    assert "a stream of its own" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -562,7 +564,9 @@ def test_a_capture_spoilt_behind_our_back_says_after_which_line(mode: str, flaky
         with pytest.raises(DeviceError):
             flaky.gpu._device.synchronize()
         assert graph.status == "invalidated"
-        with pytest.raises(CaptureError, match="a call of another library spoilt the capture") as caught:
+        with pytest.raises(
+            CaptureError, match="a call of another library spoilt the capture"
+        ) as caught:
             graph.end()
         file, _, first = last.partition(":")
         assert caught.value.where == f"{file}:{int(first) + 2}"
@@ -571,6 +575,37 @@ def test_a_capture_spoilt_behind_our_back_says_after_which_line(mode: str, flaky
         again.replay()
         made.check(3)
         again.close()
+
+
+def test_work_after_such_a_call_says_so_where_it_stands(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    args = (1, made.x, made.y, made.n)
+    with nothing_left_open(flaky, end=1):
+        graph = flaky.gpu.capture().begin()
+        made.axpy[5, 64](*args)
+        last = here(-1)
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        with pytest.raises(CaptureError, match=f"spoilt the capture, after {last}") as caught:
+            made.axpy[5, 64](*args)
+        assert caught.value.where == here(-1)
+        with pytest.raises(CaptureError, match=f"spoilt the capture, after {last}") as ended:
+            graph.end()
+        assert ended.value.where == caught.value.where
+        made.check(0)
+
+
+def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with pytest.raises(BodyError) as caught, flaky.gpu.capture():
+        made.axpy[5, 64](1, made.x, made.y, made.n)
+        last = here(-1)
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        raise BodyError
+    (note,) = caught.value.__notes__
+    assert f"a call of another library spoilt the capture, after {last}" in note
+    made.check(0)
 
 
 # Other threads
@@ -589,7 +624,8 @@ def test_other_threads_work_on_while_one_captures_for_itself(device: Gpu) -> Non
         stream.wait(event)
         event.synchronize()
         stream.synchronize()
-        assert event.done() and stream.done()
+        assert event.done()
+        assert stream.done()
         made.scalar.set(7)
         assert made.scalar.get() == 7
         made.other.replay()
@@ -664,16 +700,80 @@ def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> N
 
 
 def test_no_other_thread_works_in_the_captured_stream(device: Gpu) -> None:
-    made, stream = work(device), device.stream()
-    with device.capture(stream=stream) as graph:
+    made = work(device)
+    with device.capture() as graph:
         made.launch(5)
+        captured = graph.stream
         with pytest.raises(CaptureError, match="another thread is capturing this stream"):
-            elsewhere(lambda: in_stream(made, stream))
-        with pytest.raises(CaptureError, match="synchronising while another thread captures"):
-            elsewhere(stream.synchronize)
+            elsewhere(lambda: in_stream(made, captured))
+        assert graph.status == "active"
     assert len(graph) == 1
     graph.replay()
     made.check(5)
+
+
+class Home(NamedTuple):
+    """Memory at home in a stream, and a graph that uses it."""
+
+    gpu: Gpu
+    stream: Stream
+    x: Array
+    y: Array
+    axpy: Kernel
+    graph: Graph
+
+
+HOMES: dict[str, Callable[[Home], object]] = {
+    "fill": lambda h: h.x.fill(1),
+    "copy": lambda h: h.x.copy_from(h.y),
+    "write": lambda h: h.x.write(np.arange(33, dtype=np.int32)),
+    "numpy": lambda h: h.x.numpy(),
+    "launch": lambda h: h.axpy[1, 64](1, h.x, h.y, 33),
+    "close": lambda h: h.x.close(),
+    "empty": lambda h: h.gpu.empty(3, stream=h.stream),
+    "replay": lambda h: h.graph.replay(),
+    "replay there": lambda h: h.graph.replay(stream=h.stream),
+    "wait": lambda h: h.stream.wait(h.gpu.record()),
+}
+
+
+def home(gpu: Gpu) -> Home:
+    """Such memory, on `gpu`."""
+    stream, axpy = gpu.stream(), gpu.kernel(KERNELS, "axpy")
+    x, y = (gpu.array(np.arange(1, 34, dtype=np.int32), stream=stream) for _ in range(2))
+    with gpu.capture() as graph:
+        axpy[1, 64](1, x, y, 33)
+    gpu.synchronize()
+    return Home(gpu, stream, x, y, axpy, graph)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HOMES)
+def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
+    name: str, mode: str, device: Gpu
+) -> None:
+    made, mine = home(device), work(device)
+    refused = mode == "global" and name in ("write", "numpy", "close", "empty")
+    with device.capture(stream=made.stream, mode=mode) as graph:
+        mine.launch(5)
+        with pytest.raises(CaptureError) if refused else nullcontext():
+            elsewhere(lambda: HOMES[name](made))
+        assert graph.status == "active"
+        mine.launch(6)
+    assert len(graph) == 2
+    graph.replay()
+    mine.check(11)
+
+
+@pytest.mark.parametrize("name", ["close", "empty"])
+def test_memory_of_that_stream_comes_and_goes_beside_a_relaxed_capture(name: str, device: Gpu) -> None:
+    made, mine = home(device), work(device)
+    with device.capture(stream=made.stream, mode="relaxed") as graph:
+        mine.launch(5)
+        HOMES[name](made)
+        assert graph.status == "active"
+    graph.replay()
+    mine.check(5)
 
 
 # Finalizers

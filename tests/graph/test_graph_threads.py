@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.devices.emulator.capture import EmulatorExecutable
 from preheat.errors import CaptureError, GraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
@@ -110,6 +113,40 @@ def test_one_graph_replayed_by_several_threads_counts_every_replay(device: Gpu) 
     assert np.array_equal(x.numpy(), np.full(33, 600))
 
 
+def test_an_executable_is_never_used_by_two_threads_at_once(
+    open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users: list[int] = []
+    overlaps: list[list[int]] = []
+
+    def launch() -> tuple[int, ...]:
+        users.append(threading.get_ident())
+        time.sleep(0)  # lets another thread go on, as the driver's own call does
+        if len(users) > 1:
+            overlaps.append(list(users))
+        users.remove(threading.get_ident())
+        return (0,)
+
+    made = bench(open_device("emulator"))
+    monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: launch)
+    with made.gpu.capture() as graph:
+        made.launch()
+    start, interval = threading.Barrier(4), sys.getswitchinterval()
+
+    def replay() -> None:
+        start.wait(PATIENCE)
+        for _ in range(2000):
+            graph.replay()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        together(*[replay] * 4)
+    finally:
+        sys.setswitchinterval(interval)
+    assert overlaps == []
+    assert graph.num_replays == 8000
+
+
 def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) -> None:
     add, total = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
     accumulate = device.kernel(
@@ -164,6 +201,21 @@ def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
     assert x.numpy().tolist() == [replays]
 
 
+def test_closing_in_several_threads_at_once_is_fine(device: Gpu) -> None:
+    made = bench(device)
+    for _ in range(50):
+        with device.capture() as graph:
+            made.launch()
+        start = threading.Barrier(3)
+
+        def close(graph: Graph = graph, start: threading.Barrier = start) -> None:
+            start.wait(PATIENCE)
+            graph.close()
+
+        together(close, close, close)
+        assert graph.state is State.CLOSED
+
+
 def test_a_graph_captured_in_one_thread_is_replayed_and_closed_in_others(device: Gpu) -> None:
     made = bench(device)
 
@@ -200,6 +252,22 @@ def test_replays_go_on_while_another_thread_captures(device: Gpu) -> None:
     made.check(8)
     second.replay()
     assert np.array_equal(made.y.numpy(), np.ones(made.n, np.float32))
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global", "relaxed"])
+def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: Gpu) -> None:
+    made = bench(device)
+    first = device.capture().begin()
+    made.launch()
+    first.end()  # to be instantiated and uploaded by its first replay
+    with device.capture(mode=mode) as second:
+        made.y.fill(1.0)
+        elsewhere(first.replay)
+        made.launch()
+    made.check(1)
+    second.replay()
+    exact = 1.0 + 2.0 * made.xs.astype(np.float64)
+    np.testing.assert_allclose(made.y.numpy(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu) -> None:
@@ -242,8 +310,10 @@ def test_a_thread_that_ends_inside_its_window_leaves_the_device_to_the_others(
     made = bench(gpu)
 
     def forget() -> None:
-        gpu.capture().begin()
+        graph = gpu.capture().begin()
         made.launch()
+        assert len(gpu._context.windows) == 1
+        del graph
 
     elsewhere(forget)
     gc.collect()

@@ -24,10 +24,11 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.graph.pool import Pool
+from preheat.graph.pool import Pool, Room, Stretch
 from preheat.runtime.array import Array
-from tests.graph.support import Work, elsewhere, here, work
+from tests.graph.support import KERNELS, Work, elsewhere, here, work
 from tests.runtime.support import Flaky
+from tests.runtime.test_threads_and_fork import in_child
 
 KIB = 1024
 
@@ -155,6 +156,16 @@ def test_the_first_place_that_fits_is_taken(device: Gpu) -> None:
     assert bytes_of(pool, 512 + 256 + 1024).address == places[0]  # side by side they are one again
 
 
+def test_blocks_that_happen_to_lie_side_by_side_are_not_one(device: Gpu) -> None:
+    first, second = (device.empty(512, "uint8").buffer for _ in range(2))
+    room = Room()
+    room.put(Stretch(0x1200, 512, second), Stretch(0x1000, 512, first))
+    assert room.take(1024) is None
+    assert room.take(256, after=Stretch(0x1100, 256, first)) is None
+    assert room.take(256, after=Stretch(0x1100, 256, second)) == (0x1200, 256, second)
+    assert (room.largest, room.take(512)) == (512, (0x1000, 512, first))
+
+
 def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu]) -> None:
     pool, chance = open_device("emulator").pool(32 * KIB), random.Random(7)
     held: list[Array] = []
@@ -260,6 +271,17 @@ def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Fla
     with flaky.asked("stream.wait") as asked:
         assert pool.empty(job.n, "int32").address == place  # ordered once is ordered
     assert not asked
+
+
+def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(device: Gpu) -> None:
+    job, pool, side = work(device), device.pool(8 * KIB), device.stream()
+    spin = device.kernel(KERNELS, "spin")
+    into = pool.array(job.ys)
+    for _ in range(3):
+        spin.launch(1 if "emulator" in device.name else 50_000_000, grid=1, block=1, stream=side)
+        job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
+    del into
+    np.testing.assert_array_equal(pool.zeros(job.n, "int32").numpy(), np.zeros(job.n))
 
 
 def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
@@ -419,7 +441,7 @@ def test_outside_a_capture_a_pool_grows_by_itself(flaky: Flaky) -> None:
 def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(flaky: Flaky) -> None:
     pool = flaky.gpu.pool(KIB)
     with pytest.raises(OutOfMemoryError):
-        bytes_of(pool, 1 << 60)
+        bytes_of(pool, 1 << 46)
     assert (pool.size, pool.used, pool.peak) == (KIB, 0, 0)
     assert bytes_of(pool, KIB).nbytes == pool.used
 
@@ -491,7 +513,8 @@ def test_a_body_that_raises_is_not_measured_and_leaves_the_pool_working(device: 
         pool.measure(lambda: fail(pool))
     gc.collect()
     assert pool.used == 0
-    assert bytes_of(pool, 1).address == bytes_of(pool, 1).address  # dropped, collected, taken again
+    place = bytes_of(pool, 1).address
+    assert bytes_of(pool, 1).address == place  # it takes back again
 
 
 def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
@@ -503,10 +526,18 @@ def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
 # Sealing
 
 
+def test_a_pool_says_whether_it_is_sealed(device: Gpu) -> None:
+    pool = device.pool()
+    told = [pool.sealed]
+    for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # twice is fine
+        change()
+        told.append(pool.sealed)
+    assert told == [False, True, True, False, False]
+
+
 def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
     pool.seal()
-    assert pool.sealed
     assert repr(pool).endswith(", sealed>")
     asks: list[Callable[[], object]] = [
         lambda: pool.empty(3),
@@ -524,7 +555,6 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
     with pytest.raises(SealedError, match="sealed"), pool.frame():
         pool.empty(3)
     pool.unseal()
-    assert not pool.sealed
     assert pool.empty(3).size == 3
 
 
@@ -628,6 +658,51 @@ def test_frames_that_get_larger_need_no_more_than_the_largest(device: Gpu) -> No
             bytes_of(pool, n * KIB)
             bytes_of(pool, 256)
     assert pool.used == 16 * KIB + 256
+
+
+def test_scratch_memory_goes_on_elsewhere_where_it_cannot_be_made_longer(device: Gpu) -> None:
+    pool = device.pool(KIB)
+
+    def frame(*sizes: int) -> list[int]:
+        with pool.frame():
+            return [bytes_of(pool, n).address for n in sizes]
+
+    (first,) = frame(512)
+    between = bytes_of(pool, 512)
+    there = frame(512, 512)
+    assert there[0] == first
+    assert abs(there[1] - between.address) >= 512
+    assert pool.used == 3 * 512
+    assert frame(256, 700) == there  # the second stretch from its beginning, and longer now
+    assert pool.used == 2 * 512 + 768
+    assert frame(512, 512) == there
+    assert frame(200, 200, 700) == [first, first + 256, there[1]]
+
+
+def test_what_a_frame_gave_to_another_library_is_waited_for_at_its_end(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    pool = flaky.gpu.pool(8 * KIB)
+    for exported in (1, 0):
+        with flaky.asked("synchronize") as asked, pool.frame():
+            made = pool.array([3, 4], "int32")
+            if exported:
+                assert np.from_dlpack(made).tolist() == [3, 4]
+        assert asked.get("synchronize", 0) == exported
+
+
+def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(flaky: Flaky) -> None:
+    pool, side = flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    with pool.frame(), flaky.gpu.capture() as graph:
+        pool.zeros(31)
+    graph.replay(stream=side)
+    with flaky.asked("stream.wait", "stream.record") as asked, flaky.gpu.capture(), pool.frame():
+        pool.zeros(31)
+    assert not asked
+    with flaky.asked("stream.wait") as asked, pool.frame():
+        pool.zeros(31)
+    assert asked == {"stream.wait": 1}
 
 
 def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) -> None:
@@ -735,6 +810,20 @@ def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flak
     assert not asked
 
 
+def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    with pool.frame(), flaky.gpu.capture() as graph:
+        pool.zeros(job.n, "int32")
+    for _ in range(2):
+        graph.replay(stream=side)
+    with pool.frame():
+        pool.zeros(job.n, "int32")
+    with flaky.asked("stream.wait") as asked:
+        for _ in range(2):
+            graph.replay(stream=side)
+    assert asked == {"stream.wait": 1}
+
+
 def test_measuring_counts_what_frames_take_once(device: Gpu) -> None:
     job, pool = work(device), device.pool()
 
@@ -784,6 +873,7 @@ def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:
         pool.close()
     with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
         into.close()
+    assert pool.zeros(3).numpy().tolist() == [0, 0, 0]
     add(job, into)
     np.testing.assert_array_equal(into.numpy(), job.ys + 3 * job.xs)
 
@@ -813,3 +903,17 @@ def test_after_a_reset_a_pool_says_that_it_is_gone(open_device: Callable[..., Gp
         held.numpy()
     pool.close()
     assert bytes_of(gpu.pool(), 3).nbytes == 3
+
+
+def test_a_fork_while_another_thread_takes_from_a_pool_leaves_no_lock_behind(
+    open_device: Callable[..., Gpu],
+) -> None:
+    pool = open_device("emulator").pool(8 * KIB)
+    pool._lock.acquire()  # another thread is at it
+
+    def child() -> None:
+        assert pool.zeros(3).numpy().tolist() == [0, 0, 0]
+
+    in_child(child)
+    pool._lock.release()
+    assert pool.used == 0  # the child's is the child's

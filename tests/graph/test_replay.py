@@ -374,7 +374,7 @@ def test_a_graph_may_outlive_its_kernel_handles_and_streams(device: Gpu) -> None
 CLOSES: dict[str, tuple[str, str]] = {
     "x": ("node 0, axpy", "argument 1 (int const*): Array int32[257]"),
     "y": ("node 0, axpy", "argument 2 (int*): Array int32[257]"),
-    "filled": ("node 1, fill", "argument 0 (array): Array int32[5]"),
+    "filled": ("node 1, fill", "argument 0 (array): Array int32[4]"),
     "copied": ("node 2, copy", "argument 1 (array): Array int32[5]"),
     "scalar": ("node 3, note", "argument 0 (int const*): Scalar 'step' int32"),
 }
@@ -396,9 +396,9 @@ def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
         note[1, 1](step, out, count)
     for _ in range(replayed):
         graph.replay()
-    assert not graph.stale
+    before = graph.stale
     {"x": made.x, "y": made.y, "filled": filled, "copied": copied, "scalar": step}[name].close()
-    assert graph.stale
+    assert (before, graph.stale) == (False, True)
     node, argument = CLOSES[name]
     with flaky.asked() as asked:
         for door in (graph.replay, graph.upload, lambda: graph.replay(step=1)):
@@ -407,8 +407,7 @@ def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
             told = str(caught.value)
             assert told.startswith(f"graph 'decode' is stale: {node}, ")
             assert told.endswith(" was closed after the capture")
-            if name != "filled":
-                assert argument in told
+            assert argument in told
             assert caught.value.hint
     assert asked == {}
     assert graph.num_replays == replayed
@@ -496,7 +495,7 @@ def test_a_kernel_that_faults_in_a_replay_names_itself_and_the_graph(
     crash, chain = gpu.kernel(KERNELS, "crash"), gpu.array(np.array([3], np.int64))
     with gpu.capture(name="doomed") as graph:
         crash[1, 1](chain)
-    with pytest.raises(EmulatorFault, match="^crash") as caught:
+    with pytest.raises(EmulatorFault, match="crash") as caught:
         graph.replay()
     assert "the last graph replayed was doomed" in str(caught.value)
     assert graph.num_replays == 0
@@ -525,7 +524,7 @@ def test_an_instantiation_that_fails_is_its_own_error_and_can_be_tried_again(fla
 
 def test_a_graph_that_was_never_instantiated_is_given_back(flaky: Flaky) -> None:
     made = work(flaky.gpu)
-    for drop in (Graph.close, lambda graph: None):
+    for drop in (Graph.close, lambda _: None):
         with nothing_left_open(flaky):
             graph = flaky.gpu.capture().begin()
             made.launch()

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preheat.devices import base
-from preheat.errors import CaptureError, DeviceError, DriverError
+from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import Guests
 from preheat.graph.record import Node, Place, caller, place, shown
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import Gathered, Launch
+from preheat.runtime.launch import Gathered, Launch, Loaded
 from preheat.runtime.operands import Operand
 from preheat.runtime.window import Act
 
@@ -27,22 +27,28 @@ MODES = ("thread_local", "global", "relaxed")
 class Capture:
     """A capture from its begin to its end, in one thread.
 
-    The first error inside is kept with the line that caused it: it is what the end reports, whatever
-    went wrong because of it later.
+    It has a stream to itself, where nothing else is ever done. `meant` is the one that the caller
+    named: work for that becomes part of the capture, too. The first error inside is kept with the line
+    that caused it: it is what the end reports, whatever went wrong because of it later.
     """
 
     def __init__(self, context: Context, stream: base.Stream | None, mode: str) -> None:
         self.context, self.mode, self.thread = context, mode, threading.get_ident()
-        self._lent = stream is None
-        self.stream = context.lane() if stream is None else stream
+        self._owner, self.dropped, self.over = threading.current_thread(), False, False
+        self.stream, self.meant = context.lane(), stream
         self.nodes: list[Node] = []
         self.exports: list[Array] = []  # of ours, that other libraries use inside
         self.foreign: list[Operand] = []
+        self.modules: dict[Loaded, None] = {}
         self.first: tuple[str, Exception] | None = None
         self._began = self._last = place()
         self._pieces: dict[int, int] = {}  # of the driver that a node of ours became, if not one
         try:
             context.open_window(self)
+        except CaptureError:
+            context.lanes.append(self.stream)
+            raise
+        try:
             self.stream.begin_capture(mode)
             try:
                 self.guests = Guests(context.device, self.stream)
@@ -71,14 +77,19 @@ class Capture:
             self.guests.leave()
             self.context.require()
             graph = self.stream.end_capture()
+        except ContextLostError:
+            raise
         except DeviceError as error:
             raise self._given_up(error) from (self.first[1] if self.first else error)
         finally:
             self._closed()
-        if self.first is not None:
+        try:
+            if self.first is not None:
+                raise self._given_up(self.first[1]) from self.first[1]
+            self._merge(graph)
+        except BaseException:
             graph.close()
-            raise self._given_up(self.first[1]) from self.first[1]
-        self._merge(graph)
+            raise
         return graph
 
     def discard(self, because: BaseException) -> None:
@@ -92,6 +103,20 @@ class Capture:
             where, error = self.first
             because.add_note(f"the first error inside this capture was, at {where}: {error}")
 
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody is left who could end it: its graph was dropped, or its thread is over."""
+        return self.dropped or not self._owner.is_alive()
+
+    def forsake(self) -> None:
+        """End it in their place."""
+        if self.over:
+            return
+        if self.thread == threading.get_ident():
+            self.guests.leave()
+        self.abandon()
+        self._closed()
+
     def abandon(self) -> None:
         """End the capture at the device and drop what it gives, valid or not."""
         if self.context.lost is not None:
@@ -99,11 +124,11 @@ class Capture:
         try:
             self.stream.end_capture().close()
         except DeviceError as error:
-            self.note(error)  # an invalid capture says so at its end: it is over all the same
+            self.note(self._spoilt(error, self._last))  # and over all the same
 
     def _closed(self) -> None:
-        self.context.close_window(self)
-        if self._lent and self.context.lost is None:
+        self.over = True
+        if self.context.close_window(self) and self.context.lost is None:
             self.context.lanes.append(self.stream)
 
     def _given_up(self, error: DeviceError | Exception) -> CaptureError:
@@ -176,7 +201,7 @@ class Capture:
     def note(self, error: Exception) -> None:
         """Keep the first error."""
         if self.first is None:
-            self.first = (caller(), error)
+            self.first = (getattr(error, "where", None) or caller(), error)
 
     def exported(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
@@ -185,6 +210,7 @@ class Capture:
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """Write a launch down."""
         self.foreign += gathered.foreign
+        self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
         self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +27,7 @@ from preheat.graph.capture import MODES, Capture
 from preheat.graph.foreign import Captured
 from preheat.graph.profile import OFF, Switches
 from preheat.graph.record import Node
-from preheat.runtime.array import Scalar
+from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.host import element_bytes
 from preheat.runtime.launch import Gathered, lent, order, settle
@@ -33,9 +36,9 @@ from preheat.runtime.operands import LIBRARIES, Operand
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.window import REPLAY
 
-__all__ = ["Graph", "State"]
+__all__ = ["RESERVED", "Graph", "State"]
 
-_PATIENCE = 60  # seconds for another thread's replay, which takes microseconds
+RESERVED = ("stream", "synchronize")  # what replay takes beside the names of scalars
 _DEFAULT_STREAMS = (0, 1)  # the legacy one, by both its numbers
 
 
@@ -99,14 +102,18 @@ class Graph:
         self._foreign: list[Operand] = []
         self._home: base.Stream | None = None  # of all its buffers, where they have one home
         self._library: str | None = None
-        self._keep: object = None  # another library's memory pool
+        self._keep: list[object] = []  # programs, and another library's memory pool
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
         self._switches = switches
-        # A replay takes the launch out of `_turn` and puts it back: that keeps threads apart, at a
-        # fraction of a lock's price. `_careful` says that a replay is more than that launch.
-        self._turn: list[base.Replay] = [_unready]
-        self._careful, self._stale = True, False
+        # `_solo` is the one thread whose replays are `_launch` and nothing else. It takes no lock,
+        # which would cost as much as all the rest, but says that it is `_busy`. Everybody else takes
+        # the lock, ends that state and waits until it is not.
+        self._lock = threading.Lock()
+        self._solo: int | None = None
+        self._busy = self._stale = False
+        self._launch: base.Replay = _unready
+        _alive.add(self)
 
     # Capture
 
@@ -136,8 +143,8 @@ class Graph:
             )
         try:
             raw = capture.end()
-        except CaptureError:
-            if capture.thread == threading.get_ident():
+        except BaseException:
+            if capture.over:
                 self._failed()
             raise
         self._capture = None
@@ -154,31 +161,25 @@ class Graph:
 
     def _own(self, capture: Capture, raw: base.Graph) -> None:
         """Take over what the capture holds."""
-        self._raw, self._nodes = raw, tuple(capture.nodes)
-        arrays = [array for node in self._nodes for array in node.arrays]
+        arrays = list({array: None for node in capture.nodes for array in node.arrays})
+        try:
+            self._scalars = _named(arrays)
+        except CaptureError:
+            raw.close()
+            self._failed()
+            raise
+        self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
-        self._foreign = capture.foreign
-        for array in dict.fromkeys(arrays):
-            if isinstance(array, Scalar) and array.name is not None:
-                self._scalar(array.name, array)
+        self._keep = [*capture.modules]
         if self.foreign or self._foreign:
-            self._library, self._keep = capture.guests.library, capture.guests.pool
+            self._library = capture.guests.library
+            self._keep.append(capture.guests.pool)
         self.state = State.CAPTURED
         homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
         self._home = homes.pop() if len(homes) == 1 else None
         for buffer in self._buffers:
             buffer.tell(self)
             self._stale = self._stale or not buffer.open  # closed before it could tell us
-
-    def _scalar(self, name: str, scalar: Scalar) -> None:
-        known = self._scalars.setdefault(name, scalar)
-        if known.buffer is not scalar.buffer:
-            self._close_raw()
-            self._failed()
-            raise CaptureError(
-                f"two scalars of this graph are called {name!r}",
-                hint="give each a name of its own: graph.replay() sets scalars by name",
-            )
 
     def _failed(self) -> None:
         self.state, self._capture = State.FAILED, None
@@ -264,66 +265,45 @@ class Graph:
         stream and by value, so replays can be queued as far ahead as one likes.
         """
         if (
-            self._careful
-            or scalars
-            or synchronize
-            or stream is not None
-            or self._context.alert is not None
+            self._solo == get_ident()
+            and not scalars
+            and not synchronize
+            and stream is None
+            and self._context.alert is None
         ):
-            self._whole(stream, synchronize, scalars)
-            return
-        turn = self._turn
-        try:
-            launch = turn.pop()
-        except IndexError:
-            launch = self._take()
-        try:
-            self._context.replayed = self.name
-            status = launch()
-            if status[0]:
-                self._complain(status)
-            self.num_replays += 1
-        finally:
-            turn.append(launch)
+            try:
+                self._busy = True
+                if self._solo is not None:
+                    self._context.replayed = self.name
+                    status = self._launch()
+                    if status[0]:
+                        self._complain(status)
+                    self.num_replays += 1
+                    return
+            finally:
+                self._busy = False
+        self._whole(stream, synchronize, scalars)
 
-    def _take(self) -> base.Replay:
-        """The one turn there is: whoever has it may use the executable. It is back in microseconds."""
-        patience = None
-        while True:
-            with suppress(IndexError):  # another thread has it
-                return self._turn.pop()
-            if self.state is State.CLOSED:
-                raise self._unusable()
-            patience = patience or time.monotonic() + _PATIENCE
-            if time.monotonic() > patience:
-                raise GraphError(f"another thread has been replaying {self} for {_PATIENCE} s")
-            time.sleep(20e-6)
+    def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
+        """A replay that may be more than a launch; it finds out whether this thread's next one is."""
+        with self._exclusive():
+            target = self._replay(stream, scalars)
+            self.num_replays += 1
+            if stream is None and self._alone(target) and self._switches == OFF:
+                self._launch, self._solo = self._replays[target.handle], get_ident()
+                if self._stale:  # since a moment ago
+                    self._solo = None
+        if synchronize:
+            target.synchronize()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Have the graph to oneself."""
-        launch = self._take()
-        try:
+        """Have the graph to oneself: see `_solo`."""
+        with self._lock:
+            owner, self._solo = self._solo, None
+            while self._busy and owner != get_ident():
+                time.sleep(20e-6)  # a launch takes microseconds
             yield
-        finally:
-            self._turn.append(launch)
-
-    def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
-        """A replay that is more than a launch, and finds out whether the next one has to be."""
-        launch = self._take()
-        try:
-            target = self._replay(stream, scalars)
-            self.num_replays += 1
-            simple = stream is None and self._alone(target) and self._switches == OFF
-            if simple:
-                launch = self._replays[target.handle]
-        finally:
-            self._turn.append(launch)
-        if simple:
-            self._careful = False
-            self._careful = self._stale  # which it may have become meanwhile
-        if synchronize:
-            target.synchronize()
 
     def _replay(self, given: object, scalars: dict[str, Any]) -> base.Stream:
         """The whole story of a replay; returns the stream it went to."""
@@ -338,12 +318,12 @@ class Graph:
         if laps:
             laps.lap("upload")
         if given is None and self._alone(stream):
-            self._launch(launch, stream, scalars, values)
+            self._go(launch, stream, scalars, values)
         else:
             gathered, named = self._gathered(), given is not None
             order(self._context, gathered, stream, named=named)
             with lent(self._context, gathered):
-                self._launch(launch, stream, scalars, values)
+                self._go(launch, stream, scalars, values)
             settle(self._context, gathered, stream, named=named)
         if laps:
             laps.lap("launch")
@@ -359,7 +339,7 @@ class Graph:
         """Whether a replay in `stream` is ordered by itself: all it uses is at home there."""
         return stream is self._home and self._library is None and not self._foreign
 
-    def _launch(
+    def _go(
         self, launch: base.Replay, stream: base.Stream, names: Iterable[str], values: list[bytes]
     ) -> None:
         self._context.replayed = self.name
@@ -485,22 +465,20 @@ class Graph:
     def expire(self, reason: str) -> None:
         """Told by a buffer: memory this graph uses is gone."""
         del reason
-        self._stale = self._careful = True
+        self._stale, self._solo = True, None
 
     def close(self) -> None:
         """Give it back, after the replays now queued, and let go of what it holds. Twice is fine."""
         if self.state is State.CAPTURING:
             raise CaptureError("this graph is still being captured", hint="end the capture first")
-        if self.state is State.CLOSED:
-            return
-        self._careful = True
-        self._take()  # and never give it back
-        give_back = self._give_back()
-        self.state, self._raw, self._executable = State.CLOSED, None, None
-        self._replays.clear()
-        self._setters.clear()
-        self._nodes, self._buffers, self._foreign = (), [], []
-        self._keep, self._scalars = None, {}
+        with self._exclusive():
+            give_back = self._give_back()
+            self.state, self._raw, self._executable = State.CLOSED, None, None
+            self._replays.clear()
+            self._setters.clear()
+            for node in self._nodes:
+                node.let_go()
+            self._buffers, self._foreign, self._keep, self._scalars = [], [], [], {}
         if self._context.lost is None:
             self._context.garbage.append(give_back)
             self._context.drain()
@@ -509,12 +487,29 @@ class Graph:
         return partial(_close, self._executable, self._raw)
 
     def __del__(self) -> None:
+        capture: Capture | None = getattr(self, "_capture", None)
+        if capture is not None:
+            capture.dropped = True  # and ended at the next safe point
         if getattr(self, "_executable", None) is not None or getattr(self, "_raw", None) is not None:
             self._context.garbage.append(self._give_back())
 
 
+def _named(arrays: Iterable[Array]) -> dict[str, Scalar]:
+    """The scalars among them, by name."""
+    found: dict[str, Scalar] = {}
+    for array in arrays:
+        if not isinstance(array, Scalar) or array.name is None:
+            continue
+        if found.setdefault(array.name, array).buffer is not array.buffer:
+            raise CaptureError(
+                f"two scalars of this graph are called {array.name!r}",
+                hint="give each a name of its own: graph.replay() sets scalars by name",
+            )
+    return found
+
+
 def _unready() -> tuple[int, ...]:
-    """What `_turn` holds until the graph is ready; nobody calls it."""
+    """What `_launch` is until the graph is ready; nobody calls it."""
     raise AssertionError("replay did not look")
 
 
@@ -522,3 +517,15 @@ def _close(*parts: base.Executable | base.Graph | None) -> None:
     for part in parts:
         if part is not None:
             part.close()
+
+
+_alive: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """No thread of the child is replaying."""
+    for graph in list(_alive):
+        graph._lock, graph._busy, graph._solo = threading.Lock(), False, None
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -69,7 +69,7 @@ class Graphed(Generic[P, R]):
             return made
 
         owner = args[0] if first else None
-        return self.graphs.step(key, body, reader.arrays, owner=owner, copy=self._copy)
+        return self.graphs._step(key, body, reader.arrays, owner=owner, copy=self._copy)
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {self.graphs!r}>"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import threading
 import weakref
 from collections import deque
@@ -240,9 +241,11 @@ class Pool:
         self._room, self._scratch = Room(), Scratch()
         self._returns: deque[Returned] = deque()  # finalizers append to it, and do nothing else
         self._pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
+        self._scraps: weakref.WeakSet[Scrap] = weakref.WeakSet()  # those among them that are scratch
         self._frames: list[Frame] = []
         self._taken = self._peak = self._measuring = 0
         self._sealed = self._closed = False
+        _alive.add(self)
         if size is not None:
             self.reserve(size)
 
@@ -325,7 +328,7 @@ class Pool:
 
     def _collect(self) -> None:
         """Have again what came back; what others may be using only where it can be ordered."""
-        if self._measuring:
+        if self._measuring or not self._returns:
             return
         careful = bool(self._context.windows)
         back = [self._returns.popleft() for _ in range(len(self._returns))]
@@ -467,10 +470,13 @@ class Pool:
         return self._frames[-1] if mine else None
 
     def _settle(self) -> None:
-        """Order the next user of scratch memory, in its home stream, behind those in other streams."""
-        if self._context.alert is None:
-            for each in self._scratch.stretches:
-                each.block.settle()
+        """Order home behind every stream that used scratch memory since; they are new to it again."""
+        if self._context.alert is not None:
+            return
+        for scrap in list(self._scraps):
+            scrap.behind.clear()
+        for each in self._scratch.stretches:
+            each.block.settle()
 
     def _scrap(self, frame: Frame, need: int, size: int, *, inside: bool) -> Scrap:
         found = self._scratch.take(need)
@@ -481,6 +487,7 @@ class Pool:
         places = self._scratch.generations
         scrap.generation = places.setdefault((found.address, size), scrap.generation)
         frame.scraps.append(scrap)
+        self._scraps.add(scrap)
         return scrap
 
     def _more(self, need: int, *, inside: bool) -> Stretch:
@@ -529,3 +536,15 @@ def _count_of_bytes(given: Any) -> int:
     if size < 0:
         raise InputError(f"{size} is not a number of bytes: it is negative")
     return size
+
+
+_alive: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """No thread of the child is inside a pool."""
+    for pool in list(_alive):
+        pool._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

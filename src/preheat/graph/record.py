@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from preheat.devices import base
+from preheat.dtypes import DType
 from preheat.runtime.arguments import Slot
 from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
@@ -62,7 +63,7 @@ class Argument:
     type: str
     value: bytes
     slot: Slot | None = None
-    array: str | None = None  # the array in words
+    text: str | None = None  # in words, where the bytes alone do not say
     generation: int | None = None
     offset: int = 0
 
@@ -79,8 +80,8 @@ class Argument:
         return self.value == other.value
 
     def __str__(self) -> str:
-        if self.array is not None:
-            return self.array
+        if self.text is not None:
+            return self.text
         if self.slot is not None and self.slot.value is not None and not self.slot.value.loose:
             (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
             return repr(bool(number)) if self.slot.value.truth else repr(number)
@@ -97,7 +98,14 @@ class Node:
     was given and puts it into words when somebody asks.
     """
 
-    __slots__ = ("_given", "_launch", "_place", "foreign", "kind", "name")
+    __slots__ = (
+        "_arguments", "_given", "_place", "_slots", "digest", "entry", "foreign", "geometry", "kind",
+        "name",
+    )  # fmt: skip
+
+    digest: str  # of the program, for a kernel of ours: with `entry` it says exactly which code it is
+    entry: str
+    geometry: base.Geometry | None
 
     def __init__(
         self,
@@ -110,27 +118,17 @@ class Node:
         foreign: bool = False,
     ) -> None:
         self.kind, self.name, self.foreign = kind, name, foreign
-        self._place, self._launch, self._given = where, launch, given
+        self._place, self._given = where, given
+        self._arguments: tuple[Argument, ...] | None = None
+        self.digest, self.entry, self.geometry, self._slots = "", "", None, None
+        if launch is not None:
+            self.digest, self.entry = launch.module.artifact.digest, launch.function.name
+            self.geometry, self._slots = launch.geometry, launch.signature.slots
 
     @property
     def where(self) -> str:
         """The line of the program that captured it, as `file:line`."""
         return "" if self._place is None else shown(self._place)
-
-    @property
-    def digest(self) -> str:
-        """Of the program, for a kernel of ours: with `entry` it says exactly which code it is."""
-        return "" if self._launch is None else self._launch.module.artifact.digest
-
-    @property
-    def entry(self) -> str:
-        """The name of a kernel of ours in its program's binary."""
-        return "" if self._launch is None else self._launch.function.name
-
-    @property
-    def geometry(self) -> base.Geometry | None:
-        """Grid, block and what else a kernel of ours is launched with."""
-        return None if self._launch is None else self._launch.geometry
 
     @property
     def arrays(self) -> Iterable[Array]:
@@ -140,14 +138,23 @@ class Node:
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """What it is given, by position."""
+        if self._arguments is None:
+            self._arguments = tuple(self._described())
+        return self._arguments
+
+    def _described(self) -> Iterator[Argument]:
         arrays, data = self._given
-        if self._launch is None:
-            value = (Argument("value", data),) if data else ()
-            return (*(memory(array) for array in arrays.values()), *value)
-        return tuple(
-            memory(arrays[at], slot.title) if at in arrays else Argument.of(slot, data)
-            for at, slot in enumerate(self._launch.signature.slots)
-        )
+        if self._slots is None:
+            yield from map(memory, arrays.values())
+            if data:  # of a fill
+                yield _element(arrays[0].dtype, data)
+            return
+        for at, slot in enumerate(self._slots):
+            yield memory(arrays[at], slot.title) if at in arrays else Argument.of(slot, data)
+
+    def let_go(self) -> None:
+        """Hold the arrays no longer; what they were stays known."""
+        self._arguments, self._given = self.arguments, ({}, b"")
 
     @property
     def grid(self) -> base.Dim3 | None:
@@ -183,10 +190,18 @@ def memory(array: Array, type: str = "array") -> Argument:
     return Argument(
         type,
         array.address.to_bytes(8, "little"),
-        array=f"{array!r}"[1:-1].partition(" on ")[0],
+        text=f"{array!r}"[1:-1].partition(" on ")[0],
         generation=array.buffer.generation,
         offset=array.address - array.buffer.address,
     )
+
+
+def _element(dtype: DType, data: bytes) -> Argument:
+    """One element of an array as an argument."""
+    import numpy
+
+    value = numpy.frombuffer(data, dtype.numpy())[0].item()
+    return Argument(str(dtype), data, text=repr(value))
 
 
 def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:

@@ -32,6 +32,7 @@ Body = Callable[[Sequence[Any]], R]  # a step, given the arrays that a slot has 
 _WAITS = tuple(16 << failures for failures in range(9))  # eager calls after each failed capture
 _REMEMBERED = 1024  # keys without a graph, at least
 
+_USABLE = (State.CAPTURED, State.READY)
 _WARM = Act("warming graphs", "warm before the capture")
 
 
@@ -122,14 +123,15 @@ class Graphs:
         At first sight of `key` the body runs, the second time it is captured and the graph replayed,
         from then on the graph is replayed. What comes back is what the body returned as it was
         captured: the same arrays, with new content after every call; with `copy`, copies of them.
+        Python inside the body therefore runs the first two times only.
 
         A body that cannot be captured runs as it is, and its key is left in peace for a while: see
         `report`. An error that the device does not survive is raised. Inside a capture the body becomes
         part of that.
         """
-        return self.step(key, lambda _: body(), (), owner=owner, copy=copy)
+        return self._step(key, lambda _: body(), (), owner=owner, copy=copy)
 
-    def step(
+    def _step(
         self, key: Hashable, body: Body[R], given: Sequence[Any], *, owner: object, copy: bool
     ) -> R:
         """`run` for a body of arrays: slots have arrays of their own, which are `given` the content."""
@@ -152,7 +154,7 @@ class Graphs:
         return trees.copies(made) if copy else made
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
-        """Replay the graph of `key` with named scalars set before; False where there is none."""
+        """Replay the graph of `key` as `Graph.replay` does, scalars set; False where there is none."""
         place = self._place(key, owner)
         slot = self._find(place)
         if slot is None:
@@ -201,15 +203,15 @@ class Graphs:
         self, key: Hashable, graph: Graph, outputs: object = None, *, owner: object = None
     ) -> None:
         """Let `key` mean `graph` from now on, and `run` return `outputs`. The graph stays yours too."""
-        if graph.state not in (State.CAPTURED, State.READY):
+        if graph.state not in _USABLE:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
         place = self._place(key, owner)
         with self._lock:
             gone = self._refresh()
             if graph._context is not self._life:
                 raise InputError(f"{graph} is of another device, or from before a reset of this one")
-            self._put(place, _Slot(graph, outputs), gone)
-        self._let_go(gone)
+            evicted = self._put(place, _Slot(graph, outputs), gone)
+        self._let_go(gone, evicted)
 
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:
         """Forget these keys, and that they failed; without any, all of `owner`, or of everybody."""
@@ -225,7 +227,12 @@ class Graphs:
         self._let_go(gone)
 
     def __contains__(self, key: Hashable) -> bool:
-        return self._find(self._place(key, None)) is not None
+        place = self._place(key, None)
+        with self._lock:
+            gone = self._refresh()
+            slot = self._slots.get(place)
+        self._let_go(gone)
+        return slot is not None and not slot.graph.stale
 
     def __len__(self) -> int:
         return len(self.report().slots)
@@ -237,19 +244,21 @@ class Graphs:
         """What there is now."""
         with self._lock:
             gone = self._refresh()
-            for place in [place for place, slot in self._slots.items() if slot.graph.stale]:
-                gone.append(self._slots.pop(place))
-            slots = tuple(slot.report(place) for place, slot in self._slots.items())
+            slots = tuple(
+                slot.report(place) for place, slot in self._slots.items() if not slot.graph.stale
+            )
             known = [(place, one) for place, one in self._known.items() if one.reason is not None]
             quarantined = tuple(
                 Quarantined(place.key, place.whose, str(one.reason), one.failures, one.wait)
                 for place, one in known
             )
+        self._let_go(gone)
         return Report(slots, quarantined)
 
     def __repr__(self) -> str:
         checked = ", checked" if self.checked else ""
-        return f"<Graphs on {self._life.device.name}: {len(self)} of {self.capacity} slots{checked}>"
+        count = len(self._slots)  # without the lock: a debugger may ask any time
+        return f"<Graphs on {self._life.device.name}: {count} of {self.capacity} slots{checked}>"
 
     @property
     def _device(self) -> base.Device:
@@ -258,13 +267,7 @@ class Graphs:
     # Places
 
     def _place(self, key: Hashable, owner: object) -> _Place:
-        try:
-            hash(key)
-        except TypeError as bad:
-            raise InputError(
-                f"{key!r} cannot be a key: {bad}", hint="use a tuple of plain values"
-            ) from None
-        return _Place(self._token(owner), key)
+        return _Place(self._token(owner), _hashable(key, "a key"))
 
     def _token(self, owner: object) -> Hashable:
         """What stands for an owner: a weak reference where there can be one."""
@@ -276,9 +279,7 @@ class Graphs:
         try:
             made = _Owner(owner, self._bury)
         except TypeError:
-            if not isinstance(owner, Hashable):
-                raise InputError(f"{owner!r} cannot be an owner", hint="use an object") from None
-            return owner
+            return _hashable(owner, "an owner")
         with self._lock:
             known = self._owners.get(id(owner))
             if known is None or known() is not owner:
@@ -293,7 +294,6 @@ class Graphs:
         if (life := self._context()) is not self._life:
             for place in {*self._slots, *self._known, *self._claims}:
                 self._forget(place, gone)
-            self._claims.clear()
             self._life = life
         while self._dead:
             owner = self._dead.popleft()
@@ -305,24 +305,20 @@ class Graphs:
         return gone
 
     def _forget(self, place: _Place, gone: _Gone) -> None:
-        self._void(place)
-        self._known.pop(place, None)
-        if (slot := self._slots.pop(place, None)) is not None:
-            gone.append(slot)
-
-    def _void(self, place: _Place) -> None:
-        """A capture that is under way comes too late for the slot."""
+        """Nothing is known of a place; a capture that is under way for it comes too late."""
         if (claim := self._claims.get(place)) is not None:
             claim.void = True
+        self._known.pop(place, None)
+        if (slot := self._slots.pop(place, None)) is not None:
+            gone.append((place, slot))
 
-    def _put(self, place: _Place, slot: _Slot, gone: _Gone) -> None:
-        """Give a place its slot, and let the least recently used ones go for it."""
+    def _put(self, place: _Place, slot: _Slot, gone: _Gone) -> list[_Place]:
+        """Give a place its slot; returns the least recently used ones, whose slots had to go for it."""
         self._forget(place, gone)
         self._slots[place] = slot
-        while len(self._slots) > self.capacity:
-            oldest, victim = self._slots.popitem(last=False)
-            victim.evicted_from = oldest
-            gone.append(victim)
+        over = [self._slots.popitem(last=False) for _ in range(len(self._slots) - self.capacity)]
+        gone += over
+        return [place for place, _ in over]
 
     def _remember(self, place: _Place) -> _Known:
         known = self._known.setdefault(place, _Known())
@@ -393,26 +389,27 @@ class Graphs:
 
     def _settle(self, place: _Place, claim: _Claim, slot: _Slot | None, reason: str | None) -> None:
         """The end of a capture: a slot, or a reason for quarantine, or neither."""
+        evicted: list[_Place] = []
         with self._lock:
             gone = self._refresh()
             if self._claims.get(place) is claim:
                 del self._claims[place]
             late = claim.void or claim.life is not self._life
             if slot is not None and not late:
-                self._put(place, slot, gone)
+                evicted = self._put(place, slot, gone)
             if reason is not None and not late:
                 self._remember(place).failed(reason)
         if slot is not None:
             self._tell("captured", place)
         if reason is not None:
             self._tell("quarantined", place, reason)
-        self._let_go(gone)
+        self._let_go(gone, evicted)
 
-    def _let_go(self, gone: _Gone) -> None:
-        """Drop slots: each is closed, outside the lock, once no other thread is replaying it."""
+    def _let_go(self, gone: _Gone, evicted: Iterable[_Place] = ()) -> None:
+        """Drop slots, outside the lock: each graph goes once no other thread is replaying it."""
+        for place in evicted:
+            self._tell("evicted", place)
         if gone:
-            for place in [slot.evicted_from for slot in gone if slot.evicted_from is not None]:
-                self._tell("evicted", place)
             gone.clear()
             self._life.drain()
 
@@ -433,7 +430,6 @@ class _Slot:
 
     def __init__(self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = ()) -> None:
         self.graph, self.outputs, self.inputs = graph, outputs, inputs
-        self.evicted_from: _Place | None = None
         self.lock = threading.Lock()  # from the copies in to the copies out
 
     @classmethod
@@ -446,7 +442,8 @@ class _Slot:
                 outputs = body(inputs)
             graph.upload()
         except BaseException:
-            graph.close()
+            if graph.state in _USABLE:  # captured, but it cannot be made ready
+                graph.close()
             raise
         return cls(graph, outputs, inputs)
 
@@ -523,7 +520,7 @@ class _Owner(weakref.ref[Any]):
         return self is other
 
 
-_Gone = list[_Slot]
+_Gone = list[tuple[_Place, _Slot]]
 
 
 def _bury(graphs: weakref.ref[Graphs], owner: _Owner) -> None:
@@ -539,6 +536,16 @@ def _bury(graphs: weakref.ref[Graphs], owner: _Owner) -> None:
         finally:
             lock.release()
         gone.clear()
+
+
+def _hashable(value: Any, what: str) -> Hashable:
+    try:
+        hash(value)
+    except TypeError as bad:
+        hint = "use plain values, or a tuple of them"
+        raise InputError(f"{value!r} cannot be {what}: {bad}", hint=hint) from None
+    made: Hashable = value
+    return made
 
 
 def _largest_first(keys: Iterable[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
@@ -19,6 +19,9 @@ __all__ = ["DecodeKernel", "DecodeState", "Decoded"]
 _SOURCE = Path(__file__).with_name("decode.cu")
 _LARGEST = 2**31 - 1  # of an int32
 _THREADS = 128
+
+
+Integers = SupportsIndex | Iterable[SupportsIndex]
 
 
 class Decoded(NamedTuple):
@@ -60,7 +63,7 @@ class DecodeState:
         self._captured = False
         self.set([0] * self.batch, [0] * self.batch)
 
-    def set(self, token: int | Iterable[int], position: int | Iterable[int]) -> None:
+    def set(self, token: Integers, position: Integers) -> None:
         """Put every sequence at a token and a position, by one copy; with one sequence, by two ints."""
         tokens = self._each("token", token, -_LARGEST - 1, _LARGEST)
         positions = self._each("position", position, 0, self.limit - 1)
@@ -102,12 +105,16 @@ class DecodeState:
                 f"a decode state goes by value for one sequence, not for {self.batch}",
                 hint="launch with device_state=True",
             )
-        if self._known is None or self._captured:
+        if self._captured:
             raise GraphError(
-                "the host does not know the decode state: it was advanced on the device, "
-                + ("by a graph that may have been replayed" if self._captured else "not set since"),
-                hint="launch with device_state=True"
-                + ("" if self._captured else ", or state.set(token, position) before"),
+                "the host does not know the decode state: "
+                "a graph that advances it may have been replayed",
+                hint="launch with device_state=True",
+            )
+        if self._known is None:
+            raise GraphError(
+                "the host does not know the decode state: it was advanced on the device",
+                hint="launch with device_state=True, or state.set(token, position) first",
             )
         return self._known
 

@@ -135,6 +135,7 @@ class Context:
 
     def open_window(self, window: Window) -> None:
         """Work of this thread becomes part of `window` from here on."""
+        self.captures()
         with self._alerting:
             if threading.get_ident() in self.windows:
                 raise CaptureError(
@@ -143,28 +144,36 @@ class Context:
             self.windows[threading.get_ident()] = window
             self.alert = self.lost or self.windows
 
-    def close_window(self, window: Window) -> None:
-        """No longer, whichever thread says so."""
+    def captures(self) -> list[Window]:
+        """The captures under way; one that nobody is left to end is ended here."""
+        for window in list(self.windows.values()):
+            if window.forsaken:
+                window.forsake()
+        return list(self.windows.values())
+
+    def close_window(self, window: Window) -> bool:
+        """No longer, whichever thread says so; whether it still was."""
         with self._alerting:
+            was = window in self.windows.values()
             self.windows = {thread: one for thread, one in self.windows.items() if one is not window}
             self.alert = self.lost or self.windows or None
+        return was
 
     def window(self, stream: base.Stream | None = None) -> Window | None:
         """The capture that work of this thread, in `stream` if one is named, becomes part of."""
-        if not self.windows:
-            return None
+        captures = self.captures()
         mine = self.windows.get(threading.get_ident())
-        for other in self.windows.values():
+        for other in captures:
             if other is not mine and other.stream is stream:
                 raise CaptureError("another thread is capturing this stream")
-        if mine is not None and stream is not None and stream is not mine.stream:
+        if mine is not None and stream not in (None, mine.stream, mine.meant):
             mine.refuse(_ELSEWHERE, stream)
             return None
         return mine
 
     def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
         """Raise where a capture under way cannot stand `act`."""
-        for window in list(self.windows.values()):
+        for window in self.captures():
             window.refuse(act, stream)
 
     # Life and death
@@ -239,7 +248,7 @@ class Context:
 
     def drain(self, *, modules: bool = False) -> None:
         """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
-        if self.windows or not (self.garbage or (modules and self.unused)):
+        if self.captures() or not (self.garbage or (modules and self.unused)):
             return  # nothing to do, or nothing that could be done inside a capture
         if not self._draining.acquire(blocking=False):
             return  # another thread is at it
@@ -255,22 +264,25 @@ class Context:
             self._draining.release()
 
     def synchronize(self) -> None:
-        """Wait for the device, then give back everything nobody holds.
-
-        While another thread captures, the device as a whole cannot be waited for: our streams are.
-        """
+        """Wait for the device, then give back everything nobody holds."""
         self.require()
         self.forbid(SYNCHRONIZE)
+        self.wait()
         if self.windows:
-            captured = [window.stream for window in self.windows.values()]
-            for stream in [self._streams[handle] for handle in list(self._own)]:
-                if stream not in captured:
-                    stream.synchronize()
             return
-        self.device.synchronize()
         dlpack.sweep()
         self._let_go()
         self.drain(modules=True)
+
+    def wait(self) -> None:
+        """Wait for the device or, while a thread captures, for our streams one by one."""
+        captured = [window.stream for window in self.captures()]
+        if not captured:
+            self.device.synchronize()
+            return
+        for stream in [self._streams[handle] for handle in list(self._own)]:
+            if stream not in captured:
+                stream.synchronize()
 
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -280,6 +292,9 @@ def _after_fork() -> None:
     for context in list(_alive):
         context._draining, context.resolving = threading.Lock(), threading.Lock()
         context._alerting = threading.Lock()
+        mine = threading.get_ident()  # the child has no other thread
+        context.windows = {thread: one for thread, one in context.windows.items() if thread == mine}
+        context.alert = context.lost or context.windows or None
         if context.device.forks:
             context.device.after_fork()
         else:

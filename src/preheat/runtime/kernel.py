@@ -94,7 +94,7 @@ class SymbolView:
         context.require()
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        context.device.synchronize()  # whatever stream wrote it
+        context.wait()  # whatever stream wrote it
         context.device.copy_out(host_bytes(out), self.address, context.stream)
         return out
 
@@ -111,7 +111,7 @@ class SymbolView:
         host = host_bytes(host_array(given, None if raw else self.dtype))
         if len(host) != self.nbytes:
             raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
-        context.device.synchronize()
+        context.wait()
         context.device.copy_in(self.address, host, context.stream)
         context.stream.synchronize()
 

@@ -23,7 +23,7 @@ from preheat.runtime.stream import record
 
 UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
 
-__all__ = ["Gathered", "Launch", "lent", "order", "settle"]
+__all__ = ["Gathered", "Launch", "Loaded", "lent", "order", "settle"]
 
 
 @dataclass(slots=True)

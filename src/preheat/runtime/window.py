@@ -53,6 +53,14 @@ class Window(Protocol):
     """A capture under way: work of its thread becomes part of it."""
 
     stream: base.Stream  # which is captured
+    meant: base.Stream | None  # the one the caller named: work for it becomes part of the capture, too
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nobody is left who could end it: its graph was dropped, or its thread is over."""
+
+    def forsake(self) -> None:
+        """End it in their place."""
 
     def refuse(self, act: Act, stream: base.Stream | None) -> None:
         """Raise where this capture cannot stand an act in this thread, on `stream` if on one."""

@@ -146,6 +146,11 @@ class Captures:
         """The capture of a stream."""
         return self._open.get(stream) if self._open else None
 
+    def forget(self) -> None:
+        """In a forked child: the captures of threads that it does not have are over."""
+        mine = threading.get_ident()
+        self._open = {at: capture for at, capture in self._open.items() if capture.thread == mine}
+
     def guard(self, call: str, stream: int | None = None, *, everywhere: bool = False) -> None:
         """Refuse a call that no capture can hold, and invalidate the captures it concerns."""
         if not self._open:

@@ -158,7 +158,8 @@ class EmulatorDevice:
         """Write several values."""
 
         def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
-            self.captures.guard("set", stream.handle)
+            if (capture := self.captures.of(stream.handle)) is not None:
+                raise capture.invalidate("set")
             with self.lock:
                 for (address, size), value in zip(places, values, strict=True):
                     ctypes.memmove(address, value, size)
@@ -197,6 +198,7 @@ class EmulatorDevice:
     def after_fork(self) -> None:
         """Whoever launched in the parent does not do so here."""
         self.lock = threading.RLock()
+        self.captures.forget()
 
     def close(self) -> None:
         """Give the device back."""

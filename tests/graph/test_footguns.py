@@ -1,0 +1,457 @@
+"""The footguns of docs/graphs.md, row by row: each is done, and preheat says what the page says."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import preheat
+from preheat.errors import CaptureError, PreheatError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
+from preheat.kernels.decode import DecodeKernel, DecodeState
+from preheat.runtime import window
+from preheat.runtime.array import Array
+from preheat.runtime.kernel import Kernel
+from tests.graph.support import Default, elsewhere
+from tests.runtime.support import KERNELS
+from tests.test_docs import matches
+
+PAGE = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
+N = 33
+
+
+class Row(NamedTuple):
+    """One row of the page; `says` is an error and its words, or that there is nothing to say."""
+
+    does: str
+    elsewhere: str
+    says: str
+
+
+def table(head: str) -> list[tuple[str, ...]]:
+    """The cells of the page's table under this head."""
+    rows = PAGE.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
+    return [tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in rows]
+
+
+ROWS = [
+    Row(*cells)
+    for cells in table("| what you might do | what happens elsewhere, silently | what preheat says |")
+]
+
+
+class Scene(NamedTuple):
+    """A device with `add`, which makes `out` of `x`, and the numbers in `x`."""
+
+    gpu: Gpu
+    add: Kernel
+    x: Array
+    out: Array
+    xs: np.ndarray[Any, Any]
+
+    def launch(self, by: int = 5) -> None:
+        """One launch."""
+        self.add[2, 32](self.x, by, self.out, N)
+
+    def captured(self) -> Graph:
+        """A graph of it."""
+        with self.gpu.capture(name="step") as graph:
+            self.launch()
+        return graph
+
+    def check(self, by: int = 5) -> None:
+        """That it was done."""
+        np.testing.assert_array_equal(self.out.numpy(), self.xs + by)
+
+    def untouched(self) -> None:
+        """That it was not."""
+        np.testing.assert_array_equal(self.out.numpy(), np.full(N, -1))
+
+    def cover(self) -> object:
+        """Arrays that would lie where others were."""
+        gc.collect()
+        self.gpu.synchronize()
+        return [self.gpu.array(np.full(N, -9, np.int32)) for _ in range(16)]
+
+
+def scene(gpu: Gpu) -> Scene:
+    xs = np.random.default_rng(N).integers(-1000, 1000, N, dtype=np.int32)
+    add, out = gpu.kernel(KERNELS, "add"), gpu.array(np.full(N, -1, np.int32))
+    return Scene(gpu, add, gpu.array(xs), out, xs)
+
+
+Misuse = Callable[[Scene], object]
+MISUSES: dict[str, Misuse] = {}
+
+
+def footgun(does: str) -> Callable[[Misuse], Misuse]:
+    """The misuse of one row, by the words of its first cell."""
+
+    def enter(misuse: Misuse) -> Misuse:
+        MISUSES[does] = misuse
+        return misuse
+
+    return enter
+
+
+def inside(does: str, act: Misuse) -> None:
+    """A misuse that is done inside a window, and whose error comes out of it."""
+
+    def misuse(s: Scene) -> None:
+        with s.gpu.capture():
+            s.launch()
+            act(s)
+
+    MISUSES[does] = misuse
+
+
+inside("free it inside the window", lambda s: s.x.close())
+inside("allocate inside the window", lambda s: s.gpu.empty(N))
+inside("synchronise inside the window", lambda s: s.gpu.synchronize())
+inside("read a result inside the window", lambda s: s.out.numpy())
+inside("write from the host inside the window", lambda s: s.x.write(s.xs))
+inside("record an event inside the window", lambda s: s.gpu.record())
+inside("begin again without an end", lambda s: s.gpu.capture().begin())
+
+
+@footgun("free an array that a graph uses")
+def _(s: Scene) -> None:
+    graph = s.captured()
+    s.x.close()
+    graph.replay()
+
+
+@footgun("drop the last name of an operand")
+def _(s: Scene) -> None:
+    def capture() -> Graph:
+        mine = s.gpu.array(s.xs)
+        with s.gpu.capture() as graph:
+            s.add[2, 32](mine, 5, s.out, N)
+        return graph
+
+    graph = capture()
+    over = s.cover()
+    graph.replay()
+    s.check()
+    del over
+
+
+class Tensor:
+    """An array of some library, which speaks DLPack and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self._array.__dlpack_device__()
+        return (int(kind), index)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+
+@footgun("drop the last name of another library's tensor")
+def _(s: Scene) -> None:
+    def capture() -> Graph:
+        mine = Tensor(s.gpu.array(s.xs))
+        with s.gpu.capture() as graph:
+            s.add[2, 32](mine, 5, s.out, N)
+        return graph
+
+    graph = capture()
+    over = s.cover()
+    graph.replay()
+    s.check()
+    del over
+
+
+@footgun("let the collector run inside the window")
+def _(s: Scene) -> None:
+    cycle: list[Any] = [s.gpu.array(s.xs), s.captured(), s.gpu.record(), s.gpu.stream()]
+    cycle.append(cycle)
+    with s.gpu.capture() as graph:
+        s.launch()
+        del cycle
+        gc.collect()
+    graph.replay()
+    s.check()
+
+
+@footgun("change a host buffer right after writing it to the device")
+def _(s: Scene) -> None:
+    graph, host = s.captured(), s.xs.copy()
+    s.x.write(host)
+    host[:] = -5000
+    graph.replay()
+    s.check()
+
+
+def stepped(s: Scene) -> tuple[Graph, Array]:
+    """A graph that adds 100 to a scalar, and where."""
+    step, out = s.gpu.scalar("int32", name="step"), s.gpu.empty(1, "int32")
+    with s.gpu.capture(name="step") as graph:
+        s.add[1, 1](step, 100, out, 1)
+    return graph, out
+
+
+@footgun("set a scalar inside the window")
+def _(s: Scene) -> None:
+    step = s.gpu.scalar("int32", name="step")
+    with s.gpu.capture():
+        step.set(4)
+
+
+@footgun("set a scalar for replays that are still queued")
+def _(s: Scene) -> None:
+    log, count = s.gpu.empty(100, "int32"), s.gpu.zeros(1, "int32")
+    source = 'extern "C" __global__ void note(const int* s, int* o, int* n) { o[(*n)++] = *s; }'
+    step, note = s.gpu.scalar("int32", name="step"), s.gpu.kernel(source, "note")
+    with s.gpu.capture() as graph:
+        note[1, 1](step, log, count)
+    for value in range(100):
+        graph.replay(step=value)
+    assert log.numpy().tolist() == list(range(100))
+
+
+@footgun("give two scalars one name")
+def _(s: Scene) -> None:
+    one, two = (s.gpu.scalar("int32", name="step") for _ in range(2))
+    with s.gpu.capture():
+        s.add[1, 1](one, 1, s.out, 1)
+        s.add[1, 1](two, 1, s.out, 1)
+
+
+@footgun("misspell a scalar")
+def _(s: Scene) -> None:
+    stepped(s)[0].replay(stpe=3)
+
+
+@footgun("use a kernel for the first time inside the window")
+def _(s: Scene) -> None:
+    with s.gpu.capture():
+        s.gpu.kernel(KERNELS, "add", label="new.cu")[2, 32](s.x, 1, s.out, N)
+
+
+@footgun("launch from another thread meanwhile")
+def _(s: Scene) -> None:
+    with s.gpu.capture() as graph:
+        s.launch(70)
+        elsewhere(s.launch)
+        elsewhere(s.check)  # done, at once
+    assert [str(node.arguments[1]) for node in graph.nodes] == ["70"]
+    graph.replay()
+    s.check(70)
+
+
+@footgun("launch in another stream than the captured one")
+def _(s: Scene) -> None:
+    side = s.gpu.stream()
+    with s.gpu.capture():
+        s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
+
+
+@footgun("replay a graph inside a capture")
+def _(s: Scene) -> None:
+    graph = s.captured()
+    with s.gpu.capture():
+        s.launch()
+        graph.replay()
+
+
+@footgun("forget the end")
+def _(s: Scene) -> None:
+    graph = s.gpu.capture().begin()
+    s.launch()
+    try:
+        s.out.numpy()
+    finally:
+        with suppress(CaptureError):
+            graph.end()
+
+
+@footgun("end in another thread")
+def _(s: Scene) -> None:
+    graph = s.gpu.capture().begin()
+    s.launch()
+    try:
+        elsewhere(graph.end)
+    finally:
+        graph.end()
+
+
+@footgun("raise in the body")
+def _(s: Scene) -> None:
+    def failing() -> None:
+        with s.gpu.capture():
+            s.launch()
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        failing()
+    assert not hasattr(caught.value, "__notes__")
+    s.untouched()
+    s.launch()
+    s.check()
+
+
+@footgun("catch an error inside and go on")
+def _(s: Scene) -> None:
+    with s.gpu.capture():
+        s.launch()
+        with suppress(CaptureError):
+            s.out.numpy()
+        with suppress(CaptureError):
+            s.gpu.synchronize()
+        s.launch()
+
+
+@footgun("capture nothing")
+def _(s: Scene) -> None:
+    with s.gpu.capture():
+        elsewhere(s.launch)
+
+
+@footgun("capture the default stream")
+def _(s: Scene) -> None:
+    with s.gpu.capture(stream=Default(0)):
+        s.launch()
+
+
+@footgun("trim or unload a program that a graph uses")
+def _(s: Scene) -> None:
+    def capture() -> Graph:
+        add = s.gpu.kernel(KERNELS, "add", label="mine.cu")
+        with s.gpu.capture() as graph:
+            add[2, 32](s.x, 5, s.out, N)
+        return graph
+
+    graph = capture()
+    gc.collect()
+    s.gpu.trim()
+    graph.replay()
+    s.check()
+
+
+@footgun("replay a graph that was closed")
+def _(s: Scene) -> None:
+    graph = s.captured()
+    graph.replay()
+    graph.close()
+    graph.replay()
+
+
+@footgun("replay after the device was reset")
+def _(s: Scene) -> None:
+    if s.gpu.name.startswith("cuda"):
+        pytest.skip("resetting a GPU ends it for everybody in the process")
+    graph = s.captured()
+    s.gpu.reset()
+    graph.replay()
+
+
+@footgun("replay for another value under a key that does not say so, checked")
+def _(s: Scene) -> None:
+    graphs = s.gpu.graphs(checked=True)
+    for by in (5, 5, 5, 6):
+        graphs.run(8, partial(s.launch, by))
+
+
+@footgun("pad a batch for a larger graph")
+def _(s: Scene) -> None:
+    sizes = preheat.buckets(N)
+    graph = s.captured()
+    for count in (31, 7):  # the second is smaller
+        assert preheat.bucket(count, sizes[-1:]) == N
+        s.x.write(preheat.padded(s.xs[:count], N, fill=-3))
+        graph.replay()
+        expected = np.concatenate([s.xs[:count], np.full(N - count, -3)]) + 5
+        np.testing.assert_array_equal(s.out.numpy(), expected)
+
+
+@footgun("have a batch that no bucket holds")
+def _(s: Scene) -> None:
+    del s
+    preheat.bucket(41, preheat.buckets(40))
+
+
+@footgun("take memory from a pool that is sealed")
+def _(s: Scene) -> None:
+    pool = s.gpu.pool(4096)
+    pool.seal()
+    pool.empty(N)
+
+
+@footgun("take more inside the window than a pool has")
+def _(s: Scene) -> None:
+    pool = s.gpu.pool(4096)
+    with s.gpu.capture():
+        s.launch()
+        pool.empty(1 << 20)
+
+
+@footgun("capture a decode step by value")
+def _(s: Scene) -> None:
+    source = """
+        extern "C" __global__ void value(int* out, int token, int position, int length) {
+            *out = position;
+        }
+        extern "C" __global__ void device(int* out, int* token, int* position, int* length) {
+            *out = *position;
+        }
+    """
+    both = DecodeKernel(s.gpu.kernel(source, "value"), s.gpu.kernel(source, "device"))
+    state = DecodeState(s.gpu)
+    with s.gpu.capture():
+        both[1, 1](s.out, state=state, device_state=False)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.does)
+def test_a_footgun_is_answered_as_the_page_says(row: Row, device: Gpu) -> None:
+    made, misuse = scene(device), MISUSES[row.does]
+    found = re.fullmatch(r"`(\w+Error)` (.*?)(?: \(hint: (.*)\))?", row.says)
+    if found is None:
+        assert row.says.startswith("nothing")
+        misuse(made)
+        return
+    kind, words, hint = found.groups()
+    with pytest.raises(PreheatError) as caught:
+        misuse(made)
+    assert type(caught.value).__name__ == kind
+    said = str(caught.value).partition("\n")[0]
+    assert matches(words, said), said
+    assert getattr(caught.value, "hint", None) == hint
+    where = getattr(caught.value, "where", None)
+    assert where is None or where.startswith("test_footguns.py:")
+    if made.gpu._context is made.x.buffer.context:  # no reset
+        fresh = scene(device)
+        fresh.launch()
+        fresh.check()
+        fresh.captured().replay(synchronize=True)
+
+
+def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page() -> None:
+    assert sorted(MISUSES) == sorted(row.does for row in ROWS)
+    assert len(ROWS) >= 14
+    assert all(len(row) == 3 and all(row) for row in ROWS)
+
+
+def test_the_page_lists_what_a_window_refuses() -> None:
+    acts = [act for act in vars(window).values() if isinstance(act, window.Act)]
+    listed = table("| what | in the thread that captures | in other threads |")
+    assert listed == [
+        (
+            act.name,
+            "refused, unless relaxed" if act.relaxed else "refused",
+            "refused by a global capture" if act.unsafe else "fine",
+        )
+        for act in acts
+    ]

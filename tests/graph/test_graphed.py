@@ -1,0 +1,639 @@
+"""`@gpu.graphed`: calls that may share a graph do, calls that may not never do."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.errors import CaptureError, InputError
+from preheat.gpu import Gpu
+from preheat.graph.graphed import Graphed
+from tests.graph.support import KERNELS, elsewhere, nothing_left_open, work
+from tests.runtime.support import Flaky, library
+
+Host = np.ndarray[Any, Any]
+
+
+def integers(seed: int, n: int = 31) -> Host:
+    return np.random.default_rng(seed).integers(-1000, 1000, n, dtype=np.int32)
+
+
+def test_calls_run_once_each_eager_captured_then_replayed(device: Gpu) -> None:
+    made, entered = work(device), list[int]()
+
+    @device.graphed()
+    def step(x: Any, y: Any) -> Any:
+        """Add thrice x to y."""
+        entered.append(1)
+        made.axpy[5, 64](3, x, y, made.n)
+        return y
+
+    for call in range(1, 7):
+        assert step(made.x, made.y) is made.y
+        made.check(3 * call)
+        assert len(entered) == min(call, 2)
+    assert len(step.graphs) == 1
+
+
+def test_it_looks_like_the_function_it_wraps(device: Gpu) -> None:
+    def step(x: int, *, by: int = 3) -> int:
+        """Say so."""
+        return x + by
+
+    wrapped = device.graphed(capacity=5)(step)
+    assert (wrapped.__name__, wrapped.__doc__) == ("step", "Say so.")  # type: ignore[attr-defined]
+    assert wrapped.__wrapped__ is step
+    assert inspect.signature(wrapped) == inspect.signature(step)
+    assert wrapped.graphs.capacity == 5
+    assert repr(wrapped) == f"<graphed step: <Graphs on {device.name}: 0 of 5 slots>>"
+    assert wrapped(4, by=5) == 9
+
+
+# Keys
+
+
+def test_another_array_of_the_same_shape_is_another_slot_whatever_the_key_says(device: Gpu) -> None:
+    made = work(device)
+    outs = [device.array(made.ys) for _ in range(3)]
+
+    @device.graphed(key=lambda x, *_: x.shape)
+    def step(x: Any, y: Any) -> None:
+        made.axpy[5, 64](3, x, y, made.n)
+
+    for call in range(1, 5):
+        for y in outs:
+            step(made.x, y)
+            np.testing.assert_array_equal(y.numpy(), made.ys + 3 * call * made.xs)
+    assert len(step.graphs) == 3
+
+
+def test_a_view_elsewhere_in_the_same_memory_is_another_slot(device: Gpu) -> None:
+    made = work(device, 64)
+
+    @device.graphed()
+    def step(y: Any) -> None:
+        made.axpy[1, 32](1, made.x, y, 16)
+
+    want = made.ys.astype(np.int64)
+    for _ in range(4):
+        for at in (0, 16, 48):
+            step(made.y[at : at + 16])  # a new object each time
+            want[at : at + 16] += made.xs[:16]
+    np.testing.assert_array_equal(made.y.numpy(), want)
+    assert len(step.graphs) == 3
+
+
+Wrap = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y: (y,),
+        lambda y: [7, [y]],
+        lambda y: {"deep": ({"er": y},)},
+        lambda y: OrderedDict(y=y),
+    ],
+)
+def test_arrays_are_found_where_they_are_nested(wrap: Wrap, device: Gpu) -> None:
+    made = work(device, 31)
+    outs = [device.array(made.ys) for _ in range(2)]
+
+    def found(value: Any) -> Any:
+        if isinstance(value, dict):
+            return found(list(value.values()))
+        return found(value[-1]) if isinstance(value, tuple | list) else value
+
+    @device.graphed(key=lambda *_, **__: "one")
+    def step(given: Any, *, named: Any) -> None:
+        made.axpy[1, 32](1, made.x, found(given), 31)
+        made.axpy[1, 32](1, made.x, found(named), 31)
+
+    for call in range(1, 5):
+        for y in outs:
+            step(wrap(y), named=wrap(y))
+            np.testing.assert_array_equal(y.numpy(), made.ys + 2 * call * made.xs)
+    assert len(step.graphs) == 2
+
+
+def test_where_an_array_stands_is_part_of_the_key(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(key=lambda *_, **__: "one")
+    def step(x: Any = None, y: Any = None) -> None:
+        made.axpy[1, 32](1 if y is None else 10, x or y, made.y, 31)
+
+    for call in range(1, 4):
+        step(made.x, None)
+        step(None, made.x)
+        step(y=made.x)
+        made.check(21 * call)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 2), (1, 1.0), (1, True), (0.0, -0.0), ("a", "b"), (None, 0), ((1, 2), [1, 2]),
+        ({"a": 1}, {"b": 1}), ((1, (2,)), ((1, 2),)), (np.float32(0.0), np.float32(-0.0)), (1, 1 + 0j),
+    ],
+)  # fmt: skip
+def test_without_a_key_calls_with_other_values_never_share_a_graph(
+    values: tuple[Any, Any], device: Gpu
+) -> None:
+    made = work(device, 31)
+
+    @device.graphed()
+    def step(value: Any) -> Any:
+        made.launch()
+        return repr(value)
+
+    for _ in range(4):
+        for value in values:
+            assert step(value) == repr(value)
+    assert len(step.graphs) == 2
+
+
+def test_equal_values_share_a_graph(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed()
+    def step(*given: Any, **named: Any) -> None:
+        made.launch(len(given) + len(named) - 1)
+
+    for _ in range(4):
+        step(float("nan"), (1, "a"), [2.5], name={"k": None})
+    assert len(step.graphs) == 1
+    made.check(12)
+
+
+def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
+    made, graphs = work(device, 31), list[Any]()
+
+    @device.graphed(key=lambda batch, *_: batch)
+    def step(batch: int, note: Any) -> None:
+        made.launch(batch * len(note))
+
+    for call in range(1, 4):
+        for batch in (1, 2):
+            step(batch, [call])  # a list of values need not be hashed
+    made.check(9)
+    assert len(step.graphs) == 2
+    graphs += step.graphs
+    assert [repr(key) for key in graphs] == ["step 1", "step 2"]
+
+
+def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:
+    made, seen = work(device, 31), list[Any]()
+
+    def key(*args: Any, **named: Any) -> str:
+        seen.append((args, named))
+        return "k"
+
+    class Model:
+        @device.graphed(key=key)
+        def step(self, x: Any, *, a: int) -> None:
+            made.axpy[1, 32](a, x, made.y, 31)
+
+    Model().step(made.x, a=3)
+    assert seen == [((made.x,), {"a": 3})]  # without the instance, which is the owner
+
+
+@pytest.mark.parametrize("value", [{1, 2}, bytearray(b"x")])
+def test_a_value_that_cannot_be_hashed_asks_for_a_key(value: Any, device: Gpu) -> None:
+    @device.graphed()
+    def step(given: Any) -> None:
+        del given
+
+    with pytest.raises(
+        InputError, match=f"step: an argument of type {type(value).__name__}"
+    ) as refused:
+        step([value])
+    assert refused.value.hint is not None
+    assert "key=" in refused.value.hint
+
+
+@pytest.mark.gpu
+def test_host_memory_is_no_argument_to_a_graph_on_a_gpu(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("cuda")
+
+    @gpu.graphed()
+    def step(given: Any) -> None:
+        del given
+
+    with pytest.raises(InputError, match="its memory is not on this device"):
+        step(np.arange(3))
+    keyed = gpu.graphed(key=len)(lambda given: int(given[::-1].sum()))
+    assert keyed(np.arange(5)[::-1]) == 10
+
+
+def test_host_memory_is_an_array_like_any_other_on_the_emulator(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    made = work(gpu, 31)
+    outs = [made.ys.copy() for _ in range(2)]
+
+    @gpu.graphed(key=lambda y: y.shape)
+    def step(y: Host) -> None:
+        made.axpy[1, 32](3, made.x, y, 31)
+
+    for call in range(1, 5):
+        for y in outs:
+            step(y)
+            np.testing.assert_array_equal(y, made.ys + 3 * call * made.xs)
+    assert len(step.graphs) == 2
+
+
+def test_slots_are_called_by_function_and_arguments(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed()
+    def step(y: Any, n: int, *, mode: str) -> None:
+        made.axpy[1, 32](len(mode), made.x, y, n)
+
+    for _ in range(2):
+        step(made.y, 31, mode="fast")
+    place = f"{made.y.buffer.generation}+0"
+    assert [repr(key) for key in step.graphs] == [f"step(int32[31]@{place}, 31, mode='fast')"]
+
+
+# Methods
+
+
+def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> None:
+    made = work(device, 31)
+
+    class Model:
+        def __init__(self, a: int) -> None:
+            self.a, self.y = a, device.array(made.ys)
+
+        @device.graphed(key=lambda n: n)
+        def step(self, n: int) -> Any:
+            made.axpy[1, 32](self.a, made.x, self.y, n)
+            return self.y
+
+    models = [Model(a) for a in (2, 5)]
+    for call in range(1, 5):
+        for model in models:
+            assert model.step(31) is model.y
+            np.testing.assert_array_equal(model.y.numpy(), made.ys + model.a * call * made.xs)
+    graphs = Model.step.graphs
+    assert len(graphs) == 2
+    assert models[0].step.graphs is graphs
+    Model.step(models[0], 31)  # as a function of the class
+    np.testing.assert_array_equal(models[0].y.numpy(), made.ys + 2 * 5 * made.xs)
+    del model, models[0]
+    gc.collect()
+    assert [slot.owner for slot in graphs.report().slots] == models
+
+
+def test_static_and_inherited_methods_work(device: Gpu) -> None:
+    made = work(device, 31)
+
+    class Base:
+        @staticmethod
+        @device.graphed()
+        def alone(a: int) -> None:
+            made.launch(a)
+
+        @device.graphed()
+        def step(self, a: int) -> None:
+            made.launch(a)
+
+    class Derived(Base):
+        def step(self, a: int) -> None:
+            super().step(a)
+
+    one = Derived()
+    for call in range(1, 4):
+        one.alone(2)
+        one.step(3)
+        made.check(5 * call)
+    assert isinstance(Base.step, Graphed)
+    assert len(Base.step.graphs) == 1
+
+
+# Results
+
+
+def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
+    made = work(device, 31)
+
+    def step() -> dict[str, Any]:
+        made.launch()
+        return {"y": made.y}
+
+    shared, own = device.graphed()(step), device.graphed(copy=True)(step)
+    assert [shared()["y"] is made.y for _ in range(3)] == [True] * 3
+    got = [own()["y"] for _ in range(3)]
+    for call, y in enumerate(got, start=4):
+        np.testing.assert_array_equal(y.numpy(), made.ys + 3 * call * made.xs)
+
+
+# Inputs that change
+
+
+def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
+    made, entered, want = work(device, 31), list[int](), np.zeros(31, np.int64)
+    y = device.zeros(31, "int32")
+
+    @device.graphed(copy_inputs=True)
+    def step(x: Any, more: dict[str, Any], a: int) -> Any:
+        entered.append(1)
+        made.axpy[1, 32](a, x, y, 31)
+        made.axpy[1, 32](1, more["x"], y, 31)
+        return y
+
+    for seed in range(6):
+        xs, more = integers(seed), integers(100 + seed)
+        step(device.array(xs), {"x": device.array(more)}, 7)  # dropped right after the call
+        want += 7 * xs + more
+        np.testing.assert_array_equal(y.numpy(), want)
+    assert len(entered) == 2
+    assert len(step.graphs) == 1
+
+
+def test_copied_inputs_are_left_alone_by_replays(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(copy_inputs=True)
+    def step(x: Any) -> Any:
+        made.axpy[1, 32](1, made.y, x, 31)
+        return x
+
+    for _ in range(2):
+        step(device.array(made.xs))
+    given = device.array(made.xs)
+    out = step(given)
+    np.testing.assert_array_equal(given.numpy(), made.xs)
+    np.testing.assert_array_equal(out.numpy(), made.xs + made.ys)
+
+
+def test_copied_inputs_of_another_layout_or_shared_are_another_slot(device: Gpu) -> None:
+    made = work(device, 62)
+    y = device.zeros(31, "int32")
+
+    @device.graphed(key=lambda *_: "one", copy_inputs=True)
+    def step(x: Any, z: Any) -> None:
+        made.axpy[1, 32](1, x, y, len(x))
+        made.axpy[1, 32](10, z, y, len(z))
+
+    want = np.zeros(31, np.int64)
+    for seed in range(4):
+        a, b, c = integers(seed), integers(50 + seed), integers(90 + seed, 17)
+        step(device.array(a), device.array(b))
+        same = device.array(a)
+        step(same, same)
+        step(device.array(c), device.array(b))
+        want += 12 * a + 20 * b
+        want[:17] += c
+    np.testing.assert_array_equal(y.numpy(), want)
+    assert len(step.graphs) == 3
+
+
+def test_host_inputs_are_copied_too_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    made, y, want = work(gpu, 31), gpu.zeros(31, "int32"), np.zeros(31, np.int64)
+
+    @gpu.graphed(copy_inputs=True)
+    def step(x: Host) -> None:
+        made.axpy[1, 32](3, x, y, 31)
+
+    for seed in range(5):
+        xs = integers(seed)
+        step(xs.copy())
+        want += 3 * xs
+    np.testing.assert_array_equal(y.numpy(), want)
+    assert len(step.graphs) == 1
+
+
+def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
+    double = device.kernel(
+        """extern "C" __global__ void twice(const int* x, int* y, int n) {
+            int i = threadIdx.x;
+            if (i < n) y[i] = 2 * x[i];
+        }""",
+        "twice",
+    )
+    y, start, wrong = device.zeros(31, "int32"), threading.Barrier(3), list[str]()
+
+    @device.graphed(copy_inputs=True, copy=True)
+    def step(x: Any) -> Any:
+        double[1, 32](x, y, 31)
+        return y
+
+    for seed in range(3):
+        step(device.array(integers(seed)))
+
+    def worker(name: int) -> None:
+        start.wait(30)
+        for seed in range(name, 60, 3):
+            xs = integers(seed)
+            if (step(device.array(xs)).numpy() != 2 * xs).any():
+                wrong.append(f"{name}: {seed}")
+
+    threads = [threading.Thread(target=worker, args=(name,), daemon=True) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Flaky) -> None:
+    from tests.graph.test_slots import out_of_memory
+
+    made = work(flaky.gpu, 31)
+
+    @flaky.gpu.graphed(copy_inputs=True)
+    def step(x: Any) -> None:
+        made.axpy[1, 32](3, x, made.y, 31)
+
+    step(made.x)
+    flaky.seam.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
+    step(made.x)
+    made.check(6)
+    assert len(step.graphs.report().quarantined) == 1
+
+
+# Other libraries
+
+
+class Tensors:
+    """Tensors of a library on the GPU, from and to NumPy."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.library = name, library(name)
+
+    def of(self, host: Host) -> Any:
+        """A copy on the GPU."""
+        return self.library.asarray(host, **({"device": "cuda"} if self.name == "torch" else {}))
+
+    def host(self, tensor: Any) -> Host:
+        """A copy on the host."""
+        found: Host = tensor.cpu().numpy() if self.name == "torch" else self.library.asnumpy(tensor)
+        return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_tensors_of_other_libraries_are_copied_in_and_out(
+    name: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu, tensors = open_device("cuda"), Tensors(name)
+    made, y, entered = work(gpu, 31), tensors.of(np.zeros(31, np.int32)), list[int]()
+
+    @gpu.graphed(copy_inputs=True, copy=True)
+    def step(x: Any) -> dict[str, Any]:
+        entered.append(1)
+        made.axpy[1, 32](3, x, y, 31)
+        return {"y": y}
+
+    want, got = np.zeros(31, np.int64), list[tuple[Any, Host]]()
+    for seed in range(6):
+        want = want + 3 * integers(seed)
+        got.append((step(tensors.of(integers(seed)))["y"], want))
+    for tensor, exact in got:
+        np.testing.assert_array_equal(tensors.host(tensor), exact)
+    assert len(entered) == 2
+    assert len(step.graphs) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_another_tensor_of_the_same_shape_is_another_slot_too(
+    name: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu, tensors = open_device("cuda"), Tensors(name)
+    made = work(gpu, 31)
+    outs = [tensors.of(made.ys) for _ in range(2)]
+
+    @gpu.graphed(key=lambda y: tuple(y.shape), checked=True)
+    def step(y: Any) -> None:
+        made.axpy[1, 32](3, made.x, y, 31)
+
+    for call in range(1, 5):
+        for y in outs:
+            step(y)
+            np.testing.assert_array_equal(tensors.host(y), made.ys + 3 * call * made.xs)
+    assert len(step.graphs) == 2
+
+
+@pytest.mark.gpu
+def test_a_transposed_tensor_at_the_same_address_is_another_slot(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu, torch = open_device("cuda"), library("torch")
+    x = torch.arange(1, 26, device="cuda").reshape(5, 5)
+
+    @gpu.graphed()
+    def step(x: Any) -> Any:
+        return (x * 2).reshape(-1)
+
+    for _ in range(3):
+        for given in (x, x.T):
+            np.testing.assert_array_equal(step(given).cpu(), (given.cpu() * 2).reshape(-1))
+    assert len(step.graphs) == 2
+
+
+# Together
+
+
+def test_a_graphed_function_called_from_a_captured_body_becomes_part_of_it(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(copy_inputs=True, copy=True)
+    def inner(x: Any) -> Any:
+        made.axpy[1, 32](3, x, made.y, 31)
+        return made.y
+
+    @device.graphed()
+    def outer() -> Any:
+        inner(made.x)
+        return inner(made.x)
+
+    for call in range(1, 4):
+        assert outer() is made.y or call == 1
+        made.check(6 * call)
+    with device.capture() as graph:
+        assert inner(made.x) is made.y  # no copies, which a capture could not hold
+    assert len(graph) == 1
+    graph.replay()
+    made.check(21)
+
+
+def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed()
+    def step() -> int:
+        made.launch()
+        return int(made.y.numpy()[0])
+
+    for call in range(1, 5):
+        assert step() == made.ys[0] + 3 * call * made.xs[0]
+    (one,) = step.graphs.report().quarantined
+    assert "copying to the host" in one.reason
+
+
+def test_a_graphed_function_can_be_called_from_any_thread(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed()
+    def step() -> None:
+        made.launch()
+
+    for call in range(1, 5):
+        elsewhere(step)
+        made.check(3 * call)
+    assert len(step.graphs) == 1
+
+
+def test_decode_like_steps_are_bit_identical_to_eager(device: Gpu) -> None:
+    mix = device.kernel(KERNELS, "mix")
+    random = np.random.default_rng(3)
+    xs, ys = (random.standard_normal(31).astype(np.float32) for _ in range(2))
+    x, eager, y = device.array(xs), device.array(ys), device.array(ys)
+
+    @device.graphed()
+    def step(odd: bool) -> None:
+        mix[1, 32](0.3, odd, x, y, 31)
+
+    for i in range(24):
+        mix[1, 32](0.3, i % 3 == 0, x, eager, 31)
+        step(i % 3 == 0)
+        assert y.numpy().tobytes() == eager.numpy().tobytes()
+    assert len(step.graphs) == 2
+
+
+def test_nothing_is_left_behind(flaky: Flaky) -> None:
+    with nothing_left_open(flaky):
+        made = work(flaky.gpu, 31)
+
+        @flaky.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
+        def step(x: Any, a: int) -> Any:
+            made.axpy[1, 32](a, x, made.y, 31)
+            return made.y
+
+        for a in range(1, 5):
+            for _ in range(3):
+                step(flaky.gpu.array(made.xs), a)
+        made.check(30)
+        del step
+
+
+def test_capture_errors_still_name_the_line(device: Gpu) -> None:
+    @device.graphed()
+    def step() -> None:
+        device.synchronize()
+
+    with pytest.raises(CaptureError, match=r"test_graphed.py:\d+: synchronising"), device.capture():
+        step()

@@ -1,0 +1,1002 @@
+"""Slots: one graph for each key; a step happens exactly once a call, whatever becomes of its graph."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from preheat.errors import (
+    CaptureError,
+    ContextLostError,
+    DeviceError,
+    DriverError,
+    GraphError,
+    InputError,
+    OutOfMemoryError,
+    StaleBufferError,
+)
+from preheat.gpu import Gpu
+from preheat.graph import slots
+from preheat.graph.slots import Graphs
+from tests.conftest import Recorder
+from tests.graph.support import Work, elsewhere, log, nothing_left_open, work
+from tests.runtime.support import Flaky
+from tests.runtime.test_threads_and_fork import in_child
+
+
+class Step:
+    """A body that adds `a * x` to `y`, and counts how often Python went through it."""
+
+    def __init__(self, made: Work, a: int = 3) -> None:
+        self.made, self.a, self.entered = made, a, 0
+
+    def __call__(self) -> Any:
+        self.entered += 1
+        self.made.launch(self.a)
+        return self.made.y
+
+
+def out_of_memory(call: str = "cuGraphInstantiate") -> OutOfMemoryError:
+    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+
+
+def illegal_address(call: str = "cuGraphInstantiate") -> DriverError:
+    meaning = "an illegal memory access was encountered"
+    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
+
+
+def warmed(graphs: Graphs, step: Callable[[], object], *keys: Any, owner: object = None) -> None:
+    """Slots for these keys, in this order."""
+    for key in keys:
+        for _ in range(2):
+            graphs.run(key, step, owner=owner)
+
+
+# Exactly once
+
+
+def test_a_step_happens_once_a_call_eager_then_captured_then_replayed(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    step = Step(made)
+    for call in range(1, 8):
+        graphs.run("k", step)
+        assert step.entered == min(call, 2)  # eager, captured, and never again
+        assert ("k" in graphs) == (call > 1)
+        made.check(3 * call)
+
+
+def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(device: Gpu) -> None:
+    made, graphs, kept = work(device, 33), device.graphs(), dict[str, Any]()
+
+    def step() -> None:
+        if not kept:
+            kept["y"] = device.array(made.ys)
+            source = 'extern "C" __global__ void twice(int* y) { y[threadIdx.x] *= 2; }'
+            kept["kernel"] = device.kernel(source, "twice")
+        kept["kernel"][1, 33](kept["y"])
+
+    for call in range(1, 5):
+        graphs.run("k", step)
+        np.testing.assert_array_equal(kept["y"].numpy(), made.ys * 2**call)
+    assert graphs.report().quarantined == ()
+
+
+def test_keys_have_slots_of_their_own(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs()
+    steps = {a: Step(made, a) for a in (2, 5, 11)}
+    total = 0
+    for _ in range(4):
+        for a, step in steps.items():
+            graphs.run(a, step)
+            total += a
+            made.check(total)
+    assert [step.entered for step in steps.values()] == [2, 2, 2]
+    assert list(graphs) == [2, 5, 11]
+
+
+def test_a_first_run_that_raises_is_no_sight(device: Gpu) -> None:
+    made, graphs, fail = work(device), device.graphs(), [True]
+    step = Step(made)
+
+    def body() -> None:
+        if fail.pop() if fail else False:
+            raise KeyError("not yet")
+        step()
+
+    with pytest.raises(KeyError, match="not yet"):
+        graphs.run("k", body)
+    graphs.run("k", body)
+    assert "k" not in graphs
+    graphs.run("k", body)
+    assert "k" in graphs
+    made.check(6)
+
+
+# What comes back
+
+
+def test_what_comes_back_is_what_the_capture_returned_refreshed(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs()
+    captured: dict[str, Any] = {"deep": [made.y, (made.x, 7)], "none": None}
+    outputs: list[dict[str, Any]] = [captured, {"eager": 1}]
+
+    def step() -> dict[str, Any]:
+        made.launch()
+        return outputs.pop()
+
+    assert graphs.run("k", step) == {"eager": 1}
+    for call in range(2, 5):
+        got = graphs.run("k", step)
+        assert got is captured
+        np.testing.assert_array_equal(got["deep"][0].numpy(), made.ys + 3 * call * made.xs)
+
+
+class Named(NamedTuple):
+    """Two outputs with names."""
+
+    first: Any
+    second: Any
+
+
+def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs()
+
+    def step() -> tuple[Any, ...]:
+        made.launch()
+        return made.y, [made.y[3:9]], {"row": Named(made.y, "word")}, 7, None
+
+    got = [graphs.run("k", step, copy=True) for _ in range(4)]
+    for call, (whole, (part,), row, *rest) in enumerate(got, start=1):
+        want = made.ys + 3 * call * made.xs  # not what later calls made of it
+        np.testing.assert_array_equal(whole.numpy(), want)
+        np.testing.assert_array_equal(part.numpy(), want[3:9])
+        np.testing.assert_array_equal(row["row"].first.numpy(), want)
+        assert isinstance(row["row"], Named)
+        assert row["row"].second == "word"
+        assert rest == [7, None]
+    assert len({whole.address for whole, *_ in got}) == 4
+
+
+def test_what_holds_no_arrays_is_not_copied(device: Gpu) -> None:
+    made, graphs, plain = work(device, 31), device.graphs(), (1, [2], {"three": 4})
+
+    def step() -> Any:
+        made.launch()
+        return plain
+
+    for _ in range(3):
+        assert graphs.run("k", step, copy=True) is plain
+
+
+# replay, install, invalidate
+
+
+def test_replay_says_whether_there_was_a_graph(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    assert graphs.replay("k") is False
+    graphs.run("k", Step(made))
+    assert graphs.replay("k") is False
+    made.check(3)
+    graphs.run("k", Step(made))
+    assert graphs.replay("k") is True
+    assert graphs.replay("other") is False
+    made.check(9)
+
+
+def test_replay_sets_named_scalars(device: Gpu) -> None:
+    noted, graphs = log(device), device.graphs()
+    graphs.install("k", noted.captured())
+    for value in (5, -3, 12):
+        assert graphs.replay("k", step=value)
+    assert noted.seen() == [5, -3, 12]
+
+
+def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    first, second = made.captured(2), made.captured(5)
+    graphs.install("k", first)
+    graphs.replay("k")
+    graphs.install("k", second, outputs="given")
+    assert graphs.run("k", Step(made, 1000)) == "given"
+    made.check(7)
+    assert len(graphs) == 1
+    first.replay()  # replaced is not closed: whoever made it may go on
+    made.check(9)
+
+
+def test_only_a_usable_graph_of_this_device_and_life_is_installed(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu, other = open_device("emulator"), open_device("emulator")
+    graphs, made = gpu.graphs(), work(gpu)
+    with pytest.raises(InputError, match="another device"):
+        graphs.install("k", work(other).captured())
+    with pytest.raises(GraphError, match="cannot be installed: it is new"):
+        graphs.install("k", gpu.capture())
+    closed, old = made.captured(), made.captured()
+    closed.close()
+    with pytest.raises(GraphError, match="cannot be installed: it is closed"):
+        graphs.install("k", closed)
+    gpu.reset()
+    with pytest.raises(InputError, match="before a reset"):
+        graphs.install("k", old)
+    assert len(graphs) == 0
+
+
+def test_invalidated_keys_begin_anew_and_absent_ones_are_no_ops(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    step = Step(made)
+    warmed(graphs, step, "a", "b", "c")
+    graphs.invalidate("absent")
+    graphs.invalidate("b", "absent")
+    assert list(graphs) == ["a", "c"]
+    graphs.run("b", step)
+    assert "b" not in graphs  # first sight again
+    graphs.invalidate()
+    graphs.invalidate()
+    assert len(graphs) == 0
+    assert list(graphs) == []
+    assert graphs.replay("a") is False
+    made.check(21)
+
+
+def test_a_key_that_cannot_be_hashed_is_refused_by_name(device: Gpu) -> None:
+    graphs = device.graphs()
+    for verb in (graphs.replay, graphs.invalidate, graphs.__contains__):
+        with pytest.raises(InputError, match=r"\[1\] cannot be a key"):
+            verb([1])  # type: ignore[operator, arg-type]
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_slots_for_nothing_are_refused(capacity: int, device: Gpu) -> None:
+    with pytest.raises(InputError, match="hold no graph"):
+        device.graphs(capacity)
+
+
+# Eviction
+
+
+def test_the_least_recently_used_slot_goes_first(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs(capacity=3)
+    step = Step(made)
+    warmed(graphs, step, "a", "b", "c")
+    graphs.replay("a")
+    graphs.run("b", step)  # uses it too
+    warmed(graphs, step, "d")
+    assert list(graphs) == ["a", "b", "d"]
+    graphs.install("e", made.captured())
+    assert list(graphs) == ["b", "d", "e"]
+    assert "b" in graphs  # asking is no use
+    warmed(graphs, step, "f")
+    assert list(graphs) == ["d", "e", "f"]
+
+
+def test_an_evicted_key_begins_anew(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs(capacity=1)
+    step = Step(made)
+    warmed(graphs, step, "a", "b")
+    graphs.run("a", step)
+    assert list(graphs) == ["b"]
+    graphs.run("a", step)
+    assert list(graphs) == ["a"]
+    made.check(18)
+
+
+def test_eviction_waits_for_nothing_and_gives_everything_back(flaky: Flaky) -> None:
+    made = work(flaky.gpu, 31)
+    with nothing_left_open(flaky):
+        graphs = flaky.gpu.graphs(capacity=1)
+        with flaky.asked() as asked:
+            warmed(graphs, Step(made), *range(6))
+        assert asked["executable.close"] == 5
+        assert not {"synchronize", "stream.synchronize"} & set(asked)
+        del graphs
+    made.check(36)
+
+
+def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs(capacity=1)
+    step = Step(made)
+    warmed(graphs, step, "a")
+    slot = graphs._find(graphs._place("a", None))  # as the other thread has it now
+    assert slot is not None
+    warmed(graphs, step, "b")
+    assert "a" not in graphs
+    slot.step((), copy=False)
+    made.check(15)
+
+
+def test_slots_are_closed_outside_the_lock(device: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, graphs, locked = work(device, 31), device.graphs(capacity=1), list[bool]()
+    drain = device._context.drain
+
+    def watched(**more: Any) -> None:
+        locked.append(graphs._lock.locked())
+        drain(**more)
+
+    monkeypatch.setattr(device._context, "drain", watched)
+    warmed(graphs, Step(made), "a", "b")
+    graphs.install("b", made.captured())
+    graphs.invalidate()
+    assert len(locked) >= 3
+    assert not any(locked)
+
+
+def test_keys_seen_once_are_remembered_in_bounds(device: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_REMEMBERED", 5)
+    graphs = device.graphs(capacity=1)
+    for key in range(20):
+        graphs.run(key, lambda: None)
+    assert [k.key for k in graphs._known] == [15, 16, 17, 18, 19]
+
+
+# Captures that fail
+
+
+def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    step = Step(made)
+
+    def body() -> int:
+        step()
+        return int(made.y.numpy()[0])  # a copy to the host
+
+    tried = list[int]()
+    for call in range(1, 61):
+        before = step.entered
+        assert graphs.run("k", body) == made.ys[0] + 3 * call * made.xs[0]
+        tried += [call] * (step.entered - before - 1)
+    assert tried == [2, 2 + 17, 19 + 33]  # 16 calls in peace, then 32, …
+    (one,) = graphs.report().quarantined
+    assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
+    assert "copying to the host inside a capture" in one.reason
+    assert "test_slots.py" in one.reason
+    assert "'k': failed 3 times, tries again in 56 calls" in str(graphs.report())
+    assert len(graphs) == 0
+
+
+def test_the_wait_after_failures_doubles_to_a_bound() -> None:
+    known, waits = slots._Known(), list[int]()
+    for _ in range(12):
+        known.failed("so")
+        waits.append(known.wait)
+    assert waits == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096, 4096]
+
+
+def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    step = Step(made)
+    flaky.seam.fail("graph.instantiate", out_of_memory())
+    for _ in range(2 + 16):
+        graphs.run("k", step)
+        assert "k" not in graphs
+    graphs.run("k", step)
+    assert "k" in graphs
+    assert graphs.report().quarantined == ()
+    made.check(3 * 19)
+
+
+@pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload"])
+def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str, flaky: Flaky) -> None:
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    step = Step(made)
+    failed = {"instantiate": 1} if verb == "graph.instantiate" else {}
+    with nothing_left_open(flaky, **failed):
+        graphs.run("k", step)
+        flaky.seam.fail(verb, out_of_memory())
+        assert graphs.run("k", step) is made.y
+        made.check(6)
+        (one,) = graphs.report().quarantined
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in one.reason
+        graphs.run("k", step)
+        made.check(9)
+
+
+def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -> None:
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    step = Step(made)
+    graphs.run("k", step)
+    flaky.seam.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
+    graphs.run("k", step)
+    made.check(6)
+    assert [one.key for one in graphs.report().quarantined] == ["k"]
+
+
+def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky: Flaky) -> None:
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+
+    def body() -> None:
+        made.launch()
+        with suppress(DriverError):
+            flaky.seam.synchronize()  # behind our back
+
+    with nothing_left_open(flaky, end=1):
+        graphs.run("k", body)
+        graphs.run("k", body)
+        made.check(6)
+    (one,) = graphs.report().quarantined
+    assert "another library spoilt the capture" in one.reason
+
+
+def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> None:
+    made, graphs, calls = work(device), device.graphs(), list[int]()
+
+    def body() -> None:
+        calls.append(1)
+        made.launch()
+        if len(calls) > 1:
+            raise ZeroDivisionError(f"call {len(calls)}")
+
+    graphs.run("k", body)
+    with pytest.raises(ZeroDivisionError, match="call 3"):  # 2 was the capture
+        graphs.run("k", body)
+    (one,) = graphs.report().quarantined
+    assert one.reason == "ZeroDivisionError: call 2"
+    made.check(6)
+
+
+def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+
+    def body() -> None:
+        made.launch()
+        try:
+            device.synchronize()
+        except CaptureError:
+            raise KeyError("came of it") from None
+
+    graphs.run("k", body)
+    graphs.run("k", body)
+    made.check(6)
+    (one,) = graphs.report().quarantined
+    assert "KeyError" in one.reason
+    assert "synchronising inside a capture" in one.reason
+
+
+def test_a_body_that_does_nothing_on_the_device_runs_as_it_is(device: Gpu) -> None:
+    graphs = device.graphs()
+    assert [graphs.run("k", lambda: 7) for _ in range(3)] == [7, 7, 7]
+    (one,) = graphs.report().quarantined
+    assert "nothing was captured" in one.reason
+
+
+def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
+    made, graphs, fails = work(device), device.graphs(), [True]
+
+    def body() -> None:
+        made.launch()
+        if fails:
+            device.synchronize()
+
+    for _ in range(2):
+        graphs.run("k", body)
+    fails.clear()
+    graphs.invalidate("k")
+    assert graphs.report().quarantined == ()
+    for _ in range(2):
+        graphs.run("k", body)
+    assert "k" in graphs
+    made.check(12)
+
+
+@pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload", "replay"])
+def test_an_error_that_the_device_does_not_survive_is_raised(verb: str, flaky: Flaky) -> None:
+    raised_and_lost(flaky, verb)
+
+
+@pytest.mark.parametrize("verb", ["launch", "stream.begin_capture", "stream.end_capture"])
+def test_nor_is_one_inside_the_capture_hidden(verb: str, open_flaky: Callable[..., Flaky]) -> None:
+    raised_and_lost(open_flaky("emulator"), verb)  # a GPU would be left with the capture open
+
+
+def raised_and_lost(flaky: Flaky, verb: str) -> None:
+    """That what `verb` cannot survive comes out, of this call and the next ones, with nothing tried."""
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    step = Step(made)
+    graphs.run("k", step)
+    flaky.seam.fail(verb, illegal_address())
+    with flaky.asked("launch") as asked, pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+        graphs.run("k", step)
+    assert asked.get("launch", 0) <= 1  # into the capture: none after it
+    for _ in range(2):
+        with pytest.raises((ContextLostError, StaleBufferError), match="is lost since"):
+            graphs.run("k", step)
+    assert graphs.report().quarantined == ()
+
+
+def test_a_lost_device_is_named_for_a_slot_too(flaky: Flaky) -> None:
+    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    warmed(graphs, Step(made), "k")
+    flaky.seam.fail("fill", illegal_address())
+    with pytest.raises(DriverError):
+        made.y.fill(1)
+    with pytest.raises(ContextLostError, match="is lost since"):
+        graphs.run("k", Step(made))
+    with pytest.raises(ContextLostError, match="is lost since"):
+        graphs.replay("k")
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu) -> None:
+    made, graphs, calls = work(device), device.graphs(), list[int]()
+
+    def body() -> None:
+        calls.append(1)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+        made.launch()
+
+    for call in range(1, 6):
+        if call == when:
+            with pytest.raises(KeyboardInterrupt):
+                graphs.run("k", body)
+        else:
+            graphs.run("k", body)
+    made.check(3 * 4)
+    assert "k" in graphs
+    assert graphs.report().quarantined == ()
+    assert device._context.windows == {}
+
+
+# Stale slots, lost lives
+
+
+def test_a_stale_slot_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    xs = [device.array(made.xs), device.array(made.xs)]
+
+    def step() -> None:
+        made.axpy[5, 64](3, xs[-1], made.y, made.n)
+
+    warmed(graphs, step, "k")
+    xs.pop().close()
+    assert "k" not in graphs
+    assert len(graphs) == 0
+    assert graphs.replay("k") is False
+    graphs.run("k", step)
+    assert "k" not in graphs
+    graphs.run("k", step)
+    assert "k" in graphs
+    made.check(12)
+
+
+def test_a_slot_that_becomes_stale_under_way_runs_eagerly(
+    device: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, graphs = work(device), device.graphs()
+    xs = [device.array(made.xs), device.array(made.xs)]
+
+    def step() -> None:
+        made.axpy[5, 64](3, xs[-1], made.y, made.n)
+
+    warmed(graphs, step, "k")
+    found = graphs._find
+
+    def close_then(place: Any) -> Any:
+        slot = found(place)
+        if len(xs) > 1:
+            xs.pop().close()  # as another thread might, just now
+        return slot
+
+    monkeypatch.setattr(graphs, "_find", close_then)
+    graphs.run("k", step)
+    made.check(9)
+    assert "k" not in graphs
+
+
+def test_after_a_reset_slots_are_gone_and_the_next_life_has_its_own(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu = open_device("emulator")
+    graphs = gpu.graphs()
+    warmed(graphs, Step(work(gpu)), "a", "b")
+    graphs.run("seen", Step(work(gpu)))
+    gpu.reset()
+    assert len(graphs) == 0
+    assert "a" not in graphs
+    assert graphs.replay("b") is False
+    made = work(gpu)
+    step = Step(made)
+    for key in ("a", "seen"):
+        graphs.run(key, step)
+        assert key not in graphs
+        graphs.run(key, step)
+        assert key in graphs
+    made.check(12)
+
+
+def test_a_capture_that_a_reset_overtakes_is_not_kept(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    graphs, made = gpu.graphs(), work(gpu)
+
+    def step() -> None:
+        made.launch()
+        if threading.get_ident() in gpu._context.windows:
+            elsewhere(gpu.reset)
+
+    graphs.run("k", step)
+    with pytest.raises((ContextLostError, CaptureError), match="reset"):
+        graphs.run("k", step)
+    assert len(graphs) == 0
+    assert graphs.report().quarantined == ()
+
+
+# Owners
+
+
+class Model:
+    """An owner."""
+
+
+class Equal:
+    """An owner that is equal to every other and cannot be hashed."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def test_owners_do_not_see_each_others_slots(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    owners: list[Any] = [None, Model(), Model(), Equal(), Equal(), "name", 7]
+    for a, owner in enumerate(owners, start=1):
+        warmed(graphs, Step(made, a), "k", owner=owner)
+    assert len(graphs) == len(owners)
+    assert list(graphs) == ["k"] * len(owners)
+    assert [slot.owner for slot in graphs.report().slots] == owners
+    total = 2 * sum(range(1, 8))
+    for a, owner in enumerate(owners, start=1):
+        assert graphs.replay("k", owner=owner)
+        total += a
+        made.check(total)
+    graphs.invalidate("k", owner=owners[1])
+    assert not graphs.replay("k", owner=owners[1])
+    graphs.install("k", made.captured(100), owner=owners[1])
+    assert graphs.replay("k", owner=owners[1])
+    made.check(total + 100)
+
+
+def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
+    made, graphs, owner = work(device), device.graphs(), Model()
+    warmed(graphs, Step(made), "a", "b", owner=owner)
+    warmed(graphs, Step(made), "a", "b", owner=1000)
+    warmed(graphs, Step(made), "a")
+    graphs.invalidate(owner=owner)
+    assert [slot.owner for slot in graphs.report().slots] == [1000, 1000, None]
+    graphs.invalidate(owner=int("1000"))
+    assert list(graphs) == ["a"]
+
+
+def test_slots_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
+    made, graphs, owner = work(flaky.gpu), flaky.gpu.graphs(), Model()
+    warmed(graphs, Step(made), "a", "b", owner=owner)
+    warmed(graphs, Step(made), "a")
+    graphs.run("seen", Step(made), owner=owner)
+    with flaky.asked("executable.close") as asked:
+        del owner
+        gc.collect()
+        flaky.gpu._context.drain()
+    assert asked == {"executable.close": 2}
+    assert len(graphs) == 1
+    assert not graphs._owners
+    assert [place.key for place in graphs._known] == []
+
+
+def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(device: Gpu) -> None:
+    made, graphs, owner = work(device), device.graphs(), Model()
+    warmed(graphs, Step(made), "a", owner=owner)
+    with graphs._lock:  # as when the collector runs inside a verb
+        del owner
+        gc.collect()
+        shown = repr(graphs)
+    assert "1 of 64 slots" in shown
+    assert len(graphs) == 0
+
+
+def test_a_new_owner_never_inherits_the_slots_of_one_at_its_address(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs(capacity=8)
+    for _ in range(20):
+        owner = Model()
+        assert not graphs.replay("k", owner=owner)
+        warmed(graphs, Step(made), "k", owner=owner)
+        del owner
+    assert len(graphs) == 0
+
+
+def test_what_can_neither_be_held_weakly_nor_hashed_is_no_owner(device: Gpu) -> None:
+    with pytest.raises(InputError, match=r"\[1\] cannot be an owner"):
+        device.graphs().replay("k", owner=[1])
+
+
+def test_dropping_the_slots_gives_everything_back(flaky: Flaky) -> None:
+    with nothing_left_open(flaky):
+        made, owner = work(flaky.gpu), Model()
+        graphs = flaky.gpu.graphs()
+        warmed(graphs, Step(made), "a", owner=owner)
+        warmed(graphs, Step(made), "a")
+        del graphs
+    made.check(12)
+
+
+# Inside a capture
+
+
+def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    step = Step(made)
+    warmed(graphs, step, "k")
+    with device.capture() as graph:
+        assert graphs.run("k", step) is made.y
+        assert graphs.run("new", step, copy=True) is made.y
+    assert len(graph) == 2
+    assert list(graphs) == ["k"]
+    made.check(6)
+    graph.replay()
+    made.check(12)
+
+
+def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
+    made, inner, outer = work(device), device.graphs(), device.graphs()
+    step = Step(made)
+
+    def both() -> None:
+        inner.run("a", step)
+        inner.run("b", step)
+
+    for call in range(1, 5):
+        outer.run("k", both)
+        made.check(6 * call)
+    assert [slot.nodes for slot in outer.report().slots] == [2]
+    assert len(inner) == 0  # seen once, eagerly
+
+
+def test_replaying_a_slot_inside_a_capture_is_refused(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    warmed(graphs, Step(made), "k")
+    with pytest.raises(CaptureError, match="replaying a graph inside a capture"), device.capture():
+        graphs.replay("k" if graphs.replay("absent") is False else "absent")
+
+
+# warm
+
+
+def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: Gpu) -> None:
+    made, graphs, entered = work(device), device.graphs(), list[int]()
+
+    def body(a: int) -> Any:
+        entered.append(a)
+        made.launch(a)
+        return made.y
+
+    graphs.warm((4, 1, 8, 2, 4), body)
+    assert entered == [8, 8, 4, 4, 2, 2, 1, 1]  # executed, then captured
+    made.check(15)
+    assert list(graphs) == [8, 4, 2, 1]
+    assert [slot.replays for slot in graphs.report().slots] == [0] * 4
+    assert graphs.run(8, Step(made, 1000)) is made.y
+    made.check(23)
+    graphs.warm((1, 2, 16), body)
+    assert entered[8:] == [16, 16]  # the others are there
+
+
+def test_warming_lists_what_could_not_be_captured_after_trying_everything(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+
+    def body(a: int) -> None:
+        made.launch(a)
+        if a in (2, 8):
+            device.synchronize()
+
+    with pytest.raises(GraphError, match="2 of 4 keys could not be captured") as refused:
+        graphs.warm((1, 2, 4, 8), body)
+    assert "8: CaptureError" in str(refused.value)
+    assert "2: CaptureError" in str(refused.value)
+    assert list(graphs) == [4, 1]
+    assert {one.key for one in graphs.report().quarantined} == {2, 8}
+    made.check(15)
+
+
+def test_warming_tries_again_what_is_in_quarantine(device: Gpu) -> None:
+    made, graphs, fails = work(device), device.graphs(), [True]
+
+    def body(a: int) -> None:
+        made.launch(a)
+        if fails:
+            device.synchronize()
+
+    with pytest.raises(GraphError):
+        graphs.warm((3,), body)
+    fails.clear()
+    graphs.warm((3,), body)
+    assert 3 in graphs
+    made.check(6)
+
+
+def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
+    with pytest.raises(ZeroDivisionError):
+        device.graphs().warm((0, -1), lambda a: 1 // a * 0 or 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"), [(range(5), "5 keys do not fit into 4 slots"), ((1, "a"), "must have an order")]
+)
+def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+    keys: Any, why: str, device: Gpu
+) -> None:
+    with pytest.raises(InputError, match=why):
+        device.graphs(4).warm(keys, lambda key: pytest.fail(f"ran {key}"))
+
+
+def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    with pytest.raises(CaptureError, match="warming graphs inside a capture"), device.capture():
+        graphs.warm((1,), made.launch)
+    made.check(0)
+
+
+# Threads
+
+
+def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> None:
+    made, graphs, entered = work(device), device.graphs(), list[str]()
+
+    def other() -> None:
+        entered.append("eager")
+        assert threading.get_ident() not in device._context.windows
+        made.launch()
+
+    def step() -> None:
+        made.launch()
+        if threading.get_ident() in device._context.windows:
+            entered.append("captured")
+            for _ in range(3):
+                elsewhere(lambda: graphs.run("k", other))
+
+    graphs.run("k", step)
+    graphs.run("k", step)
+    assert entered == ["captured", "eager", "eager", "eager"]
+    made.check(3 * 5)
+    assert "k" in graphs
+
+
+def test_two_keys_are_captured_at_once(device: Gpu) -> None:
+    made, other, graphs = work(device), work(device), device.graphs()
+
+    def step() -> None:
+        made.launch()
+        if threading.get_ident() in device._context.windows:
+            elsewhere(lambda: warmed(graphs, other.launch, "b"))
+
+    graphs.run("a", step)
+    graphs.run("a", step)
+    assert list(graphs) == ["b", "a"]
+    made.check(6)
+    other.check(6)
+
+
+@pytest.mark.parametrize("verb", ["invalidate", "install"])
+def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    newer = made.captured(100)
+
+    def step() -> None:
+        made.launch()
+        if threading.get_ident() in device._context.windows:
+            if verb == "install":
+                graphs.install("k", newer)
+            else:
+                graphs.invalidate()
+
+    graphs.run("k", step)
+    graphs.run("k", step)
+    made.check(6)
+    assert graphs.replay("k") is (verb == "install")
+    made.check(106 if verb == "install" else 6)
+
+
+def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
+    n, rounds, workers = 31, 25, 4
+    made, graphs = work(device, n), device.graphs(capacity=2)
+    atomic = device.kernel(
+        'extern "C" __global__ void bump(int* at, int by) { atomicAdd(at, by); }', "bump"
+    )
+    counter, start = device.zeros(3, "int32"), threading.Barrier(workers)
+    open_now, most = dict[int, int](), list[int]()
+
+    def body(key: int) -> None:
+        inside = threading.get_ident() in device._context.windows
+        if inside:
+            open_now[key] = open_now.get(key, 0) + 1
+            most.append(open_now[key])
+        atomic[1, 1](counter[key : key + 1], key + 1)
+        if inside:
+            open_now[key] -= 1
+
+    def worker(seed: int) -> None:
+        start.wait(30)
+        for key in np.random.default_rng(seed).permutation(np.arange(3).repeat(rounds)):
+            graphs.run(int(key), lambda key=int(key): body(key))  # type: ignore[misc]
+
+    threads = [threading.Thread(target=worker, args=(seed,), daemon=True) for seed in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    want = [workers * rounds * (key + 1) for key in range(3)]
+    np.testing.assert_array_equal(counter.numpy(), want)
+    assert max(most) == 1  # never two captures of one key
+    assert graphs.report().quarantined == ()
+    made.check(0)
+
+
+def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    graphs, made = gpu.graphs(), work(gpu)
+    warmed(graphs, Step(made), "k")
+    ready, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with graphs._lock:
+            ready.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    ready.wait(30)
+
+    def child() -> None:
+        graphs.run("k", made.y.close)  # replayed, so nothing is closed
+        graphs.run("new", made.launch)
+        made.check(12)
+
+    try:
+        in_child(child)
+    finally:
+        done.set()
+        thread.join(30)
+
+
+# What it says
+
+
+def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
+    made, graphs = work(device, 257), device.graphs()
+    warmed(graphs, Step(made), ("decode", 8))
+    graphs.replay(("decode", 8))
+    report = graphs.report()
+    (slot,) = report.slots
+    assert slot == (("decode", 8), None, 1, made.x.nbytes + made.y.nbytes, 2)
+    assert report.nbytes == 2 * 257 * 4
+    assert str(report) == "('decode', 8): 1 nodes, 2,056 bytes, 2 replays"
+    assert repr(graphs) == f"<Graphs on {device.name}: 1 of 64 slots>"
+    assert str(device.graphs().report()) == "no slots"
+
+
+def test_captures_evictions_and_quarantine_are_events(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    recorder, made, graphs = Recorder(), work(gpu), gpu.graphs(capacity=1)
+    gpu.builder.events.sinks.append(recorder)
+    try:
+        warmed(graphs, Step(made), "a", "b")
+        warmed(graphs, gpu.synchronize, "c")
+    finally:
+        gpu.builder.events.sinks.remove(recorder)
+    seen = recorder.named("graph")
+    assert [(one["what"], one["key"]) for one in seen] == [
+        ("captured", "'a'"), ("captured", "'b'"), ("evicted", "'a'"), ("quarantined", "'c'"),
+    ]  # fmt: skip
+    assert all(one["device"] == "emulator:0" for one in seen)
+    assert "synchronising" in seen[-1]["reason"]
+
+
+def test_a_slot_is_called_by_its_key_in_errors(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    warmed(graphs, Step(made), ("decode", 8))
+    with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):
+        graphs.replay(("decode", 8), step=3)
