@@ -315,9 +315,9 @@ class Gpu:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
         Work of this thread becomes part of it, also that of torch and CuPy, which are sent to a stream
-        of the capture's own meanwhile; `stream` is where replays go unless they say otherwise. `mode` says which calls are refused beside: those of this thread
-        ("thread_local"), of all threads ("global"), or only what concerns the captured stream
-        ("relaxed"). `name` is what errors call the graph.
+        of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
+        says which calls are refused beside: those of this thread ("thread_local"), of all threads
+        ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
         """
         return Graph(self._context, stream=stream, mode=mode, name=name, switches=self._switches)
 

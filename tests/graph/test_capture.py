@@ -604,7 +604,7 @@ def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> Non
             flaky.gpu._device.synchronize()
         raise BodyError
     (note,) = caught.value.__notes__
-    assert f"a call of another library spoilt the capture, after {last}" in note
+    assert f"inside this capture was, at {last}: a call of another library spoilt the capture" in note
     made.check(0)
 
 

@@ -973,7 +973,7 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
     (slot,) = report.slots
     assert slot == (("decode", 8), None, 1, made.x.nbytes + made.y.nbytes, 2)
     assert report.nbytes == 2 * 257 * 4
-    assert str(report) == "('decode', 8): 1 nodes, 2,056 bytes, 2 replays"
+    assert str(report) == "('decode', 8): 1 node, 2,056 bytes, 2 replays"
     assert repr(graphs) == f"<Graphs on {device.name}: 1 of 64 slots>"
     assert str(device.graphs().report()) == "no slots"
 

@@ -171,6 +171,9 @@ class Stream(Protocol):
     def end_capture(self) -> Graph:
         """What was captured; an error where the capture is invalid. Afterwards there is none."""
 
+    def captured(self) -> int:
+        """How many nodes were captured so far; an error where there is no valid capture."""
+
     def capture_status(self) -> str:
         """`none`, `active` or `invalidated`."""
 

@@ -39,10 +39,11 @@ class Capture:
         self.nodes: list[Node] = []
         self.exports: list[Array] = []  # of ours, that other libraries use inside
         self.foreign: list[Operand] = []
+        self.libraries: set[str] = set()
         self.modules: dict[Loaded, None] = {}
         self.first: tuple[str, Exception] | None = None
         self._began = self._last = place()
-        self._pieces: dict[int, int] = {}  # of the driver that a node of ours became, if not one
+        self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
         try:
             context.open_window(self)
         except CaptureError:
@@ -80,6 +81,8 @@ class Capture:
         except ContextLostError:
             raise
         except DeviceError as error:
+            if self.context.lost is not None:
+                raise
             raise self._given_up(error) from (self.first[1] if self.first else error)
         finally:
             self._closed()
@@ -101,7 +104,8 @@ class Capture:
             self._closed()
         if self.first is not None and self.first[1] is not because:
             where, error = self.first
-            because.add_note(f"the first error inside this capture was, at {where}: {error}")
+            text = str(error).removeprefix(f"{where}: ")
+            because.add_note(f"the first error inside this capture was, at {where}: {text}")
 
     @property
     def forsaken(self) -> bool:
@@ -141,21 +145,22 @@ class Capture:
         return self._spoilt(error, self._last)
 
     def _spoilt(self, error: Exception, where: Place) -> CaptureError:
+        after = "" if where == self._last else f", after {shown(self._last)}"
         return CaptureError(
-            f"a call of another library spoilt the capture, after {shown(self._last)}: {error}",
+            f"a call of another library spoilt the capture{after}: {error}",
             where=shown(where),
             hint="look behind that line for a synchronisation, an allocation or a copy to the host",
         )
 
     def _merge(self, graph: base.Graph) -> None:
         """Put other libraries' nodes where they belong among ours, which come in the same order."""
-        left, merged, rest = deque(self.nodes), list[Node](), 0
-        for found in graph.nodes():
-            if rest and merged[-1].kind == found.kind:  # of ours, too: one fill can be two nodes
-                rest -= 1
-            elif left and found == (left[0].kind, left[0].entry):
+        left = deque(node for node in self.nodes if node.kind == "kernel")
+        merged: list[Node] = []
+        for at, found in enumerate(graph.nodes()):
+            if at in self._placed:
+                merged += [self._placed[at]] if self._placed[at] not in merged[-1:] else []
+            elif left and found == ("kernel", left[0].entry):
                 merged.append(left.popleft())
-                rest = self._pieces.get(len(self.nodes) - len(left) - 1, 1) - 1
             else:
                 merged.append(Node(found.kind, found.name, foreign=True))
         self.nodes = merged
@@ -210,16 +215,21 @@ class Capture:
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """Write a launch down."""
         self.foreign += gathered.foreign
+        self.libraries |= gathered.libraries
         self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
         self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""
-        self._pieces[len(self.nodes)] = pieces
-        self.nodes.append(Node("fill", "fill", self._place, given=({0: array}, value)))
+        self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
 
     def copied(self, target: Array, source: Array) -> None:
         """Write down that an array is copied."""
         given = ({0: target, 1: source}, b"")
-        self.nodes.append(Node("copy", "copy", self._place, given=given))
+        self._put(Node("copy", "copy", self._place, given=given), 1)
+
+    def _put(self, node: Node, pieces: int) -> None:
+        self.nodes.append(node)
+        end = self.stream.captured()
+        self._placed |= dict.fromkeys(range(end - pieces, end), node)

@@ -20,7 +20,7 @@ class Guests:
     """
 
     def __init__(self, device: base.Device, stream: base.Stream) -> None:
-        self.library: str | None = None  # the one whose stream a replay should go to
+        self.libraries: tuple[str, ...] = ()
         self.pool: object = None
         self._stack = ExitStack()
         place, index = device.dlpack
@@ -29,12 +29,12 @@ class Guests:
         with self._stack:
             cupy: Any = sys.modules.get("cupy")
             if cupy is not None:
-                self.library = "cupy"
+                self.libraries = ("cupy",)
                 self._stack.enter_context(cupy.cuda.Device(index))
                 self._stack.enter_context(_cupy_stream(cupy, stream.handle, index))
             torch: Any = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():
-                self.library, self.pool = "torch", torch.cuda.MemPool()
+                self.libraries, self.pool = ("torch",), torch.cuda.MemPool()
                 there = torch.cuda.ExternalStream(stream.handle, device=index)
                 self._stack.enter_context(torch.cuda.stream(there))
                 self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))

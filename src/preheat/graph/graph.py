@@ -57,6 +57,19 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
+class _Solo:
+    """One thread whose replays are a launch and nothing else.
+
+    It takes no lock, which would cost as much as all the rest, but says that it is `busy`, then looks
+    whether it is still the graph's. Everybody else takes the lock, ends that state, and waits.
+    """
+
+    __slots__ = ("busy", "launch", "thread")
+
+    def __init__(self, thread: int, launch: base.Replay) -> None:
+        self.thread, self.launch, self.busy = thread, launch, False
+
+
 class Graph:
     """Work captured once and replayed, with everything it uses kept alive.
 
@@ -101,18 +114,15 @@ class Graph:
         self._buffers: list[Buffer] = []
         self._foreign: list[Operand] = []
         self._home: base.Stream | None = None  # of all its buffers, where they have one home
-        self._library: str | None = None
+        self._libraries: tuple[str, ...] = ()  # others that work in it
         self._keep: list[object] = []  # programs, and another library's memory pool
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
         self._switches = switches
-        # `_solo` is the one thread whose replays are `_launch` and nothing else. It takes no lock,
-        # which would cost as much as all the rest, but says that it is `_busy`. Everybody else takes
-        # the lock, ends that state and waits until it is not.
         self._lock = threading.Lock()
-        self._solo: int | None = None
-        self._busy = self._stale = False
-        self._launch: base.Replay = _unready
+        self._stale = False
+        self._solo: _Solo | None = None
+        self._latest = _Solo(0, _unready)  # the last there was
         _alive.add(self)
 
     # Capture
@@ -171,8 +181,9 @@ class Graph:
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
         self._keep = [*capture.modules]
-        if self.foreign or self._foreign:
-            self._library = capture.guests.library
+        self._libraries = tuple(sorted(capture.libraries))
+        if self.foreign:
+            self._libraries = self._libraries or capture.guests.libraries
             self._keep.append(capture.guests.pool)
         self.state = State.CAPTURED
         homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
@@ -264,24 +275,26 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
         stream and by value, so replays can be queued as far ahead as one likes.
         """
+        solo = self._solo
         if (
-            self._solo == get_ident()
+            solo is not None
+            and solo.thread == get_ident()
             and not scalars
             and not synchronize
             and stream is None
             and self._context.alert is None
         ):
             try:
-                self._busy = True
-                if self._solo is not None:
+                solo.busy = True
+                if self._solo is solo:
                     self._context.replayed = self.name
-                    status = self._launch()
+                    status = solo.launch()
                     if status[0]:
                         self._complain(status)
                     self.num_replays += 1
                     return
             finally:
-                self._busy = False
+                solo.busy = False
         self._whole(stream, synchronize, scalars)
 
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
@@ -290,7 +303,7 @@ class Graph:
             target = self._replay(stream, scalars)
             self.num_replays += 1
             if stream is None and self._alone(target) and self._switches == OFF:
-                self._launch, self._solo = self._replays[target.handle], get_ident()
+                self._solo = self._latest = _Solo(get_ident(), self._replays[target.handle])
                 if self._stale:  # since a moment ago
                     self._solo = None
         if synchronize:
@@ -298,10 +311,10 @@ class Graph:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Have the graph to oneself: see `_solo`."""
+        """Have the graph to oneself: see `_Solo`."""
         with self._lock:
-            owner, self._solo = self._solo, None
-            while self._busy and owner != get_ident():
+            self._solo, latest = None, self._latest
+            while latest.busy and latest.thread != get_ident():
                 time.sleep(20e-6)  # a launch takes microseconds
             yield
 
@@ -337,7 +350,7 @@ class Graph:
 
     def _alone(self, stream: base.Stream) -> bool:
         """Whether a replay in `stream` is ordered by itself: all it uses is at home there."""
-        return stream is self._home and self._library is None and not self._foreign
+        return stream is self._home and not self._libraries and not self._foreign
 
     def _go(
         self, launch: base.Replay, stream: base.Stream, names: Iterable[str], values: list[bytes]
@@ -382,18 +395,18 @@ class Graph:
             return raw_stream(self._context, given)
         if self._stream is not None:
             return self._stream
-        if self._library is not None:
-            return self._context.adopt(self._current(self._library))
+        if self._libraries:
+            return self._context.adopt(self._current(self._libraries[-1]))
         return self._context.stream
 
     def _current(self, library: str) -> int:
         return LIBRARIES[library].current(self._context.device.dlpack[1])
 
     def _gathered(self) -> Gathered:
-        home = None if self._library is None else self._current(self._library)
-        streams = set() if home is None else {home}
+        streams = [self._current(library) for library in self._libraries]
+        home = streams[0] if len(streams) == 1 else None  # of the operands, where it is known
         homes = [home] * len(self._foreign)
-        return Gathered([], self._buffers, self._foreign, homes, streams)
+        return Gathered([], self._buffers, self._foreign, homes, set(streams))
 
     # Scalars
 
@@ -509,7 +522,7 @@ def _named(arrays: Iterable[Array]) -> dict[str, Scalar]:
 
 
 def _unready() -> tuple[int, ...]:
-    """What `_launch` is until the graph is ready; nobody calls it."""
+    """What a launch is until the graph is ready; nobody calls it."""
     raise AssertionError("replay did not look")
 
 
@@ -525,7 +538,7 @@ _alive: weakref.WeakSet[Graph] = weakref.WeakSet()
 def _after_fork() -> None:
     """No thread of the child is replaying."""
     for graph in list(_alive):
-        graph._lock, graph._busy, graph._solo = threading.Lock(), False, None
+        graph._lock, graph._solo, graph._latest = threading.Lock(), None, _Solo(0, _unready)
 
 
 os.register_at_fork(after_in_child=_after_fork)

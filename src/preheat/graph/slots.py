@@ -69,7 +69,8 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         rows = [
-            f"{slot.key!r}: {slot.nodes} nodes, {slot.nbytes:,} bytes, {slot.replays} replays"
+            f"{slot.key!r}: {slot.nodes} node{'' if slot.nodes == 1 else 's'}, {slot.nbytes:,} bytes, "
+            f"{slot.replays} replays"
             for slot in self.slots
         ]
         rows += [
@@ -385,7 +386,7 @@ class Graphs:
         return slot
 
     def _graph(self, key: Hashable) -> Graph:
-        return self._capture(name=repr(key))
+        return self._capture(name=key if isinstance(key, str) else repr(key))
 
     def _settle(self, place: _Place, claim: _Claim, slot: _Slot | None, reason: str | None) -> None:
         """The end of a capture: a slot, or a reason for quarantine, or neither."""

@@ -234,6 +234,8 @@ class Context:
         self._held.append((until, what))
 
     def _let_go(self) -> None:
+        if self.windows:
+            return
         with suppress(IndexError):  # none is left
             while True:
                 oldest = self._held.popleft()

@@ -36,6 +36,7 @@ class Gathered:
     homes: list[int | None] = field(default_factory=list)  # the streams their libraries work in
     streams: set[int] = field(default_factory=set)  # whose work must come first
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by position
+    libraries: set[str] = field(default_factory=set)  # others that work in streams of their own
 
 
 class Loaded(Protocol):
@@ -170,6 +171,7 @@ class Launch:
         home = None
         if kind.current is not None and here.dlpack[0] != ON_HOST:
             home = kind.current(here.dlpack[1])
+            gathered.libraries.add(kind.library)
         gathered.foreign.append(found)
         gathered.homes.append(home)
         gathered.streams |= {handle for handle in (found.ready, home) if handle is not None}

@@ -16,6 +16,7 @@ __all__ = ["CudaEvent", "CudaStream"]
 _NOT_READY = 600
 _STATUS = ("none", "active", "invalidated")
 _NO_TIMING = 2
+_INVALIDATED = 901
 
 
 class CudaEvent:
@@ -85,6 +86,13 @@ class CudaStream:
         """What was captured."""
         with self._device.current():
             return CudaGraph(self._device, call("cuStreamEndCapture", self.handle))
+
+    def captured(self) -> int:
+        """How many nodes were captured so far."""
+        status, _, graph, *_ = call("cuStreamGetCaptureInfo", self.handle)
+        if _STATUS[int(status)] != "active":
+            raise error_of("cuStreamGetCaptureInfo", _INVALIDATED)
+        return int(call("cuGraphGetNodes", graph, 0)[1])
 
     def capture_status(self) -> str:
         """Whether this stream is captured."""

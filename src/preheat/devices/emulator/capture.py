@@ -97,6 +97,9 @@ class Capture:
         self._nodes.append(base.GraphNode(kind, name))
         self._work.append(do)
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def require(self, call: str) -> None:
         """Refuse to go on with an invalid capture."""
         if not self.valid:

@@ -6,7 +6,7 @@ import itertools
 import time
 
 from preheat.devices import base
-from preheat.devices.emulator.capture import Capture, Captures
+from preheat.devices.emulator.capture import Capture, Captures, refusal
 from preheat.errors import DeviceError
 
 __all__ = ["EmulatorEvent", "EmulatorStream"]
@@ -92,6 +92,13 @@ class EmulatorStream:
     def end_capture(self) -> base.Graph:
         """What was captured."""
         return self._captures.end(self.handle)
+
+    def captured(self) -> int:
+        """How many nodes were captured so far."""
+        if self.capture is None:
+            raise refusal("capture info", 901)
+        self.capture.require("capture info")
+        return len(self.capture)
 
     def capture_status(self) -> str:
         """Whether this stream is captured."""
