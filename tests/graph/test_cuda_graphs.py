@@ -285,7 +285,7 @@ def test_torchs_default_stream_cannot_be_captured_but_another_can(
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with gpu.capture(stream=stream) as graph:
-        assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream().cuda_stream == graph.stream.handle
         copy[GRID](x, y, N)
     graph.replay(synchronize=True)
     assert torch.equal(y, x)

@@ -342,8 +342,8 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
         raise InterruptedByTestError
 
     def replay(seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds / 10)
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 20  # timers are late on a busy machine
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         while time.monotonic() < end:
             graph.replay()
 
@@ -351,7 +351,7 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
     try:
         for turn in range(1000):
             with pytest.raises(InterruptedByTestError):
-                replay(0.002 + turn % 97 * 1e-5)
+                replay(0.0002 + turn % 97 * 1e-6)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import enum
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -55,19 +53,6 @@ class State(enum.Enum):
     READY = "ready"
     FAILED = "failed"
     CLOSED = "closed"
-
-
-class _Solo:
-    """One thread whose replays are a launch and nothing else.
-
-    It takes no lock, which would cost as much as all the rest, but says that it is `busy`, then looks
-    whether it is still the graph's. Everybody else takes the lock, ends that state, and waits.
-    """
-
-    __slots__ = ("busy", "launch", "thread")
-
-    def __init__(self, thread: int, launch: base.Replay) -> None:
-        self.thread, self.launch, self.busy = thread, launch, False
 
 
 class Graph:
@@ -115,14 +100,16 @@ class Graph:
         self._foreign: list[Operand] = []
         self._home: base.Stream | None = None  # of all its buffers, where they have one home
         self._libraries: tuple[str, ...] = ()  # others that work in it
-        self._keep: list[object] = []  # programs, and another library's memory pool
+        self._modules: list[object] = []
+        self._pool: object = None  # another library's, for what it allocated inside the capture
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
         self._switches = switches
-        self._lock = threading.Lock()
+        # Who uses the graph takes the one entry out of `_turn` and puts it back. That does what a lock
+        # does at half the price, and no signal can come between the taking and the `try` behind it.
+        self._turn = {0: True}
+        self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
         self._stale = False
-        self._solo: _Solo | None = None
-        self._latest = _Solo(0, _unready)  # the last there was
         _alive.add(self)
 
     # Capture
@@ -180,11 +167,11 @@ class Graph:
             raise
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
-        self._keep = [*capture.modules]
+        self._modules = [*capture.modules]
         self._libraries = tuple(sorted(capture.libraries))
         if self.foreign:
             self._libraries = self._libraries or capture.guests.libraries
-            self._keep.append(capture.guests.pool)
+            self._pool = capture.guests.pool
         self.state = State.CAPTURED
         homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
         self._home = homes.pop() if len(homes) == 1 else None
@@ -275,48 +262,53 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
         stream and by value, so replays can be queued as far ahead as one likes.
         """
-        solo = self._solo
-        if (
-            solo is not None
-            and solo.thread == get_ident()
-            and not scalars
-            and not synchronize
-            and stream is None
-            and self._context.alert is None
-        ):
-            try:
-                solo.busy = True
-                if self._solo is solo:
-                    self._context.replayed = self.name
-                    status = solo.launch()
-                    if status[0]:
-                        self._complain(status)
-                    self.num_replays += 1
-                    return
-            finally:
-                solo.busy = False
-        self._whole(stream, synchronize, scalars)
+        context, turn = self._context, self._turn
+        if scalars or synchronize or stream is not None or context.alert is not None:
+            self._whole(stream, synchronize, scalars)
+            return
+        try:
+            del turn[0]
+        except KeyError:  # another thread's turn
+            self._whole(stream, synchronize, scalars)
+            return
+        try:
+            context.replayed = self.name
+            status = self._launch()
+            if not status[0]:
+                self.num_replays += 1
+        finally:
+            turn[0] = True
+        if status == _UNREADY:
+            self._whole(stream, synchronize, scalars)
+        elif status[0]:
+            self._complain(status)
 
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
-        """A replay that may be more than a launch; it finds out whether this thread's next one is."""
+        """A replay that may be more than a launch; it finds out whether the next one is."""
         with self._exclusive():
             target = self._replay(stream, scalars)
             self.num_replays += 1
             if stream is None and self._alone(target) and self._switches == OFF:
-                self._solo = self._latest = _Solo(get_ident(), self._replays[target.handle])
+                self._launch = self._replays[target.handle]
                 if self._stale:  # since a moment ago
-                    self._solo = None
+                    self._launch = _unready
         if synchronize:
             target.synchronize()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Have the graph to oneself: see `_Solo`."""
-        with self._lock:
-            self._solo, latest = None, self._latest
-            while latest.busy and latest.thread != get_ident():
-                time.sleep(20e-6)  # a launch takes microseconds
+        """Have the graph to oneself: see `_turn`."""
+        turn = self._turn
+        while True:
+            try:
+                del turn[0]
+                break
+            except KeyError:
+                time.sleep(20e-6)  # what the other thread does takes microseconds
+        try:
             yield
+        finally:
+            turn[0] = True
 
     def _replay(self, given: object, scalars: dict[str, Any]) -> base.Stream:
         """The whole story of a replay; returns the stream it went to."""
@@ -478,7 +470,7 @@ class Graph:
     def expire(self, reason: str) -> None:
         """Told by a buffer: memory this graph uses is gone."""
         del reason
-        self._stale, self._solo = True, None
+        self._stale, self._launch = True, _unready
 
     def close(self) -> None:
         """Give it back, after the replays now queued, and let go of what it holds. Twice is fine."""
@@ -487,17 +479,20 @@ class Graph:
         with self._exclusive():
             give_back = self._give_back()
             self.state, self._raw, self._executable = State.CLOSED, None, None
+            self._launch = _unready
             self._replays.clear()
             self._setters.clear()
             for node in self._nodes:
                 node.let_go()
-            self._buffers, self._foreign, self._keep, self._scalars = [], [], [], {}
+            self._buffers, self._foreign, self._scalars = [], [], {}
+            self._modules, self._pool = [], None
         if self._context.lost is None:
             self._context.garbage.append(give_back)
             self._context.drain()
 
     def _give_back(self) -> partial[None]:
-        return partial(_close, self._executable, self._raw)
+        """What to do at a safe point; other libraries' memory goes then, too, and not before."""
+        return partial(_close, self._executable, self._raw, keep=(self._pool, self._foreign))
 
     def __del__(self) -> None:
         capture: Capture | None = getattr(self, "_capture", None)
@@ -521,12 +516,16 @@ def _named(arrays: Iterable[Array]) -> dict[str, Scalar]:
     return found
 
 
+_UNREADY = (-1,)
+
+
 def _unready() -> tuple[int, ...]:
-    """What a launch is until the graph is ready; nobody calls it."""
-    raise AssertionError("replay did not look")
+    """The launch of a graph whose replays need a second look."""
+    return _UNREADY
 
 
-def _close(*parts: base.Executable | base.Graph | None) -> None:
+def _close(*parts: base.Executable | base.Graph | None, keep: object) -> None:
+    del keep  # until now
     for part in parts:
         if part is not None:
             part.close()
@@ -538,7 +537,7 @@ _alive: weakref.WeakSet[Graph] = weakref.WeakSet()
 def _after_fork() -> None:
     """No thread of the child is replaying."""
     for graph in list(_alive):
-        graph._lock, graph._solo, graph._latest = threading.Lock(), None, _Solo(0, _unready)
+        graph._turn[0] = True
 
 
 os.register_at_fork(after_in_child=_after_fork)
