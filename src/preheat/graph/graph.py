@@ -104,6 +104,7 @@ class Graph:
         self._pool: object = None  # another library's, for what it allocated inside the capture
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
+        self._quick_setters: dict[tuple[str, ...], base.Setter] = {}
         self._switches = switches
         # Who uses the graph takes the one entry out of `_turn` and puts it back. That does what a lock
         # does at half the price, and no signal can come between the taking and the `try` behind it.
@@ -264,7 +265,8 @@ class Graph:
         """
         context, turn = self._context, self._turn
         if scalars or synchronize or stream is not None or context.alert is not None:
-            self._whole(stream, synchronize, scalars)
+            if synchronize or stream is not None or not self._set_and_launch(scalars):
+                self._whole(stream, synchronize, scalars)
             return
         try:
             del turn[0]
@@ -283,6 +285,19 @@ class Graph:
         elif status[0]:
             self._complain(status)
 
+    def _set_and_launch(self, scalars: dict[str, Any]) -> bool:
+        """A replay that is setting scalars and a launch; False where it may be more."""
+        setter = self._quick_setters.get(tuple(scalars))
+        if setter is None or self._context.alert is not None:
+            return False
+        values = [self._value(name, value) for name, value in scalars.items()]
+        with self._exclusive():
+            if self._launch is _unready:
+                return False
+            self._go(self._launch, setter, scalars, values)
+            self.num_replays += 1
+        return True
+
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
         """A replay that may be more than a launch; it finds out whether the next one is."""
         with self._exclusive():
@@ -290,6 +305,8 @@ class Graph:
             self.num_replays += 1
             if stream is None and self._alone(target) and self._switches == OFF:
                 self._launch = self._replays[target.handle]
+                if scalars:
+                    self._quick_setters[tuple(scalars)] = self._setter(tuple(scalars), target)
                 if self._stale:  # since a moment ago
                     self._launch = _unready
         if synchronize:
@@ -320,15 +337,16 @@ class Graph:
         launch = self._prepared(stream)
         if upload or not self._uploaded:
             self._bring(stream)
+        setter = self._setter(tuple(scalars), stream) if scalars else None
         if laps:
             laps.lap("upload")
         if given is None and self._alone(stream):
-            self._go(launch, stream, scalars, values)
+            self._go(launch, setter, scalars, values)
         else:
             gathered, named = self._gathered(), given is not None
             order(self._context, gathered, stream, named=named)
             with lent(self._context, gathered):
-                self._go(launch, stream, scalars, values)
+                self._go(launch, setter, scalars, values)
             settle(self._context, gathered, stream, named=named)
         if laps:
             laps.lap("launch")
@@ -345,12 +363,13 @@ class Graph:
         return stream is self._home and not self._libraries and not self._foreign
 
     def _go(
-        self, launch: base.Replay, stream: base.Stream, names: Iterable[str], values: list[bytes]
+        self, launch: base.Replay, setter: base.Setter | None, names: Iterable[str], values: list[bytes]
     ) -> None:
         self._context.replayed = self.name
-        if values:
-            status = self._setter(tuple(names), stream)(values)
-            self._context.device.check(status, f"setting {', '.join(names)}")
+        if setter is not None:
+            status = setter(values)
+            if status[0]:
+                self._context.device.check(status, f"setting {', '.join(names)}")
         status = launch()
         if status[0]:
             self._complain(status)
@@ -482,6 +501,7 @@ class Graph:
             self._launch = _unready
             self._replays.clear()
             self._setters.clear()
+            self._quick_setters.clear()
             for node in self._nodes:
                 node.let_go()
             self._buffers, self._foreign, self._scalars = [], [], {}

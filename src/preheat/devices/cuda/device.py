@@ -222,13 +222,7 @@ class CudaDevice:
             return self.in_context(
                 lambda values: fill(address, int.from_bytes(values[0], "little"), 1, handle), stream
             )
-        batch = _Batch(places, stream)
-
-        def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
-            with self.current():  # without which host memory means nothing to the driver
-                return batch(values)
-
-        return set_all
+        return _Batch(self.context, places, stream)
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Host memory is out of a kernel's reach unless the driver pinned it."""
@@ -285,10 +279,14 @@ class CudaDevice:
 
 
 class _Batch:
-    """Copies from one small piece of host memory, which the driver reads before the call returns."""
+    """Copies from one small piece of host memory, which the driver reads before the call returns.
 
-    def __init__(self, places: Sequence[tuple[int, int]], stream: Stream) -> None:
+    Without a current context host memory means nothing to the driver, so it is pushed each time.
+    """
+
+    def __init__(self, context: Any, places: Sequence[tuple[int, int]], stream: Stream) -> None:
         cu = library()
+        self._enter, self._leave = partial(cu.cuCtxPushCurrent, context), cu.cuCtxPopCurrent
         sizes = [size for _, size in places]
         self._room = ctypes.create_string_buffer(sum(sizes))
         starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._room))
@@ -308,5 +306,11 @@ class _Batch:
 
     def __call__(self, values: Sequence[bytes]) -> tuple[int, ...]:
         self._room.raw = b"".join(values)
-        status: tuple[int, ...] = self._copy()
-        return status
+        status: tuple[int, ...] = self._enter()
+        if status[0]:
+            return status
+        try:
+            status = self._copy()
+            return status
+        finally:
+            self._leave()
