@@ -381,7 +381,7 @@ SLOTS = f"{OURS}, slots"
 
 
 def target_rows(everyone: Field, sizes: Sequence[Size]) -> list[tuple[str, ...]]:
-    """What was wanted. torch and CuPy slow a whole process down, so native C is met before they come."""
+    """What was wanted. torch and CuPy slow a process down, so native C is met before they come."""
     listed = [each for each in (*everyone.replays, *everyone.turns) if each.hosts]
     host = {each.title: each.host for each in listed}
     end = {each.title: each.end for each in listed if each.ends}

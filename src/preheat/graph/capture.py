@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
@@ -49,15 +50,16 @@ class Capture:
         except CaptureError:
             context.lanes.append(self.stream)
             raise
+        self.guests = Guests(context.device, self.stream)
         try:
             self.stream.begin_capture(mode)
-            try:
-                self.guests = Guests(context.device, self.stream)
-            except BaseException:
-                self.abandon()
-                raise
         except BaseException:
             self._closed()
+            raise
+        try:
+            self.guests.enter()
+        except BaseException:
+            self.forsake()
             raise
 
     @property
@@ -120,6 +122,13 @@ class Capture:
             self.guests.leave()
         self.abandon()
         self._closed()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let another library's memory go, at a safe point: inside a capture that ends the process."""
+        pool = self.guests.claim()
+        if pool is not None:
+            self.context.garbage.append(partial(_let_go, pool))
 
     def abandon(self) -> None:
         """End the capture at the device and drop what it gives, valid or not."""
@@ -233,3 +242,7 @@ class Capture:
         self.nodes.append(node)
         end = self.stream.captured()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
+
+
+def _let_go(pool: object) -> None:
+    """Whoever calls this held the last reference."""

@@ -22,27 +22,31 @@ class Guests:
     def __init__(self, device: base.Device, stream: base.Stream) -> None:
         self.libraries: tuple[str, ...] = ()
         self.pool: object = None
-        self._stack = ExitStack()
-        place, index = device.dlpack
-        if place != ON_GPU:
-            return
-        with self._stack:
-            cupy: Any = sys.modules.get("cupy")
-            if cupy is not None:
-                self.libraries = ("cupy",)
-                self._stack.enter_context(cupy.cuda.Device(index))
-                self._stack.enter_context(_cupy_stream(cupy, stream.handle, index))
-            torch: Any = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                self.libraries, self.pool = ("torch",), torch.cuda.MemPool()
-                there = torch.cuda.ExternalStream(stream.handle, device=index)
-                self._stack.enter_context(torch.cuda.stream(there))
-                self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))
-            self._stack = self._stack.pop_all()
+        self._place, self._handle, self._stack = device.dlpack, stream.handle, ExitStack()
+
+    def enter(self) -> None:
+        """Send them there."""
+        place, index = self._place
+        cupy: Any = sys.modules.get("cupy")
+        torch: Any = sys.modules.get("torch")
+        if place == ON_GPU and cupy is not None:
+            self.libraries = ("cupy",)
+            self._stack.enter_context(cupy.cuda.Device(index))
+            self._stack.enter_context(_cupy_stream(cupy, self._handle, index))
+        if place == ON_GPU and torch is not None and torch.cuda.is_initialized():
+            self.libraries, self.pool = ("torch",), torch.cuda.MemPool()
+            there = torch.cuda.ExternalStream(self._handle, device=index)
+            self._stack.enter_context(torch.cuda.stream(there))
+            self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))
 
     def leave(self) -> None:
         """Let them work where they did before."""
         self._stack.close()
+
+    def claim(self) -> object:
+        """The pool, for whoever keeps it from now on."""
+        pool, self.pool = self.pool, None
+        return pool
 
 
 def _cupy_stream(cupy: Any, handle: int, index: int) -> Any:

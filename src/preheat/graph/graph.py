@@ -27,7 +27,7 @@ from preheat.graph.profile import OFF, Switches
 from preheat.graph.record import Node
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
-from preheat.runtime.host import element_bytes
+from preheat.runtime.host import packer
 from preheat.runtime.launch import Gathered, lent, order, settle
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import LIBRARIES, Operand
@@ -143,12 +143,12 @@ class Graph:
             raw = capture.end()
         except BaseException:
             if capture.over:
-                self._failed()
+                self._failed(capture)
             raise
         self._capture = None
         if not capture.nodes:
             raw.close()
-            self._failed()
+            self._failed(capture)
             raise CaptureError(
                 "nothing was captured: this graph would be empty",
                 where=capture.began,
@@ -164,7 +164,7 @@ class Graph:
             self._scalars = _named(arrays)
         except CaptureError:
             raw.close()
-            self._failed()
+            self._failed(capture)
             raise
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
@@ -172,7 +172,8 @@ class Graph:
         self._libraries = tuple(sorted(capture.libraries))
         if self.foreign:
             self._libraries = self._libraries or capture.guests.libraries
-            self._pool = capture.guests.pool
+            self._pool = capture.guests.claim()
+        capture.let_go()
         self.state = State.CAPTURED
         homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
         self._home = homes.pop() if len(homes) == 1 else None
@@ -180,8 +181,9 @@ class Graph:
             buffer.tell(self)
             self._stale = self._stale or not buffer.open  # closed before it could tell us
 
-    def _failed(self) -> None:
+    def _failed(self, capture: Capture) -> None:
         self.state, self._capture = State.FAILED, None
+        capture.let_go()
 
     def __enter__(self) -> Graph:
         return self.begin()
@@ -197,8 +199,10 @@ class Graph:
             self.end().instantiate()
         elif self._capture is not None:
             capture = self._capture
-            self._failed()
-            capture.discard(error)
+            try:
+                capture.discard(error)
+            finally:
+                self._failed(capture)
 
     @property
     def status(self) -> str:
@@ -276,14 +280,19 @@ class Graph:
         try:
             context.replayed = self.name
             status = self._launch()
-            if not status[0]:
-                self.num_replays += 1
+            self.num_replays += 1
         finally:
             turn[0] = True
-        if status == _UNREADY:
-            self._whole(stream, synchronize, scalars)
-        elif status[0]:
+        if status[0]:
+            self._refused(status)
+
+    def _refused(self, status: tuple[int, ...]) -> None:
+        """What was counted as a replay was none."""
+        with self._exclusive():
+            self.num_replays -= 1
+        if status is not _UNREADY:
             self._complain(status)
+        self._whole(None, False, {})
 
     def _set_and_launch(self, scalars: dict[str, Any]) -> bool:
         """A replay that is setting scalars and a launch; False where it may be more."""
@@ -291,11 +300,18 @@ class Graph:
         if setter is None or self._context.alert is not None:
             return False
         values = [self._value(name, value) for name, value in scalars.items()]
-        with self._exclusive():
+        turn = self._turn
+        try:
+            del turn[0]
+        except KeyError:  # another thread's turn
+            return False
+        try:
             if self._launch is _unready:
                 return False
             self._go(self._launch, setter, scalars, values)
             self.num_replays += 1
+        finally:
+            turn[0] = True
         return True
 
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
@@ -430,7 +446,7 @@ class Graph:
                 hint=did_you_mean(name, self._scalars)
                 or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
             )
-        return element_bytes(value, scalar.dtype)
+        return packer(scalar.dtype)(value)
 
     def _setter(self, names: tuple[str, ...], stream: base.Stream) -> base.Setter:
         found = self._setters.get((names, stream.handle))

@@ -217,10 +217,14 @@ class CudaDevice:
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """One word is filled; several go by one batch of copies, whose sources are read meanwhile."""
         if len(places) == 1 and places[0][1] in _FILLS:
-            (address, _), fill = places[0], getattr(library(), _FILLS[places[0][1]])
-            handle = library().CUstream(stream.handle)
+            cu, (address, size) = library(), places[0]
+            fill, at, handle = (
+                getattr(cu, _FILLS[size]),
+                cu.CUdeviceptr(address),
+                cu.CUstream(stream.handle),
+            )
             return self.in_context(
-                lambda values: fill(address, int.from_bytes(values[0], "little"), 1, handle), stream
+                lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream
             )
         return _Batch(self.context, places, stream)
 
