@@ -81,6 +81,7 @@ class Field:
 
     replays: list[Contender] = field(default_factory=list)
     eager: list[Contender] = field(default_factory=list)
+    early: list[Contender] = field(default_factory=list)
     turns: list[Contender] = field(default_factory=list)
     scalars: list[Contender] = field(default_factory=list)
     short: list[Contender] = field(default_factory=list)  # the bare call in shorter bursts
@@ -204,7 +205,7 @@ def prove(driver: Driver, contender: Contender) -> None:
             raise RuntimeError("a wrong result")
 
 
-def gather(driver: Driver, ours: Ours, cubin: Path) -> Field:
+def gather(driver: Driver, ours: Ours, cubin: Path, args: argparse.Namespace) -> Field:
     """Everyone; ours before other libraries are loaded, which a capture also looks after."""
     code = cubin.read_bytes()
     raw = make.Raw(driver, code)
@@ -217,6 +218,7 @@ def gather(driver: Driver, ours: Ours, cubin: Path) -> Field:
     found.replays += some(
         (BARE, lambda: make.bare(driver, raw)), (OURS, lambda: make.preheat_replay(ours))
     )
+    found.early = duel(driver, found.replays, args)
     found.eager += some(("preheat, eager", lambda: make.preheat_eager(ours)))
     found.turns += some(
         ("cuda.bindings, in turn", lambda: make.bare_in_turn(driver, raw)),
@@ -236,6 +238,16 @@ def gather(driver: Driver, ours: Ours, cubin: Path) -> Field:
         (CORE, lambda: make.core_replay(driver, code)),
     )
     return found
+
+
+def duel(driver: Driver, two: Sequence[Contender], args: argparse.Namespace) -> list[Contender]:
+    """The same two in a process that has loaded nothing else: what one costs beyond the other."""
+    alone = [replace(each, hosts=[], ends=[]) for each in two if not each.failure]
+    for _ in range(2 * args.rounds):
+        for each in random.sample(alone, len(alone)):
+            driver.wait()
+            each.hosts.append(each.run(args.burst))
+    return alone
 
 
 def compete(driver: Driver, everyone: Field, native: Native, args: argparse.Namespace) -> None:
@@ -381,11 +393,14 @@ SLOTS = f"{OURS}, slots"
 
 
 def target_rows(everyone: Field, sizes: Sequence[Size]) -> list[tuple[str, ...]]:
-    """What was wanted. torch and CuPy slow a process down, so native C is met before they come."""
+    """What was wanted. torch and CuPy slow a whole process down, on the host and on the GPU, so native
+    C and the bare call are met before they come.
+    """
     listed = [each for each in (*everyone.replays, *everyone.turns) if each.hosts]
     host = {each.title: each.host for each in listed}
     end = {each.title: each.end for each in listed if each.ends}
-    early = {OURS: 0.0, NATIVE: 0.0}
+    first = {each.title: each.host for each in everyone.early}
+    early: dict[str, float] = {}
     for size in sizes:
         if (size.nodes, size.cycles) == (NODES, 0):
             early = {OURS: size.ours.replay, NATIVE: size.native.replay}
@@ -395,7 +410,7 @@ def target_rows(everyone: Field, sizes: Sequence[Size]) -> list[tuple[str, ...]]
         for name in ("preheat", "preheat, slots", "cuda.bindings")
     }
     return [
-        target("host cost, of the bare cuda.bindings call", host, OURS, BARE, 1.15),
+        target("host cost, of the bare cuda.bindings call", first, OURS, BARE, 1.15),
         target("host cost, of torch", host, OURS, TORCH, 1.0),
         target("host cost, of cuda.core", host, OURS, CORE, 1.0),
         target("end to end, of native C", early, OURS, NATIVE, 1.05),
@@ -424,6 +439,11 @@ def tell(everyone: Field, sizes: Sequence[Size], args: argparse.Namespace) -> No
         f"Host cost of one replay of {NODES} kernels ({args.rounds} bursts of {args.burst})",
         ("", "a replay", "least", "spread", "of native C", "of cuda.bindings", "statement"),
         host_rows([*everyone.replays, *everyone.short]),
+    )
+    table(
+        f"The same before any other library is loaded ({2 * args.rounds} bursts of {args.burst})",
+        ("", "a replay", "least", "spread", "of native C", "of cuda.bindings", "statement"),
+        host_rows(everyone.early),
     )
     table(
         f"End to end, {NODES} kernels ({args.runs} times and one wait)",
@@ -467,7 +487,7 @@ def run(driver: Driver, gpu: preheat.Gpu, place: Path, args: argparse.Namespace)
     cubin.write_bytes(preheat.compile(SOURCE, gpu.arch).cubin)
     ours, native = Ours(gpu), Native(place, cubin)
     sizes = measured_sizes(ours, native, max(3, args.rounds // 12), args.burst)
-    everyone = gather(driver, ours, cubin)
+    everyone = gather(driver, ours, cubin, args)
     compete(driver, everyone, native, args)
     tell(everyone, sizes, args)
 

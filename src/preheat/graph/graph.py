@@ -32,7 +32,7 @@ from preheat.runtime.launch import Gathered, lent, order, settle
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import LIBRARIES, Operand
 from preheat.runtime.stream import raw_stream
-from preheat.runtime.window import REPLAY
+from preheat.runtime.window import READY, REPLAY
 
 __all__ = ["RESERVED", "Graph", "State"]
 
@@ -232,6 +232,7 @@ class Graph:
         if self._executable is None:
             if self._raw is None:
                 raise self._unusable()
+            self._context.forbid(READY)
             self._executable = self._raw.instantiate()
             self._close_raw()
             self.state = State.READY
@@ -261,7 +262,7 @@ class Graph:
 
     # Replay
 
-    def replay(self, *, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+    def replay(self, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
         """Do all of it once more, with named scalars set before; waits for nothing unless asked.
 
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same

@@ -45,6 +45,7 @@ FROM_HOST = Act(
     unsafe=True,
 )  # fmt: skip
 SET = Act("setting a scalar", "graph.replay(name=value) sets it for every replay anew")
+READY = Act("making a graph ready", "do so before or after the capture", unsafe=True)
 REPLAY = Act("replaying a graph", "replay after the capture")
 RESET = Act("resetting or closing the device", "leave the capture first", unsafe=True)
 

@@ -218,11 +218,8 @@ class CudaDevice:
         """One word is filled; several go by one batch of copies, whose sources are read meanwhile."""
         if len(places) == 1 and places[0][1] in _FILLS:
             cu, (address, size) = library(), places[0]
-            fill, at, handle = (
-                getattr(cu, _FILLS[size]),
-                cu.CUdeviceptr(address),
-                cu.CUstream(stream.handle),
-            )
+            fill, at = getattr(cu, _FILLS[size]), cu.CUdeviceptr(address)
+            handle = cu.CUstream(stream.handle)
             return self.in_context(
                 lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream
             )
