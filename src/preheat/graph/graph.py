@@ -492,6 +492,9 @@ class Graph:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def __bool__(self) -> bool:
+        return True  # also without nodes
+
     def __repr__(self) -> str:
         count = f"{len(self._nodes)} node{'' if len(self._nodes) == 1 else 's'}"
         foreign = f", {len(self.foreign)} of other libraries" if self.foreign else ""

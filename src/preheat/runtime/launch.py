@@ -6,7 +6,7 @@ function for the arguments most launches have.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -207,11 +207,15 @@ class Launch:
 
 def lent(context: Context, gathered: Gathered) -> AbstractContextManager[object]:
     """On a device that shares the host's memory: the operands that are in it, for one launch."""
+    if not gathered.foreign or context.device.dlpack[0] != ON_HOST:
+        return _NOTHING
     with ExitStack() as lend:
-        if context.device.dlpack[0] == ON_HOST:
-            for each in gathered.foreign:
-                lend.enter_context(context.device.lend(each.address, each.nbytes, each.writable))
+        for each in gathered.foreign:
+            lend.enter_context(context.device.lend(each.address, each.nbytes, each.writable))
         return lend.pop_all()
+
+
+_NOTHING = nullcontext()
 
 
 def order(context: Context, gathered: Gathered, stream: base.Stream, *, named: bool) -> None:
