@@ -23,6 +23,7 @@ from preheat.runtime.window import (
     FROM_HOST,
     LOAD,
     RECORD,
+    READY,
     REPLAY,
     RESET,
     RESOLVE,
@@ -388,7 +389,7 @@ ACTS = {
     "reset": Case(lambda s: s.gpu.reset(), "resetting or closing the device", RESET),
     "gpu.close": Case(lambda s: s.gpu.close(), "resetting or closing the device", RESET),
     "replay": Case(lambda s: s.other.replay(), "replaying a graph", REPLAY),
-    "upload": Case(lambda s: s.other.upload(), "replaying a graph", REPLAY),
+    "upload": Case(lambda s: s.other.upload(), "making a graph ready", READY),
     "another stream": Case(lambda s: in_stream(s.made, s.stream), ELSEWHERE, None),
     "the default stream": Case(lambda s: in_stream(s.made, Default()), ELSEWHERE, None),
 }

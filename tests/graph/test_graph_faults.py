@@ -703,5 +703,4 @@ def test_a_child_does_not_wait_for_a_replay_of_its_parent(open_device: Callable[
         graph.replay()
         made.check(1)
 
-    with graph._exclusive():  # as another thread holds it while it replays
-        in_child(work)
+    graph._exclusively(lambda: in_child(work))  # as another thread has it while it replays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,34 +34,36 @@ class Capture:
     that caused it: it is what the end reports, whatever went wrong because of it later.
     """
 
-    def __init__(self, context: Context, stream: base.Stream | None, mode: str) -> None:
-        self.context, self.mode, self.thread = context, mode, threading.get_ident()
-        self._owner, self.dropped, self.over = threading.current_thread(), False, False
-        self.stream, self.meant = context.lane(), stream
+    def __init__(self, context: Context, stream: base.Stream | None, mode: str, graph: object) -> None:
+        self.context, self.mode, self.meant = context, mode, stream
+        self._graph = weakref.ref(graph)
+        self.thread, self._owner = threading.get_ident(), threading.current_thread()
+        self.over = self._interrupted = False
         self.nodes: list[Node] = []
-        self.exports: list[Array] = []  # of ours, that other libraries use inside
+        self.arrays: dict[Array, None] = {}  # of ours, in order of appearance
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
         self.modules: dict[Loaded, None] = {}
         self.first: tuple[str, Exception] | None = None
-        self._began = self._last = place()
+        self._began = self._last = self._place = place()
         self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
-        try:
-            context.open_window(self)
-        except CaptureError:
-            context.lanes.append(self.stream)
-            raise
+        self._opened = self._at_device = False  # whether there is a window, and the device captures
+        self.stream = context.lane()
         self.guests = Guests(context.device, self.stream)
-        try:
-            self.stream.begin_capture(mode)
-        except BaseException:
-            self._closed()
-            raise
-        try:
+
+    def open(self) -> None:
+        """Begin. Whatever goes wrong or is interrupted here, `forsake` undoes it."""
+        self.context.captures()
+        with self.context.gate:
+            self.context.open_window(self)
+            self._opened = True
             self.guests.enter()
-        except BaseException:
-            self.forsake()
-            raise
+            try:
+                self._at_device = True
+                self.stream.begin_capture(self.mode)
+            except DeviceError:
+                self._at_device = False
+                raise
 
     @property
     def began(self) -> str:
@@ -77,9 +80,7 @@ class Capture:
                 hint="end it in the thread that began it",
             )
         try:
-            self.guests.leave()
-            self.context.require()
-            graph = self.stream.end_capture()
+            graph = self._end()
         except ContextLostError:
             raise
         except DeviceError as error:
@@ -87,7 +88,7 @@ class Capture:
                 raise
             raise self._given_up(error) from (self.first[1] if self.first else error)
         finally:
-            self._closed()
+            self._close()
         try:
             if self.first is not None:
                 raise self._given_up(self.first[1]) from self.first[1]
@@ -97,13 +98,25 @@ class Capture:
             raise
         return graph
 
+    def _end(self) -> base.Graph:
+        """End the capture at the device, whatever happens to those who took part."""
+        try:
+            if self.thread == threading.get_ident():
+                self.guests.leave()
+            self.context.require()
+        finally:
+            if self.context.lost is None:
+                try:
+                    graph = self.stream.end_capture()
+                    self._at_device = False
+                except DeviceError:
+                    self._at_device = False
+                    raise
+        return graph
+
     def discard(self, because: BaseException) -> None:
         """The body raised: end the capture and drop it; `because` is what comes out of it."""
-        try:
-            self.guests.leave()
-            self.abandon()
-        finally:
-            self._closed()
+        self.forsake()
         if self.first is not None and self.first[1] is not because:
             where, error = self.first
             text = str(error).removeprefix(f"{where}: ")
@@ -112,37 +125,39 @@ class Capture:
     @property
     def forsaken(self) -> bool:
         """Whether nobody is left who could end it: its graph was dropped, or its thread is over."""
-        return self.dropped or not self._owner.is_alive()
+        if self._owner is threading.current_thread():
+            return self._interrupted or self._graph() is None
+        return not self._owner.is_alive()
 
     def forsake(self) -> None:
-        """End it in their place."""
-        if self.over:
+        """End it, as far as it had begun, and drop what it gives, valid or not."""
+        try:
+            if self._at_device:
+                self._end().close()
+            else:
+                self.guests.leave()
+        except ContextLostError:
+            self._at_device = False  # nor is there anything else
+        except DeviceError as error:
+            self.note(self._spoilt(error, self._last))
+        finally:
+            self._close()
+            self.let_go()
+
+    def _close(self) -> None:
+        """Close the window, unless an interrupt kept the capture from its end: then it is forsaken."""
+        if self._at_device and self.context.lost is None:
+            self._interrupted = True
             return
-        if self.thread == threading.get_ident():
-            self.guests.leave()
-        self.abandon()
-        self._closed()
-        self.let_go()
+        self.over = True
+        if self.context.close_window(self) or not self._opened:
+            self.context.lanes.append(self.stream)
 
     def let_go(self) -> None:
         """Let another library's memory go, at a safe point: inside a capture that ends the process."""
         pool = self.guests.claim()
         if pool is not None:
             self.context.garbage.append(partial(_let_go, pool))
-
-    def abandon(self) -> None:
-        """End the capture at the device and drop what it gives, valid or not."""
-        if self.context.lost is not None:
-            return
-        try:
-            self.stream.end_capture().close()
-        except DeviceError as error:
-            self.note(self._spoilt(error, self._last))  # and over all the same
-
-    def _closed(self) -> None:
-        self.over = True
-        if self.context.close_window(self) and self.context.lost is None:
-            self.context.lanes.append(self.stream)
 
     def _given_up(self, error: DeviceError | Exception) -> CaptureError:
         if self.first is not None:
@@ -172,14 +187,15 @@ class Capture:
                 merged.append(left.popleft())
             else:
                 merged.append(Node(found.kind, found.name, foreign=True))
-        self.nodes = merged
+        self.nodes = [*merged, *left]
 
     # What happens inside: see Window
 
     def refuse(self, act: Act, stream: base.Stream | None) -> None:
         """Raise where this capture cannot stand `act` in this thread, on `stream` if on one."""
         mine = self.thread == threading.get_ident()
-        passes = act.relaxed and self.mode == "relaxed" if mine else not self._everywhere(act)
+        everywhere = act.unsafe and self.mode == "global"
+        passes = act.relaxed and self.mode == "relaxed" if mine else not everywhere
         if passes and stream is not self.stream:
             return
         where = caller()
@@ -190,9 +206,6 @@ class Capture:
         raise CaptureError(
             f"{act.name} while another thread captures (since {self.began})", where=where
         )
-
-    def _everywhere(self, act: Act) -> bool:
-        return act.unsafe and self.mode == "global"
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -219,22 +232,25 @@ class Capture:
 
     def exported(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
-        self.exports.append(array)
+        self.arrays[array] = None
 
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """Write a launch down."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
         self.modules[launch.module] = None
+        self.arrays |= dict.fromkeys(gathered.arrays.values())
         name, given = launch.signature.kernel, (gathered.arrays, data)
         self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""
+        self.arrays[array] = None
         self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
 
     def copied(self, target: Array, source: Array) -> None:
         """Write down that an array is copied."""
+        self.arrays |= {target: None, source: None}
         given = ({0: target, 1: source}, b"")
         self._put(Node("copy", "copy", self._place, given=given), 1)
 

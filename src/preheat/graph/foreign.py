@@ -8,6 +8,7 @@ from typing import Any
 
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
+from preheat.runtime.operands import introduce
 
 __all__ = ["Captured", "Guests"]
 
@@ -20,7 +21,7 @@ class Guests:
     """
 
     def __init__(self, device: base.Device, stream: base.Stream) -> None:
-        self.libraries: tuple[str, ...] = ()
+        self.libraries: set[str] = set()
         self.pool: object = None
         self._place, self._handle, self._stack = device.dlpack, stream.handle, ExitStack()
 
@@ -30,14 +31,19 @@ class Guests:
         cupy: Any = sys.modules.get("cupy")
         torch: Any = sys.modules.get("torch")
         if place == ON_GPU and cupy is not None:
-            self.libraries = ("cupy",)
+            self._introduce("cupy")
             self._stack.enter_context(cupy.cuda.Device(index))
             self._stack.enter_context(_cupy_stream(cupy, self._handle, index))
         if place == ON_GPU and torch is not None and torch.cuda.is_initialized():
-            self.libraries, self.pool = ("torch",), torch.cuda.MemPool()
+            self._introduce("torch")
+            self.pool = torch.cuda.MemPool()
             there = torch.cuda.ExternalStream(self._handle, device=index)
             self._stack.enter_context(torch.cuda.stream(there))
             self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))
+
+    def _introduce(self, name: str) -> None:
+        introduce(name)
+        self.libraries.add(name)
 
     def leave(self) -> None:
         """Let them work where they did before."""

@@ -6,11 +6,10 @@ import enum
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from preheat.devices import base
 from preheat.errors import (
@@ -23,20 +22,21 @@ from preheat.errors import (
 from preheat.graph import record
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.foreign import Captured
-from preheat.graph.profile import OFF, Switches
+from preheat.graph.profile import OFF, Laps, Switches
 from preheat.graph.record import Node
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.host import packer
 from preheat.runtime.launch import Gathered, lent, order, settle
-from preheat.runtime.memory import Buffer
+from preheat.runtime.memory import Buffer, follow, use_of
 from preheat.runtime.operands import LIBRARIES, Operand
-from preheat.runtime.stream import raw_stream
-from preheat.runtime.window import READY, REPLAY
+from preheat.runtime.stream import Event, raw_stream
+from preheat.runtime.window import READY, REPLAY, Act
 
 __all__ = ["RESERVED", "Graph", "State"]
 
-RESERVED = ("stream", "synchronize")  # what replay takes beside the names of scalars
+T = TypeVar("T")
+RESERVED = ("stream", "synchronize", "owner")  # what replays take beside the names of scalars
 _DEFAULT_STREAMS = (0, 1)  # the legacy one, by both its numbers
 
 
@@ -105,12 +105,14 @@ class Graph:
         self._replays: dict[int, base.Replay] = {}  # by the number of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
         self._quick_setters: dict[tuple[str, ...], base.Setter] = {}
+        self._last: base.Stream | Event | None = None  # where, or until when, scalars are being read
         self._switches = switches
         # Who uses the graph takes the one entry out of `_turn` and puts it back. That does what a lock
         # does at half the price, and no signal can come between the taking and the `try` behind it.
         self._turn = {0: True}
         self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
         self._stale = False
+        self._doubts: set[Callable[[Graph], None]] = set()  # to be asked before the next replay
         _alive.add(self)
 
     # Capture
@@ -127,9 +129,21 @@ class Graph:
             )
         self._context.require()
         self._context.drain()
-        self._capture = Capture(self._context, self._stream, self.mode)
-        self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
+        self._capture = Capture(self._context, self._stream, self.mode, self)
+        try:
+            self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
+            self._capture.open()
+        except BaseException:
+            self._abandon()
+            self.state = State.NEW
+            raise
         return self
+
+    def _abandon(self) -> None:
+        """End a capture whose body did not come to its end."""
+        if self._capture is not None:
+            self._capture.forsake()
+            self.state, self._capture = State.FAILED, None
 
     def end(self) -> Graph:
         """End the capture; `CaptureError` names what went wrong in it first. Returns the graph."""
@@ -159,19 +173,18 @@ class Graph:
 
     def _own(self, capture: Capture, raw: base.Graph) -> None:
         """Take over what the capture holds."""
-        arrays = list({array: None for node in capture.nodes for array in node.arrays})
         try:
-            self._scalars = _named(arrays)
+            self._scalars = _named(capture.arrays)
         except CaptureError:
             raw.close()
             self._failed(capture)
             raise
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
-        self._buffers = list({array.buffer: None for array in (*arrays, *capture.exports)})
+        self._buffers = list({array.buffer: None for array in capture.arrays})
         self._modules = [*capture.modules]
-        self._libraries = tuple(sorted(capture.libraries))
+        libraries = capture.libraries | (capture.guests.libraries if self.foreign else set())
+        self._libraries = tuple(sorted(libraries))
         if self.foreign:
-            self._libraries = self._libraries or capture.guests.libraries
             self._pool = capture.guests.claim()
         capture.let_go()
         self.state = State.CAPTURED
@@ -186,7 +199,11 @@ class Graph:
         capture.let_go()
 
     def __enter__(self) -> Graph:
-        return self.begin()
+        try:
+            return self.begin()
+        except BaseException:  # an interrupt may come between begin and body
+            self._abandon()
+            raise
 
     def __exit__(
         self,
@@ -224,8 +241,7 @@ class Graph:
 
     def instantiate(self) -> Graph:
         """Make the captured work ready to replay; `replay` does so by itself. Returns the graph."""
-        with self._exclusive():
-            self._instantiate()
+        self._exclusively(self._instantiate)
         return self
 
     def _instantiate(self) -> base.Executable:
@@ -245,9 +261,8 @@ class Graph:
 
     def upload(self, stream: object = None) -> Graph:
         """Bring the graph to the device now rather than with the first replay. Returns the graph."""
-        with self._exclusive():
-            self._check()
-            self._bring(self._target(stream))
+        self._check(READY)
+        self._exclusively(lambda: self._bring(self._target(stream)))
         return self
 
     def _bring(self, stream: base.Stream) -> None:
@@ -262,7 +277,7 @@ class Graph:
 
     # Replay
 
-    def replay(self, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+    def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
         """Do all of it once more, with named scalars set before; waits for nothing unless asked.
 
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
@@ -289,49 +304,44 @@ class Graph:
 
     def _refused(self, status: tuple[int, ...]) -> None:
         """What was counted as a replay was none."""
-        with self._exclusive():
-            self.num_replays -= 1
+        self._exclusively(self._uncount)
         if status is not _UNREADY:
             self._complain(status)
         self._whole(None, False, {})
 
+    def _uncount(self) -> None:
+        self.num_replays -= 1
+
     def _set_and_launch(self, scalars: dict[str, Any]) -> bool:
         """A replay that is setting scalars and a launch; False where it may be more."""
-        setter = self._quick_setters.get(tuple(scalars))
+        setter, turn = self._quick_setters.get(tuple(scalars)), self._turn
         if setter is None or self._context.alert is not None:
             return False
         values = [self._value(name, value) for name, value in scalars.items()]
-        turn = self._turn
         try:
             del turn[0]
         except KeyError:  # another thread's turn
             return False
         try:
-            if self._launch is _unready:
+            launch = self._launch
+            if launch is _unready:
                 return False
-            self._go(self._launch, setter, scalars, values)
+            self._go(launch, setter, scalars, values)
             self.num_replays += 1
         finally:
             turn[0] = True
         return True
 
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
-        """A replay that may be more than a launch; it finds out whether the next one is."""
-        with self._exclusive():
-            target = self._replay(stream, scalars)
-            self.num_replays += 1
-            if stream is None and self._alone(target) and self._switches == OFF:
-                self._launch = self._replays[target.handle]
-                if scalars:
-                    self._quick_setters[tuple(scalars)] = self._setter(tuple(scalars), target)
-                if self._stale:  # since a moment ago
-                    self._launch = _unready
+        """A replay that may be more than a launch."""
+        target, laps = self._exclusively(partial(self._replay, stream, scalars))
+        if laps is not None:
+            laps.write()
         if synchronize:
             target.synchronize()
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Have the graph to oneself: see `_turn`."""
+    def _exclusively(self, do: Callable[[], T]) -> T:
+        """Do it with the graph to oneself: see `_turn`."""
         turn = self._turn
         while True:
             try:
@@ -340,23 +350,25 @@ class Graph:
             except KeyError:
                 time.sleep(20e-6)  # what the other thread does takes microseconds
         try:
-            yield
+            return do()
         finally:
             turn[0] = True
 
-    def _replay(self, given: object, scalars: dict[str, Any]) -> base.Stream:
-        """The whole story of a replay; returns the stream it went to."""
-        profile, upload, sync = self._switches
-        laps = profile and profile.start(self.num_replays)
-        self._check()
+    def _replay(self, given: object, scalars: dict[str, Any]) -> tuple[base.Stream, Laps | None]:
+        """The whole story; returns the stream it went to and, where it was sampled, what it took."""
+        laps = self._switches.laps(self.name, self.num_replays)
+        self._check(REPLAY)
+        for ask in [*self._doubts]:
+            self._doubts.discard(ask)  # before it is asked, since it may doubt again
+            ask(self)
         values = [self._value(name, value) for name, value in scalars.items()]
         stream = self._target(given)
         launch = self._prepared(stream)
-        if upload or not self._uploaded:
+        if self._switches.upload or not self._uploaded:
             self._bring(stream)
-        setter = self._setter(tuple(scalars), stream) if scalars else None
         if laps:
             laps.lap("upload")
+        setter = self._setter(tuple(scalars), stream)
         if given is None and self._alone(stream):
             self._go(launch, setter, scalars, values)
         else:
@@ -365,15 +377,29 @@ class Graph:
             with lent(self._context, gathered):
                 self._go(launch, setter, scalars, values)
             settle(self._context, gathered, stream, named=named)
+        self.num_replays += 1
         if laps:
             laps.lap("launch")
-        if sync:
+        if self._switches.sync:
             stream.synchronize()
-        if laps and sync:
+        if laps and self._switches.sync:
             laps.lap("sync")
-        if profile and laps:
-            profile.write(self.name, self.num_replays + 1, laps)
-        return stream
+        self._learn(given, stream, tuple(scalars))
+        return stream, laps
+
+    def _learn(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
+        """Find out what the next replay has to be: the launch, or all of this again."""
+        if self._scalars:
+            self._last = use_of(self._context, stream)
+        if given is not None or not self._alone(stream) or self._switches != OFF:
+            self._launch = _unready
+            self._quick_setters.clear()
+            return
+        self._launch = self._replays[stream.handle]
+        if names:
+            self._quick_setters[names] = self._setters[names, stream.handle]
+        if self._stale or self._doubts:  # since a moment ago
+            self._launch = _unready
 
     def _alone(self, stream: base.Stream) -> bool:
         """Whether a replay in `stream` is ordered by itself: all it uses is at home there."""
@@ -394,10 +420,10 @@ class Graph:
     def _complain(self, status: tuple[int, ...]) -> None:
         self._context.device.check(status, f"replay of {self}")
 
-    def _check(self) -> None:
-        """Raise where a replay cannot be."""
+    def _check(self, act: Act) -> None:
+        """Raise where this graph cannot be used."""
         self._context.require()
-        self._context.forbid(REPLAY)
+        self._context.forbid(act)
         if self._executable is None and self._raw is None:
             raise self._unusable()
         if self._stale:
@@ -420,7 +446,9 @@ class Graph:
     def _target(self, given: object) -> base.Stream:
         """The stream a replay goes to: the given one, that of the capture, or of its library."""
         if given is not None:
-            return raw_stream(self._context, given)
+            stream = raw_stream(self._context, given)
+            self._context.window(stream)  # which raises where another thread captures it
+            return stream
         if self._stream is not None:
             return self._stream
         if self._libraries:
@@ -449,7 +477,12 @@ class Graph:
             )
         return packer(scalar.dtype)(value)
 
-    def _setter(self, names: tuple[str, ...], stream: base.Stream) -> base.Setter:
+    def _setter(self, names: tuple[str, ...], stream: base.Stream) -> base.Setter | None:
+        """What sets these scalars in `stream`, behind the replay before, which may still read them."""
+        if not names:
+            return None
+        if self._last is not None and self._last is not stream:
+            follow(stream, self._last)
         found = self._setters.get((names, stream.handle))
         if found is None:
             chosen = [self._scalars[name] for name in names]
@@ -511,33 +544,38 @@ class Graph:
         del reason
         self._stale, self._launch = True, _unready
 
+    def doubt(self, ask: Callable[[Graph], None]) -> None:
+        """Let the next replay call `ask` first; that raises where it cannot be, and may doubt again."""
+        self._doubts.add(ask)
+        self._launch = _unready
+
     def close(self) -> None:
         """Give it back, after the replays now queued, and let go of what it holds. Twice is fine."""
         if self.state is State.CAPTURING:
             raise CaptureError("this graph is still being captured", hint="end the capture first")
-        with self._exclusive():
-            give_back = self._give_back()
-            self.state, self._raw, self._executable = State.CLOSED, None, None
-            self._launch = _unready
-            self._replays.clear()
-            self._setters.clear()
-            self._quick_setters.clear()
-            for node in self._nodes:
-                node.let_go()
-            self._buffers, self._foreign, self._scalars = [], [], {}
-            self._modules, self._pool = [], None
+        give_back = self._exclusively(self._end)
         if self._context.lost is None:
             self._context.garbage.append(give_back)
             self._context.drain()
+
+    def _end(self) -> partial[None]:
+        """Nothing of it can be used from now on; what is left to do."""
+        give_back = self._give_back()
+        self.state, self._raw, self._executable = State.CLOSED, None, None
+        self._launch = _unready
+        for known in (self._replays, self._setters, self._quick_setters):
+            known.clear()
+        for node in self._nodes:
+            node.let_go()
+        self._buffers, self._foreign, self._scalars = [], [], {}
+        self._modules, self._pool = [], None
+        return give_back
 
     def _give_back(self) -> partial[None]:
         """What to do at a safe point; other libraries' memory goes then, too, and not before."""
         return partial(_close, self._executable, self._raw, keep=(self._pool, self._foreign))
 
     def __del__(self) -> None:
-        capture: Capture | None = getattr(self, "_capture", None)
-        if capture is not None:
-            capture.dropped = True  # and ended at the next safe point
         if getattr(self, "_executable", None) is not None or getattr(self, "_raw", None) is not None:
             self._context.garbage.append(self._give_back())
 

@@ -22,30 +22,9 @@ class Switches(NamedTuple):
     upload: bool = False  # again before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
 
-
-class Laps:
-    """One sampled replay: the microseconds from each stage to the next."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._start = self._last = clock()
-        self.stages: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """`stage` ends here."""
-        now = self._clock()
-        self.stages[stage] = round((now - self._last) * 1e6, 3)
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        """Microseconds from the start to the last stage's end."""
-        return round((self._last - self._start) * 1e6, 3)
-
-
-def to_stderr(row: Mapping[str, Any]) -> None:
-    """Write a row to the standard error as one JSON object."""
-    sys.stderr.write(json.dumps(row) + "\n")
+    def laps(self, key: str | None, replays: int) -> Laps | None:
+        """The clock for a replay after so many others, when it is one to be sampled."""
+        return None if self.profile is None else self.profile.start(key, replays)
 
 
 class Profile:
@@ -67,14 +46,41 @@ class Profile:
             raise InputError(f"every {every}th replay cannot be sampled", hint="use 1 or more")
         self._write, self.every, self._clock = write, every, clock
 
-    def start(self, replays: int) -> Laps | None:
+    def start(self, key: str | None, replays: int) -> Laps | None:
         """The clock for a replay after so many others, when it is one to be sampled."""
-        return Laps(self._clock) if replays % self.every == 0 else None
+        sampled = replays % self.every == 0
+        return Laps(key, replays + 1, self._clock, self._write) if sampled else None
 
-    def write(self, key: str | None, count: int, laps: Laps) -> None:
-        """Write a row down."""
-        stages = {f"{stage}_us": spent for stage, spent in laps.stages.items()}
-        self._write({"key": key, "count": count, **stages, "total_us": laps.total})
+
+class Laps:
+    """One sampled replay: the microseconds from each stage to the next."""
+
+    def __init__(
+        self,
+        key: str | None,
+        count: int,
+        clock: Callable[[], float],
+        write: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._row: dict[str, Any] = {"key": key, "count": count}
+        self._clock, self._write = clock, write
+        self._start = self._last = clock()
+
+    def lap(self, stage: str) -> None:
+        """`stage` ends here."""
+        now = self._clock()
+        self._row[f"{stage}_us"] = round((now - self._last) * 1e6, 3)
+        self._last = now
+
+    def write(self) -> None:
+        """Write the row down, with the whole time until the last stage's end."""
+        self._write({**self._row, "total_us": round((self._last - self._start) * 1e6, 3)})
+
+
+def to_stderr(row: Mapping[str, Any]) -> None:
+    """Write a row to the standard error as one JSON object."""
+    if sys.stderr is not None:  # as under pythonw
+        sys.stderr.write(json.dumps(row) + "\n")
 
 
 OFF = Switches()

@@ -132,21 +132,27 @@ class Array:
     def fill(self, value: complex) -> Array:
         """Set every element; returns the array."""
         self._require("fill()")
+        window = self.buffer.context.window()
+        if window is None:
+            self._fill(value)
+            return self
+        with window.attempt():
+            pattern, pieces = self._fill(value, window.stream)
+            window.filled(self, pattern, pieces)
+        return self
+
+    def _fill(self, value: complex, stream: base.Stream | None = None) -> tuple[bytes, int]:
+        """Set every element, in a captured stream or at home; the bytes of one, and how many pieces."""
         pattern = element_bytes(value, self.dtype)
         # Sixteen bytes are no pattern the device knows, so go through the host.
         if len(pattern) > 8:
-            return self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
-        if not self.size:
-            return self
-        window = self.buffer.context.window()
-        if window is None:
+            self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
+            return pattern, 0
+        if stream is None:
             self.buffer.settle()
-            self._device.fill(self.address, pattern, self.size, self.buffer.home)
-            return self
-        with window.attempt():
-            pieces = self._device.fill(self.address, pattern, self.size, window.stream)
-            window.filled(self, pattern, pieces)
-        return self
+            stream = self.buffer.home
+        pieces = self._device.fill(self.address, pattern, self.size, stream) if self.size else 0
+        return pattern, pieces
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
@@ -233,7 +239,9 @@ class Array:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
         self._export(None)  # for those who do not read which stream it is
-        return {**self._interface(), "stream": self.buffer.home.handle or _LEGACY_STREAM}
+        captured = self.buffer.context.window() is not None  # then nobody may wait for it
+        stream = None if captured else self.buffer.home.handle or _LEGACY_STREAM
+        return {**self._interface(), "stream": stream}
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -267,8 +275,13 @@ class Scalar(Array):
 
     def set(self, value: complex) -> None:
         """Give it a new value, seen by work submitted from here on; the value travels by value."""
-        self.buffer.context.forbid(SET)
         self.fill(value)
+
+    def fill(self, value: complex) -> Scalar:
+        """The same; returns the scalar."""
+        self.buffer.context.forbid(SET)
+        super().fill(value)
+        return self
 
     def get(self) -> Any:
         """Its value, after all work submitted so far."""

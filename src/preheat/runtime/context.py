@@ -84,7 +84,10 @@ class Context:
         self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
         self._own = {self.stream.handle}
         self._tags: dict[int, dict[DType, Tag]] = {}
-        self._draining = threading.Lock()
+        self._drainer = {0: True}  # whoever takes the entry out does what there is to do
+        # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
+        self.gate = threading.RLock()
+        self._waiting = False
         _alive.add(self)
 
     def tags(self, stream: base.Stream) -> dict[DType, Tag]:
@@ -124,7 +127,6 @@ class Context:
             return self.lanes.popleft()
         stream = self.device.stream()
         self._streams[stream.handle] = stream
-        self._own.add(stream.handle)
         return stream
 
     def owns(self, stream: base.Stream) -> bool:
@@ -135,7 +137,6 @@ class Context:
 
     def open_window(self, window: Window) -> None:
         """Work of this thread becomes part of `window` from here on."""
-        self.captures()
         with self._alerting:
             if threading.get_ident() in self.windows:
                 raise CaptureError(
@@ -206,8 +207,8 @@ class Context:
         self.end(reason)
         for module in list(self.modules):
             module.raw.unload()
-        for handle in self._own:
-            self._streams[handle].close()
+        for stream in self._streams.values():
+            stream.close()
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of this context can be used from now on; what it held is gone or given up."""
@@ -239,8 +240,13 @@ class Context:
         with suppress(IndexError):  # none is left
             while True:
                 oldest = self._held.popleft()
-                if not oldest[0].done():
-                    self._held.appendleft(oldest)
+                done = False
+                try:
+                    done = oldest[0].done()
+                finally:
+                    if not done:
+                        self._held.appendleft(oldest)
+                if not done:
                     return
 
     def tidy(self) -> None:
@@ -252,18 +258,26 @@ class Context:
         """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
         if self.captures() or not (self.garbage or (modules and self.unused)):
             return  # nothing to do, or nothing that could be done inside a capture
-        if not self._draining.acquire(blocking=False):
+        if self._waiting:
+            return  # somebody waits for the device: no reason to wait as well
+        try:
+            del self._drainer[0]  # in one instruction, which no signal can come behind
+        except KeyError:
             return  # another thread is at it
         try:
-            while self.garbage and self.alert is None:
-                self.garbage.popleft()()
-            if modules and self.unused and self.alert is None:
-                doomed = [self.unused.popleft() for _ in range(len(self.unused))]
-                self.device.synchronize()  # after which none of these can be running
-                for module in doomed:
-                    module.unload()
+            with self.gate:
+                self._empty(modules=modules)
         finally:
-            self._draining.release()
+            self._drainer[0] = True
+
+    def _empty(self, *, modules: bool) -> None:
+        while self.garbage and self.alert is None:
+            self.garbage.popleft()()
+        if modules and self.unused and self.alert is None:
+            doomed = [self.unused.popleft() for _ in range(len(self.unused))]
+            self.device.synchronize()  # after which none of these can be running
+            for module in doomed:
+                module.unload()
 
     def synchronize(self) -> None:
         """Wait for the device, then give back everything nobody holds."""
@@ -278,28 +292,33 @@ class Context:
 
     def wait(self) -> None:
         """Wait for the device or, while a thread captures, for our streams one by one."""
-        captured = [window.stream for window in self.captures()]
-        if not captured:
-            self.device.synchronize()
-            return
-        for stream in [self._streams[handle] for handle in list(self._own)]:
-            if stream not in captured:
-                stream.synchronize()
+        with self.gate:
+            if not self.captures():
+                try:
+                    self._waiting = True
+                    self.device.synchronize()
+                finally:
+                    self._waiting = False
+                return
+        for handle in list(self._own):
+            self._streams[handle].synchronize()
 
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
+_leaked: list[object] = []
 
 
 def _after_fork() -> None:
     for context in list(_alive):
-        context._draining, context.resolving = threading.Lock(), threading.Lock()
-        context._alerting = threading.Lock()
+        context._drainer, context.resolving = {0: True}, threading.Lock()
+        context._alerting, context.gate = threading.Lock(), threading.RLock()
         mine = threading.get_ident()  # the child has no other thread
         context.windows = {thread: one for thread, one in context.windows.items() if thread == mine}
         context.alert = context.lost or context.windows or None
         if context.device.forks:
             context.device.after_fork()
         else:
+            _leaked.extend((*context.garbage, *context._held))  # what would call the driver at its end
             context.end(
                 "this process was forked from one that was using the GPU, which CUDA does not allow",
                 hint="start workers with multiprocessing's 'spawn' or 'forkserver' method",

@@ -13,10 +13,10 @@ from preheat.runtime.context import Context
 from preheat.runtime.stream import Event, record
 from preheat.runtime.window import FREE
 
-__all__ = ["Buffer", "Dependent", "follow", "use_of"]
+__all__ = ["Buffer", "Dependent", "follow", "newest", "use_of"]
 
 _generations = itertools.count(1)
-_telling = threading.Lock()  # between those who make views and those who close; finalizers need it not
+_telling = threading.RLock()  # between those who make views and those who close; finalizers need it not
 
 
 class Dependent(Protocol):
@@ -115,6 +115,11 @@ class Buffer:
     def __del__(self) -> None:
         if self.open or self._exported:
             self.context.garbage.append(self._give_back())
+
+
+def newest() -> int:
+    """A generation that all memory so far is older than, and all memory from now on newer."""
+    return next(_generations)
 
 
 def follow(stream: base.Stream, other: base.Stream | Event) -> None:

@@ -13,7 +13,7 @@ from preheat.dtypes import DTYPES, DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
 from preheat.runtime import dlpack
 
-__all__ = ["LIBRARIES", "Kind", "Library", "Operand", "Pointer", "kind_of"]
+__all__ = ["LIBRARIES", "Kind", "Library", "Operand", "Pointer", "introduce", "kind_of"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
@@ -82,6 +82,11 @@ def _torch_stream(torch: Any) -> Callable[[int], int]:
 def _cupy_stream(cupy: Any) -> Callable[[int], int]:
     current = cupy.cuda.get_current_stream
     return lambda index: current(index).ptr
+
+
+def introduce(name: str) -> Callable[[int], int]:
+    """Get to know a library that is imported; returns how it is asked for its stream on a GPU."""
+    return LIBRARIES[name].learn({"torch": _torch_stream, "cupy": _cupy_stream}[name])
 
 
 class Kind(NamedTuple):
@@ -203,9 +208,9 @@ def _find(kind: type) -> Kind | None:
     """Found out once for each type."""
     library = kind.__module__.partition(".")[0]
     if library == "torch" and hasattr(kind, "data_ptr"):
-        return Kind(library, _from_torch, LIBRARIES[library].learn(_torch_stream))
+        return Kind(library, _from_torch, introduce(library))
     if library == "cupy" and hasattr(kind, "data"):
-        return Kind(library, _from_cupy, LIBRARIES[library].learn(_cupy_stream))
+        return Kind(library, _from_cupy, introduce(library))
     if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in kind.__mro__):
         return Kind(library, _from_host)
     if library in ("numpy", "preheat"):  # scalars, and arrays of our own

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from preheat.runtime.array import Array
     from preheat.runtime.launch import Gathered, Launch
 
-__all__ = ["Act", "Window"]
+__all__ = [
+    "ALLOCATE", "FREE", "FROM_HOST", "LOAD", "READY", "RECORD", "REPLAY", "RESET", "RESOLVE", "SET",
+    "SYNCHRONIZE", "TO_HOST", "UNLOAD", "Act", "Window",
+]  # fmt: skip
 
 
 class Act(NamedTuple):

@@ -223,7 +223,18 @@ class CudaDevice:
             return self.in_context(
                 lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream
             )
+        if stream.handle in _DEFAULT_STREAMS:  # which take no batches
+            return lambda values: self._fill_all(places, values, stream)
         return _Batch(self.context, places, stream)
+
+    def _fill_all(
+        self, places: Sequence[tuple[int, int]], values: Sequence[bytes], stream: Stream
+    ) -> tuple[int, ...]:
+        with self.current():
+            for (address, size), value in zip(places, values, strict=True):
+                for start in range(0, size, 8):
+                    self.fill(address + start, value[start : start + 8], 1, stream)
+        return (0,)
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Host memory is out of a kernel's reach unless the driver pinned it."""
