@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
@@ -332,29 +332,50 @@ class Gpu:
         """
         return Graphs(lambda: self._context, self.capture, capacity, checked=checked)
 
+    @overload
+    def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...
+    @overload
     def graphed(
         self,
+        function: None = None,
+        /,
         *,
         key: Callable[..., Hashable] | None = None,
         capacity: int = 64,
         copy: bool = False,
         copy_inputs: bool = False,
         checked: bool = False,
-    ) -> Callable[[Callable[P, R]], Graphed[P, R]]:
+    ) -> Callable[[Callable[P, R]], Graphed[P, R]]: ...
+    def graphed(
+        self,
+        function: Any = None,
+        /,
+        *,
+        key: Callable[..., Hashable] | None = None,
+        capacity: int = 64,
+        copy: bool = False,
+        copy_inputs: bool = False,
+        checked: bool = False,
+    ) -> Any:
         """Let calls of a function be captured the second time and replayed from then on.
 
             @gpu.graphed(key=lambda batch: batch.shape)
             def step(batch): …
 
         Calls share a graph when `key` gives the same for their arguments, or without it when all values
-        are the same; and always only when their arrays are the same memory, those in tuples, lists
-        and dicts included. With `copy_inputs` arrays only have to be laid out alike: the graph has
-        arrays of its own, to which each call's are copied first, so the function must not write into
-        its arguments. `copy` returns copies instead of the graph's own results, which the
-        next call changes. For a method, the instance is the owner of its graphs and no part of the key.
+        are the same; and always only when their arrays are the same memory, those in tuples, lists,
+        dicts and dataclasses included; any other object must be the same one. With `copy_inputs`
+        arrays only have to be laid out alike: the graph has arrays of its own, to which each call's are
+        copied first, so a function that writes into its arguments is refused. `copy` returns copies
+        instead of the graph's own results, which the next call changes. For a method, the instance
+        is the owner of its graphs and no part of the key: replacing an array that it holds is not seen.
         """
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
-        return lambda function: Graphed(function, self.graphs(capacity, checked=checked), **more)
+
+        def graphed(function: Callable[P, R]) -> Graphed[P, R]:
+            return Graphed(function, self.graphs(capacity, checked=checked), **more)
+
+        return graphed if function is None else graphed(function)
 
     def profile(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
 from tests.graph.support import work
+from tests.runtime.support import library
 
 
 @pytest.mark.parametrize(
@@ -56,10 +59,66 @@ def test_sizes_may_come_in_any_order() -> None:
     assert bucket(3, iter([16, 4, 8])) == 4
 
 
-@pytest.mark.parametrize("n", [34, -1])
-def test_what_no_bucket_holds_is_refused_with_the_largest_named(n: int) -> None:
-    with pytest.raises(InputError, match=f"no bucket holds {n}; the largest are: 16, 24, 32, 33"):
-        bucket(n, buckets(33))
+def test_what_no_bucket_holds_is_refused_with_the_largest_named() -> None:
+    with pytest.raises(InputError, match="no bucket holds 34; the largest are: 16, 24, 32, 33"):
+        bucket(34, buckets(33))
+
+
+def test_a_negative_number_of_rows_is_called_so() -> None:
+    with pytest.raises(InputError, match="no bucket holds -1: it is negative"):
+        bucket(-1, buckets(33))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: buckets("8"), "'8' is not a limit"),  # type: ignore[arg-type]
+        (lambda: buckets(8, 2.5), "2.5 is not a step"),  # type: ignore[arg-type]
+        (lambda: bucket(1.5, (1, 2)), "1.5 is not a number of rows"),  # type: ignore[arg-type]
+        (lambda: bucket(1, 8), "8 is not a collection of sizes"),  # type: ignore[arg-type]
+        (lambda: bucket(1, (1, None)), "None is not a size"),  # type: ignore[arg-type]
+        (lambda: padded([1, 2], "3"), "'3' is not a number of rows"),  # type: ignore[arg-type]
+        (lambda: padded([1, [2]], 3), "cannot read list as an array"),
+    ],
+)
+def test_what_is_no_number_is_called_so(call: Callable[[], object], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        ("int32", 1.5), ("int32", 2**31), ("uint8", -1), ("int16", "x"), ("float32", 1j),
+        ("bool", [1, 2]), ("float32", None), ("complex64", "x"),
+    ],
+)  # fmt: skip
+def test_a_fill_that_does_not_fit_is_refused(dtype: str, fill: Any) -> None:
+    with pytest.raises(InputError, match=f"does not fit {dtype}"):
+        padded(np.ones(3, dtype), 5, fill)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [(">i4", 258), ("float16", -2.5), ("complex64", 1 + 2j), ("bool", True)]
+)
+def test_a_fill_that_fits_is_exact(dtype: str, fill: Any) -> None:
+    out = padded(np.ones(3, dtype), 5, fill)
+    assert out.dtype == np.dtype(dtype)
+    assert out.tolist() == [1, 1, 1, fill, fill]
+
+
+def test_arrays_on_a_device_are_not_padded_on_any(device: Gpu) -> None:
+    with pytest.raises(InputError, match="Array on a device cannot be padded") as refused:
+        padded(device.zeros(3), 5)
+    assert refused.value.hint is not None
+    assert "x.write(padded(rows, size))" in refused.value.hint
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_nor_are_those_of_other_libraries(name: str) -> None:
+    with pytest.raises(InputError, match="on a device cannot be padded"):
+        padded(library(name).ones(3, **({"device": "cuda"} if name == "torch" else {})), 5)
 
 
 def test_without_sizes_there_is_no_bucket() -> None:

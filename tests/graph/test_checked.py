@@ -11,7 +11,7 @@ import pytest
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
 from tests.graph.support import KERNELS, elsewhere, log, nothing_left_open, work
-from tests.runtime.support import Flaky
+from tests.runtime.support import Flaky, library
 
 
 class Knobs:
@@ -264,3 +264,128 @@ def test_checked_slots_are_safe_from_several_threads(device: Gpu) -> None:
     for _ in range(3):
         elsewhere(lambda: graphs.run("k", step))
     made.check(15)
+
+
+# Results
+
+
+def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs(checked=True)
+    outs = [device.zeros(31), device.zeros(31)]
+
+    def step() -> dict[str, Any]:
+        made.launch()
+        return {"row": (made.y, outs[0])}
+
+    for _ in range(3):
+        graphs.run("k", step)
+    outs.reverse()
+    with pytest.raises(BakedError) as refused:
+        graphs.run("k", step)
+    told = "returned['row'][1]: float32[31] became another array of that shape"
+    assert refused.value.changes == (told,)
+    made.check(9)
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ((1, [2]), "returned[1][0]: nothing became 2"),
+        ((1, []), None),
+        ((2, []), "returned[0]: 1 became 2"),
+        (1, "returned[0]: 1 became nothing"),
+    ],
+)
+def test_other_results_are_compared_too(after: Any, told: str | None, device: Gpu) -> None:
+    made, graphs = work(device), device.graphs(checked=True)
+    results: list[Any] = [after, (1, []), (1, [])]
+
+    def step() -> Any:
+        made.launch()
+        return results.pop()
+
+    for _ in range(2):
+        graphs.run("k", step)
+    if told is None:
+        assert graphs.run("k", step) == (1, [])
+        return
+    with pytest.raises(BakedError) as refused:
+        graphs.run("k", step)
+    assert told in refused.value.changes
+
+
+@pytest.mark.gpu
+def test_tensors_that_torch_allocates_inside_are_no_difference(open_device: Callable[..., Gpu]) -> None:
+    gpu, torch = open_device("cuda"), library("torch")
+    x = torch.arange(1, 32, device="cuda")
+
+    @gpu.graphed(checked=True)
+    def step(x: Any) -> Any:
+        return x * 2
+
+    for _ in range(4):
+        np.testing.assert_array_equal(step(x).cpu(), 2 * np.arange(1, 32))
+
+
+# Memory from a pool
+
+
+def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
+    made, pool = work(device, 31), device.pool(1 << 20)
+
+    @device.graphed(checked=True)
+    def step(x: Any) -> Any:
+        one, two = pool.zeros(31, "int32"), pool.zeros(31, "int32")
+        made.axpy[1, 32](3, x, one, 31)
+        made.axpy[1, 32](2, one, two, 31)
+        return {"two": two}
+
+    for _ in range(5):
+        np.testing.assert_array_equal(step(made.x)["two"].numpy(), 6 * made.xs)
+
+
+def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
+    made, pool, turned = work(device, 31), device.pool(1 << 20), list[str]()
+    graphs = device.graphs(checked=True)
+    outside = pool.zeros(31, "int32")
+
+    def step() -> None:
+        one, two = pool.empty(31, "int32"), pool.empty(40 if "size" in turned else 31, "int32")
+        if "order" in turned:
+            one, two = two, one
+        if "outside" in turned:
+            two = outside
+        made.axpy[1, 32](3, made.x, one, 31)
+        made.axpy[1, 32](3, one, two, 31)
+        made.axpy[1, 32](3, two, two if "swapped" in turned else one, 31)
+
+    for _ in range(3):
+        graphs.run("k", step)
+    for turn, told in {
+        "size": "Array int32[31] became Array int32[40]",
+        "outside": "Array int32[31] became another array of that shape",
+        "swapped": "Array int32[31] became another array of that shape",
+    }.items():
+        turned[:] = [turn]
+        with pytest.raises(BakedError) as refused:
+            graphs.run("k", step)
+        assert told in str(refused.value)
+    turned[:] = ["order"]
+    graphs.run("k", step)  # the same with other pieces
+
+
+def test_scratch_memory_that_was_new_at_the_capture_is_no_difference(device: Gpu) -> None:
+    made, pool, graphs, sizes = work(device, 31), device.pool(), device.graphs(checked=True), [31, 1031]
+
+    def step() -> None:
+        with pool.frame():
+            small, large = (pool.zeros(n, "int32") for n in sizes)
+            made.axpy[1, 32](3, made.x, small, 31)
+            made.axpy[1, 32](3, small, large, 31)
+            made.axpy[1, 32](1, large, made.y, 31)
+
+    graphs.run("k", step)
+    sizes.reverse()  # so that both lie where nothing lay before
+    for _ in range(4):
+        graphs.run("k", step)
+    made.check(45)

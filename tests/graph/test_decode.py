@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -408,8 +409,11 @@ def test_sampled_tokens_are_one_int32_for_each_sequence(device: Gpu) -> None:
     state = DecodeState(device, 3)
     with pytest.raises(InputError, match=r"3 sequences cannot go on with tokens of shape \(4,\)"):
         state.advance(device.zeros(4, "int32"))
-    with pytest.raises(LaunchError, match="int64"):
+    with pytest.raises(InputError, match="tokens are int32, not int64") as refused:
         state.advance(device.zeros(3, "int64"))
+    assert refused.value.hint == "cast what was sampled to int32"
+    with pytest.raises(LaunchError, match="cannot take list"):
+        state.advance([1, 2, 3])
     assert state.read().position == (0, 0, 0)
 
 
@@ -526,13 +530,73 @@ def test_by_value_is_refused_once_the_device_advanced_the_state(device: Gpu) -> 
     assert out.numpy().tolist() == [-5, -6, -7]
 
 
-def test_by_value_is_refused_for_good_once_a_graph_advances_the_state(device: Gpu) -> None:
+@pytest.mark.parametrize("dropped", [False, True])
+def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
+    device: Gpu, dropped: bool
+) -> None:
     state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
     with device.capture() as graph:
         state.advance()
+    with pytest.raises(GraphError, match="a graph that does so was replayed"):
+        kernel[1, 1](out, state=state, device_state=False)
+    for _ in range(2):
+        state.set(5, 6)
+        kernel[1, 1](out, state=state, device_state=False)
+        assert out.numpy().tolist() == [-5, -6, -7]
+        graph.replay()
+        with pytest.raises(GraphError, match="a graph that does so was replayed") as refused:
+            kernel[1, 1](out, state=state, device_state=False)
+        assert "state.set(token, position)" in str(refused.value.hint)
+        kernel[1, 1](out, state=state)
+        assert out.numpy().tolist() == [5, 7, 8]
+    if dropped:  # and what it did cannot be asked any more
+        del graph
+        gc.collect()
+        with pytest.raises(GraphError, match="a graph that does so was replayed"):
+            kernel[1, 1](out, state=state, device_state=False)
+
+
+def test_replays_that_only_read_the_state_leave_by_value_alone(device: Gpu) -> None:
+    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    with device.capture() as graph:
+        kernel[1, 1](out, state=state)
     state.set(5, 6)
     graph.replay()
-    with pytest.raises(GraphError, match="a graph that advances it may have been replayed"):
-        kernel[1, 1](out, state=state, device_state=False)
-    kernel[1, 1](out, state=state)
-    assert out.numpy().tolist() == [5, 7, 8]
+    assert out.numpy().tolist() == [5, 6, 7]
+    assert state.by_value() == (5, 6, 7)
+
+
+def test_a_capture_that_was_given_up_does_not_keep_the_host_from_knowing(device: Gpu) -> None:
+    state = DecodeState(device)
+
+    def body() -> None:
+        state.advance()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), device.capture():
+        body()
+    state.set(5, 6)
+    assert state.by_value() == (5, 6, 7)
+
+
+def test_tokens_that_do_not_fit_end_the_capture_even_when_that_is_swallowed(device: Gpu) -> None:
+    state = DecodeState(device, 3)
+    graph = device.capture().begin()
+    with pytest.raises(InputError):
+        state.advance(state.token[:2])
+    state.advance()
+    with pytest.raises(CaptureError, match="given up: 3 sequences cannot go on"):
+        graph.end()
+
+
+def test_what_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
+    nothing: Any = None
+    with pytest.raises(InputError, match="None is not a device"):
+        DecodeState(nothing)
+    kernel, out, wrong = tell(device), device.zeros(3, "int32"), 5
+    for device_state in (True, False):
+        how: dict[str, Any] = {"state": wrong, "device_state": device_state}
+        with pytest.raises(InputError, match="state=5 is not a DecodeState"):
+            kernel[1, 1](out, **how)
+        with pytest.raises(InputError, match="state=5 is not a DecodeState"):
+            kernel.launch(out, grid=1, block=1, **how)

@@ -358,6 +358,61 @@ def _(s: Scene) -> None:
     graph.replay()
 
 
+@footgun("write into an argument that the graph has a copy of")
+def _(s: Scene) -> None:
+    @s.gpu.graphed(copy_inputs=True)
+    def step(out: Array) -> None:
+        s.add[2, 32](s.x, 5, out, N)
+
+    for _ in range(2):
+        step(s.out)
+
+
+class Options:
+    """An object that holds an array."""
+
+    def __init__(self, out: Array) -> None:
+        self.out = out
+
+
+@footgun("pass arrays inside an object, under a key that is the same")
+def _(s: Scene) -> None:
+    @s.gpu.graphed(key=lambda options: options.out.shape)
+    def step(options: Options) -> None:
+        s.add[2, 32](s.x, 5, options.out, N)
+
+    for _ in range(3):
+        step(Options(s.gpu.empty(N, "int32")))
+    step(Options(s.out))
+    s.check()
+
+
+@footgun("pass an object that may change, without a key")
+def _(s: Scene) -> None:
+    @s.gpu.graphed
+    def step(options: Options) -> None:
+        s.add[2, 32](s.x, 5, options.out, N)
+
+    step(Options(s.out))
+
+
+@footgun("use an array as a key")
+def _(s: Scene) -> None:
+    s.gpu.graphs().run(s.x, s.launch)
+
+
+@footgun("return another array than the one captured, checked")
+def _(s: Scene) -> None:
+    graphs = s.gpu.graphs(checked=True)
+
+    def step(out: Array) -> Array:
+        s.launch()
+        return out
+
+    for out in (s.out, s.out, s.out, s.x):
+        graphs.run(8, partial(step, out))
+
+
 @footgun("replay for another value under a key that does not say so, checked")
 def _(s: Scene) -> None:
     graphs = s.gpu.graphs(checked=True)
@@ -396,6 +451,38 @@ def _(s: Scene) -> None:
     with s.gpu.capture():
         s.launch()
         pool.empty(1 << 20)
+
+
+@footgun("replay a graph over scratch memory that is in use")
+def _(s: Scene) -> None:
+    pool = s.gpu.pool(4096)
+    with s.gpu.capture(name="step") as graph, pool.frame():
+        pool.zeros(N, "int32")
+    with pool.frame():
+        pool.zeros(N, "int32")
+        graph.replay()
+
+
+@footgun("leave a scratch frame before one that began later")
+def _(s: Scene) -> None:
+    pool = s.gpu.pool(4096)
+    first, second = pool.frame(), pool.frame()
+    first.__enter__()
+    second.__enter__()
+    try:
+        first.__exit__(None, None, None)
+    finally:
+        second.__exit__(None, None, None)
+
+
+@footgun("launch by value what the device has advanced")
+def _(s: Scene) -> None:
+    state = DecodeState(s.gpu)
+    with s.gpu.capture() as graph:
+        state.advance()
+    state.set(3, 4)
+    graph.replay()
+    state.by_value()
 
 
 @footgun("capture a decode step by value")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from preheat.errors import CaptureError, InputError
+from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
-from preheat.graph.graphed import Graphed
+from preheat.runtime.operands import Pointer
 from tests.graph.support import KERNELS, elsewhere, nothing_left_open, work
 from tests.runtime.support import Flaky, library
 
@@ -56,6 +60,59 @@ def test_it_looks_like_the_function_it_wraps(device: Gpu) -> None:
     assert wrapped(4, by=5) == 9
 
 
+def test_it_needs_no_parentheses(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed
+    def step(y: Any) -> None:
+        made.axpy[1, 32](3, made.x, y, 31)
+
+    for call in range(1, 4):
+        step(made.y)
+        made.check(3 * call)
+    assert len(step.graphs) == 1
+
+
+async def coroutine() -> None:
+    """Work that is not done when it returns."""
+
+
+async def asynchronous() -> Any:
+    """The same."""
+    yield
+
+
+def generator() -> Any:
+    """The same."""
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (coroutine, "coroutine is a coroutine function"),
+        (asynchronous, "asynchronous is an asynchronous generator"),
+        (generator, "generator is a generator"),
+        (partial(generator), "is a generator"),
+        (5, "5 is not a function"),
+    ],
+)
+def test_what_is_no_plain_function_is_refused_as_it_is_decorated(
+    function: Any, why: str, device: Gpu
+) -> None:
+    with pytest.raises(InputError, match=why):
+        device.graphed(function)
+    with pytest.raises(InputError, match=why):
+        device.graphed(key=len)(function)
+
+
+def test_a_key_is_a_function(device: Gpu) -> None:
+    with pytest.raises(InputError, match="key='batch' is not a function") as refused:
+        device.graphed(key="batch")(len)  # type: ignore[call-overload]
+    assert refused.value.hint is not None
+    assert "lambda" in refused.value.hint
+
+
 # Keys
 
 
@@ -93,6 +150,67 @@ def test_a_view_elsewhere_in_the_same_memory_is_another_slot(device: Gpu) -> Non
 Wrap = Callable[[Any], Any]
 
 
+@dataclass
+class Batch:
+    """Arguments with names, which may change."""
+
+    n: int
+    y: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Arguments with names, which may not."""
+
+    y: Any
+
+
+@dataclass
+class Late:
+    """Arguments that are no arguments of its own making."""
+
+    y: Any = field(init=False)
+
+
+class Pair(NamedTuple):
+    """Arguments with names and places."""
+
+    n: int
+    y: Any
+
+
+def late(y: Any) -> Late:
+    made = Late()
+    made.y = y
+    return made
+
+
+class Plain:
+    """An object that is only equal to itself."""
+
+    def __init__(self, y: Any) -> None:
+        self.y = y
+
+
+class Slotted:
+    """One that cannot be held weakly, and is equal to every other."""
+
+    __slots__ = ("y",)
+
+    def __init__(self, y: Any) -> None:
+        self.y = y
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 1
+
+    def take(self) -> Any:
+        """What it holds."""
+        return self.y
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -100,6 +218,10 @@ Wrap = Callable[[Any], Any]
         lambda y: [7, [y]],
         lambda y: {"deep": ({"er": y},)},
         lambda y: OrderedDict(y=y),
+        lambda y: Batch(7, y),
+        lambda y: Frozen((Batch(7, y),)),
+        lambda y: Pair(7, y),
+        lambda y: late(y),
     ],
 )
 def test_arrays_are_found_where_they_are_nested(wrap: Wrap, device: Gpu) -> None:
@@ -109,6 +231,8 @@ def test_arrays_are_found_where_they_are_nested(wrap: Wrap, device: Gpu) -> None
     def found(value: Any) -> Any:
         if isinstance(value, dict):
             return found(list(value.values()))
+        if isinstance(value, Batch | Frozen | Late):
+            return found(value.y)
         return found(value[-1]) if isinstance(value, tuple | list) else value
 
     @device.graphed(key=lambda *_, **__: "one")
@@ -187,6 +311,99 @@ def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
     assert len(step.graphs) == 2
     graphs += step.graphs
     assert [repr(key) for key in graphs] == ["step 1", "step 2"]
+
+
+@pytest.mark.parametrize("kind", [Plain, Slotted])
+def test_with_a_key_another_object_is_another_slot_whatever_it_holds(kind: Any, device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(key=lambda *_: "one")
+    def step(given: Any, take: Any) -> None:
+        made.axpy[1, 32](3, made.x, (given or take.__self__).y, 31)
+
+    outs = [device.array(made.ys) for _ in range(2)]
+    objects = [kind(y) for y in outs]
+    for call in range(1, 5):
+        for one, y in zip(objects, outs, strict=True):
+            step(one, 3)
+            step(None, Slotted.take.__get__(one) if kind is Slotted else MethodType(repr, one))
+            np.testing.assert_array_equal(y.numpy(), made.ys + 6 * call * made.xs)
+    assert len(step.graphs) == 4
+
+
+def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gpu) -> None:
+    made, alive = work(device, 31), list[Any]()
+
+    @device.graphed(key=lambda _: "one")
+    def step(given: Any) -> None:
+        made.axpy[1, 32](3, made.x, given.y, 31)
+
+    for _ in range(20):
+        y = device.array(made.ys)
+        given = Plain(y)
+        alive.append(weakref.ref(given))
+        for call in range(1, 4):
+            step(given)
+            np.testing.assert_array_equal(y.numpy(), made.ys + 3 * call * made.xs)
+        del given
+    gc.collect()
+    assert [one() for one in alive] == [None] * 20
+
+
+@pytest.mark.parametrize("value", [np.dtype("int32"), np.bool_(True), len, int, None, ..., b"x", 1.5])
+def test_what_is_plain_is_left_to_the_key_and_a_value_without_one(value: Any, device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(key=lambda *_: "one")
+    def keyed(_: Any) -> None:
+        made.launch()
+
+    @device.graphed
+    def step(_: Any) -> None:
+        made.launch()
+
+    for one in (value, 7, value):
+        keyed(one)
+        step(one)
+    assert len(keyed.graphs) == 1
+    assert len(step.graphs) == 1
+
+
+@pytest.mark.parametrize("value", [Plain(1), object(), partial(len, ()), MethodType(repr, Plain(1))])
+def test_without_a_key_an_object_that_is_equal_to_itself_alone_asks_for_one(
+    value: Any, device: Gpu
+) -> None:
+    @device.graphed
+    def step(_: Any) -> None:
+        pytest.fail("ran")
+
+    with pytest.raises(InputError, match="it is equal to itself alone, whatever is in it") as refused:
+        step([value])
+    assert refused.value.hint is not None
+    assert "key=" in refused.value.hint
+
+
+def test_a_bare_address_is_memory_like_any_other(device: Gpu) -> None:
+    made = work(device, 31)
+    outs = [device.array(made.ys) for _ in range(2)]
+
+    @device.graphed(key=lambda _: "one")
+    def step(y: Any) -> None:
+        made.axpy[1, 32](3, made.x, y, 31)
+
+    for call in range(1, 4):
+        for y in outs:
+            step(Pointer(y.address))
+            np.testing.assert_array_equal(y.numpy(), made.ys + 3 * call * made.xs)
+    assert len(step.graphs) == 2
+
+
+def test_an_array_is_no_key(device: Gpu) -> None:
+    x = device.zeros(31)
+    step = device.graphed(key=lambda x: ("k", x))(lambda _: pytest.fail("ran"))
+    with pytest.raises(InputError, match="cannot be part of a key: it is an array") as refused:
+        step(x)
+    assert refused.value.hint == "use what it is like instead: x.shape"
 
 
 def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:
@@ -316,8 +533,106 @@ def test_static_and_inherited_methods_work(device: Gpu) -> None:
         one.alone(2)
         one.step(3)
         made.check(5 * call)
-    assert isinstance(Base.step, Graphed)
     assert len(Base.step.graphs) == 1
+
+
+def test_a_function_that_a_class_borrows_stays_what_it_is(device: Gpu) -> None:
+    made = work(device, 62)
+
+    @device.graphed
+    def free(y: Any) -> None:
+        made.axpy[1, 32](3, made.x, getattr(y, "y", y), 31)
+
+    class Model:
+        run, y = free, made.y
+
+    model = Model()
+    for _ in range(3):
+        free(made.y[:31])  # a new object each time
+        model.run()
+    assert [slot.owner for slot in free.graphs.report().slots] == [None, model]
+    want = made.ys.astype(np.int64)
+    want[:31] += 18 * made.xs[:31]
+    np.testing.assert_array_equal(made.y.numpy(), want)
+
+
+def test_a_method_looks_like_the_function_it_wraps_and_needs_an_instance(device: Gpu) -> None:
+    class Model:
+        @device.graphed
+        def step(self, n: int) -> int:
+            """Say so."""
+            return n
+
+    method: Any = Model().step
+    assert (method.__name__, method.__doc__, method(3)) == ("step", "Say so.", 3)
+    assert str(inspect.signature(method)) == "(n: 'int') -> 'int'"
+    assert str(inspect.signature(Model.step)) == "(self, n: 'int') -> 'int'"
+    assert repr(method) == f"<graphed {Model.__name__}.step: {method.graphs!r}>"
+    with pytest.raises(InputError, match=r"Model.step is a method: it was called without an instance"):
+        Model.step()
+
+
+# Warming
+
+
+def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) -> None:
+    made, entered = work(device, 33), list[int]()
+
+    @device.graphed(copy_inputs=True)
+    def step(x: Any, n: int) -> Any:
+        entered.append(n)
+        made.axpy[1, 64](1, x, made.y, n)
+        return made.y
+
+    sizes = (1, 33, 31)
+    step.warm([(device.array(made.xs[:n]), n) for n in sizes])
+    assert entered == [33, 33, 31, 31, 1, 1]  # executed, then captured
+    assert [slot.replays for slot in step.graphs.report().slots] == [0] * 3
+    step.warm([{"n": 7, "x": device.array(made.xs[:7])}])
+    assert entered[6:] == [7, 7]
+    want = made.ys.astype(np.int64)
+    for n in (*sizes, 7, *sizes):
+        want[:n] += made.xs[:n]
+    for n in sizes:
+        assert step(device.array(made.xs[:n]), n) is made.y
+    np.testing.assert_array_equal(made.y.numpy(), want)
+    assert len(entered) == 8
+    step.invalidate()
+    assert len(step.graphs) == 0
+
+
+def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
+    made = work(device, 31)
+
+    class Model:
+        @device.graphed
+        def step(self, n: int) -> None:
+            made.axpy[1, 32](1, made.x, made.y, n)
+
+    one, two = Model(), Model()
+    one.step.warm([(31,), (31,)])
+    two.step.warm([(31,)])
+    assert [slot.owner for slot in Model.step.graphs.report().slots] == [one, two]
+    one.step(31)
+    made.check(3)
+    one.step.invalidate()
+    assert [slot.owner for slot in Model.step.graphs.report().slots] == [two]
+    with pytest.raises(InputError, match=r"Model.step is a method of no instance here"):
+        Model.step.warm([(31,)])
+    Model.step.invalidate()
+    assert len(Model.step.graphs) == 0
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [(5, "5 is not a collection of calls"), ([5], "5 is not a call to warm"), ([(1,), (2,)], "2 keys")],
+)
+def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+    calls: Any, why: str, device: Gpu
+) -> None:
+    step = device.graphed(capacity=1)(lambda n: pytest.fail(f"ran {n}"))
+    with pytest.raises(InputError, match=why):
+        step.warm(calls)
 
 
 # Results
@@ -360,20 +675,84 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
     assert len(step.graphs) == 1
 
 
-def test_copied_inputs_are_left_alone_by_replays(device: Gpu) -> None:
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (
+            lambda made, x: made.axpy[1, 32](1, made.y, x, 31),
+            r"axpy \(.*\) writes argument 2 \(int\*\)",
+        ),
+        (lambda made, x: made.axpy[1, 32](1, made.y, x[3:], 9), r"axpy \(.*\) writes argument 2"),
+        (lambda _, x: x.fill(3), r"fill \(.*\) writes argument 0"),
+        (lambda made, x: x.copy_from(made.y), r"copy \(.*\) writes argument 0"),
+    ],
+)
+def test_a_step_that_writes_what_is_only_copied_in_is_refused(
+    write: Callable[[Any, Any], object], told: str, device: Gpu
+) -> None:
     made = work(device, 31)
 
     @device.graphed(copy_inputs=True)
-    def step(x: Any) -> Any:
-        made.axpy[1, 32](1, made.y, x, 31)
-        return x
+    def step(given: Batch) -> None:
+        made.launch()
+        write(made, given.y)
 
+    step(Batch(1, device.array(made.xs)))
     for _ in range(2):
-        step(device.array(made.xs))
-    given = device.array(made.xs)
-    out = step(given)
-    np.testing.assert_array_equal(given.numpy(), made.xs)
-    np.testing.assert_array_equal(out.numpy(), made.xs + made.ys)
+        with pytest.raises(GraphError, match=told) as refused:
+            step(Batch(1, device.array(made.xs)))
+        assert refused.value.hint is not None
+        assert "without copy_inputs" in refused.value.hint
+    with pytest.raises(GraphError, match=told):
+        step.warm([(Batch(1, device.array(made.xs)),)])
+    report = step.graphs.report()
+    assert (report.slots, report.quarantined) == ((), ())
+    made.check(6)  # once by the first call, once by the warming
+
+
+def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu) -> None:
+    source = """
+        .version 7.8
+        .target sm_80
+        .address_size 64
+        .visible .entry first(.param .u64 x, .param .u64 out) {
+            .reg .b64 %a, %b;
+            .reg .b32 %v;
+            ld.param.u64 %a, [x];
+            ld.param.u64 %b, [out];
+            cvta.to.global.u64 %a, %a;
+            cvta.to.global.u64 %b, %b;
+            ld.global.u32 %v, [%a];
+            st.global.u32 [%b], %v;
+            ret;
+        }
+    """
+    first, out = device.kernel(source, "first"), device.zeros(1, "int32")
+
+    @device.graphed(copy_inputs=True)
+    def step(x: Any) -> None:
+        first[1, 1](x, out)
+
+    for value in (5, 7, 9):
+        step(device.array(np.array([value], np.int32)))
+        assert out.numpy() == [value]
+    assert len(step.graphs) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda y: Batch(7, y), lambda y: Frozen(y), lambda y: late(y)])
+def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gpu) -> None:
+    made, want = work(device, 31), np.zeros(31, np.int64)
+    y = device.zeros(31, "int32")
+
+    @device.graphed(copy_inputs=True)
+    def step(given: Any) -> None:
+        made.axpy[1, 32](3, given.y, y, 31)
+
+    for seed in range(5):
+        step(wrap(device.array(integers(seed))))
+        want += 3 * integers(seed)
+    np.testing.assert_array_equal(y.numpy(), want)
+    assert len(step.graphs) == 1
 
 
 def test_copied_inputs_of_another_layout_or_shared_are_another_slot(device: Gpu) -> None:

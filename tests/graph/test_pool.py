@@ -7,6 +7,8 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,10 @@ KIB = 1024
 def bytes_of(pool: Pool, n: int) -> Array:
     """A piece of `n` bytes."""
     return pool.empty(n, "uint8")
+
+
+def out_of_memory(call: str = "cuMemAllocAsync") -> OutOfMemoryError:
+    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
 
 
 def add(job: Work, into: Array, a: int = 3) -> None:
@@ -284,6 +290,21 @@ def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(devi
     np.testing.assert_array_equal(pool.zeros(job.n, "int32").numpy(), np.zeros(job.n))
 
 
+def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    into = pool.array(job.ys)
+    job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
+    place = into.address
+    del into
+    flaky.seam.fail("stream.wait", out_of_memory("cuStreamWaitEvent"))
+    with pytest.raises(OutOfMemoryError):
+        pool.empty(job.n, "int32")
+    with flaky.asked("stream.wait") as asked:
+        assert pool.empty(job.n, "int32").address == place
+    assert asked == {"stream.wait": 1}
+    assert pool.used == 0
+
+
 def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
     job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
     into = pool.array(job.ys)
@@ -353,7 +374,7 @@ def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: 
     assert refused.value.where == where
     assert "5,120 bytes were asked for" in str(refused.value)
     assert "of 1,536 free ones 1,536 are side by side" in str(refused.value)
-    assert refused.value.hint == "before the capture: pool.measure(body), or pool.reserve(5120)"
+    assert refused.value.hint == "right before each capture: pool.measure(body), or pool.reserve(5120)"
     assert pool.used == held.nbytes == 512
     pool.reserve(5120)
     with device.capture():
@@ -426,6 +447,67 @@ def test_while_another_thread_captures_a_pool_hands_out_as_ever(device: Gpu) -> 
 
 
 # Growing
+
+
+def drops(pool: Pool, job: Work) -> None:
+    """Take nine pieces, each dropped before the next is taken: a capture keeps them all."""
+    for _ in range(9):
+        add(job, pool.zeros(job.n, "int32"))
+    job.launch()
+
+
+def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) -> None:
+    job, pool = work(device), device.pool(2 * KIB)
+    runs, graphs = 0, list[Graph]()
+    while not graphs:
+        drops(pool, job)
+        runs += 1
+        with suppress(CaptureError), device.capture() as graph:
+            drops(pool, job)
+        graphs += [graph] if len(graph) else []
+    assert 2 <= runs <= 5  # it had room for one of nine
+    graph.replay()
+    job.check(3 * (runs + 1))
+    assert pool.size <= 4 * 9 * 1280
+
+
+def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measured(device: Gpu) -> None:
+    job, pool, graphs = work(device), device.pool(2 * KIB), device.graphs()
+    calls = 0
+    while "step" not in graphs:
+        graphs.run("step", lambda: drops(pool, job))
+        calls += 1
+        assert calls < 200
+    job.check(3 * calls)
+
+
+def test_room_for_the_next_try_that_cannot_be_had_is_no_error_of_who_asks_for_less(
+    flaky: Flaky,
+) -> None:
+    pool = flaky.gpu.pool(2 * KIB)
+    held = bytes_of(pool, 256)
+    with pytest.raises(CaptureError, match="no room"), flaky.gpu.capture():
+        bytes_of(pool, 64 * KIB)
+    flaky.seam.fail("allocate", out_of_memory(), out_of_memory())
+    more = bytes_of(pool, 512).fill(7)
+    assert more.numpy()[0] == 7
+    assert (pool.size, pool.used) == (2 * KIB, held.nbytes + more.nbytes)
+
+
+def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
+    job, pool = work(device), device.pool()
+    graphs: list[Graph] = []
+
+    def body(n: int) -> None:
+        pool.zeros(n, "int32")
+        job.launch()
+
+    for n in (1 << 20, 1 << 19):
+        pool.measure(partial(body, n))
+        with device.capture() as graph:
+            body(n)
+        graphs.append(graph)
+    assert pool.used == (4 << 20) + (2 << 20)
 
 
 def test_outside_a_capture_a_pool_grows_by_itself(flaky: Flaky) -> None:
@@ -824,6 +906,188 @@ def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) ->
     assert asked == {"stream.wait": 1}
 
 
+def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    with device.capture() as inside, pool.frame():
+        add(job, pool.zeros(job.n, "int32"))
+    with pool.frame(), device.capture() as around:
+        add(job, pool.zeros(job.n, "int32"))
+    for graph in (inside, around):
+        for _ in range(2):  # the quick way too
+            graph.replay()
+    with pool.frame():
+        live = pool.array(job.ys)
+        for graph in (inside, around, inside, around):
+            with pytest.raises(GraphError, match="shares scratch memory with a frame") as refused:
+                graph.replay()
+            assert refused.value.hint == "replay it outside `with pool.frame()`"
+            with pytest.raises(GraphError, match="shares scratch memory"):
+                elsewhere(partial(graph.replay, stream=device.stream()))
+        np.testing.assert_array_equal(live.numpy(), job.ys)
+    for graph in (inside, around):
+        graph.replay()
+        assert graph.num_replays == 3
+
+
+def test_and_is_as_quick_as_ever_once_the_frame_has_ended(flaky: Flaky) -> None:
+    pool = flaky.gpu.pool(8 * KIB)
+    with flaky.gpu.capture() as graph, pool.frame():
+        pool.zeros(31)
+    with pool.frame():
+        pool.zeros(31)
+    graph.replay()
+    with flaky.asked() as asked:
+        graph.replay()
+    assert asked == {"replay": 1}
+    assert not graph._doubts
+
+
+def test_a_frame_refuses_the_graphs_that_it_has_reached_and_no_others(device: Gpu) -> None:
+    job, pool = work(device), device.pool(64 * KIB)
+    with pool.frame():
+        bytes_of(pool, 4 * KIB)
+        with device.capture() as graph, pool.frame():
+            add(job, pool.zeros(job.n, "int32"))
+    with pool.frame():
+        first = pool.array(job.ys)  # where that frame had nothing
+        for _ in range(3):
+            graph.replay()
+        np.testing.assert_array_equal(first.numpy(), job.ys)
+        bytes_of(pool, 4 * KIB)
+        with pytest.raises(GraphError, match="shares scratch memory"):
+            graph.replay()
+        with device.capture() as mine, pool.frame():
+            add(job, pool.zeros(job.n, "int32"))
+        mine.replay()
+        pool.zeros(job.n, "int32")
+        with pytest.raises(GraphError, match="shares scratch memory"):
+            mine.replay()
+
+
+def test_a_graph_is_replayed_inside_the_frame_it_was_captured_in(device: Gpu) -> None:
+    job, pool = work(device), device.pool()
+    with pool.frame():
+        before = pool.array(job.ys)
+        with device.capture() as graph:
+            with pool.frame():
+                part = pool.zeros(job.n, "int32")
+                add(job, part)
+                add(job, before)
+            after = pool.zeros(job.n, "int32")  # where `part` was
+            add(job, after, 5)
+        assert after.address == part.address
+        for times in (1, 2, 3):
+            graph.replay()
+            np.testing.assert_array_equal(before.numpy(), job.ys + 3 * times * job.xs)
+            np.testing.assert_array_equal(after.numpy(), 5 * job.xs)
+
+
+def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gpu) -> None:
+    job, pool = work(device), device.pool()
+
+    @device.graphed()
+    def step(x: Array) -> Array:
+        job.axpy[5, 64](3, x, job.y, job.n)
+        return job.y
+
+    total = job.ys.copy()
+    for factor in range(1, 6):
+        with pool.frame():
+            step(pool.array(factor * job.xs))
+        total += 3 * factor * job.xs
+        np.testing.assert_array_equal(job.y.numpy(), total)
+    assert len(step.graphs) == 1
+
+
+def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    with device.capture() as graph, pool.frame():
+        part = pool.zeros(job.n, "int32")
+        add(job, part)
+        job.y.copy_from(part)
+    with device.capture(), pool.frame():
+        pool.zeros(job.n, "int32")
+        elsewhere(graph.replay)
+    np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
+
+
+def test_frames_wait_for_other_streams_while_another_thread_captures(flaky: Flaky) -> None:
+    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+
+    def use() -> None:
+        with pool.frame():
+            part = pool.zeros(job.n, "int32")
+            job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
+            before.update(flaky.seam.calls)
+
+    before: dict[str, int] = {}
+    with flaky.gpu.capture() as graph:
+        job.launch()
+        elsewhere(use)
+        assert flaky.seam.calls["stream.wait"] - before["stream.wait"] == 1  # home, for `side`
+    graph.replay()
+    job.check(3)
+
+
+def test_what_a_frame_gave_away_while_another_thread_captures_is_waited_for_now_and_once_more(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    job, pool = work(flaky.gpu), flaky.gpu.pool(8 * KIB)
+
+    def use() -> None:
+        with pool.frame():
+            assert np.from_dlpack(pool.array([3, 4], "int32")).tolist() == [3, 4]
+
+    with flaky.asked("synchronize", "stream.synchronize") as asked, flaky.gpu.capture():
+        job.launch()
+        elsewhere(use)
+    assert asked["stream.synchronize"] >= 1  # one by one: all at once would spoil the capture
+    assert "synchronize" not in asked
+    for times in (1, 0):
+        with flaky.asked("synchronize") as asked, pool.frame():
+            pool.zeros(2)
+        assert asked.get("synchronize", 0) == times
+
+
+def test_a_wait_that_would_spoil_a_capture_is_refused_and_made_up_for(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
+    job, pool = work(flaky.gpu), flaky.gpu.pool(8 * KIB)
+
+    def use() -> None:
+        with pool.frame():
+            np.from_dlpack(pool.zeros(2))
+
+    with flaky.gpu.capture(mode="global"):
+        job.launch()
+        with pytest.raises(CaptureError, match="synchronising while another thread captures"):
+            elsewhere(use)
+    with flaky.asked("synchronize") as asked, pool.frame():
+        pool.zeros(2)
+    assert asked == {"synchronize": 1}
+
+
+def test_frames_end_last_first(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    first, second = pool.frame(), pool.frame()
+    first.__enter__()
+    a = pool.array([1, 2], "int32")
+    second.__enter__()
+    b = pool.array([3, 4], "int32")
+    with pytest.raises(GraphError, match="frames end last first") as refused:
+        first.__exit__(None, None, None)
+    assert "this one ends with it" in str(refused.value.hint)
+    assert (a.numpy().tolist(), b.numpy().tolist()) == ([1, 2], [3, 4])
+    second.__exit__(None, None, None)
+    for ended in (a, b):
+        with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
+            ended.numpy()
+    with pool.frame():
+        assert pool.empty(2, "int32").address == a.address
+
+
 def test_measuring_counts_what_frames_take_once(device: Gpu) -> None:
     job, pool = work(device), device.pool()
 
@@ -864,6 +1128,8 @@ def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
             stale.replay()
     with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
         bytes_of(pool, 1)
+    with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
+        pool.frame().__enter__()
 
 
 def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:

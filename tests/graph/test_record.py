@@ -439,3 +439,19 @@ def test_a_step_more_or_less_is_found(book: Page, what: list[Step], data: st.Dat
     first, second = captured(book, what), captured(book, more)
     assert any(" is new (test_record.py:" in row for row in first.diff(second))
     assert any(row.endswith(" is gone") for row in second.diff(first))
+
+
+def test_another_length_of_a_fill_or_a_copy_is_a_difference(device: Gpu) -> None:
+    x, y = device.zeros(20), device.zeros(20)
+
+    def captured(n: int) -> Graph:
+        with device.capture() as graph:
+            x[:n].fill(1.0)
+            y[:n].copy_from(x[:n])
+        return graph
+
+    old = captured(10)
+    assert old.diff(captured(10)) == []
+    told = old.diff(captured(20))
+    assert len(told) == 3
+    assert all("Array float32[10] became Array float32[20]" in row for row in told)

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_what_comes_back_is_what_the_capture_returned_refreshed(device: Gpu) -> 
     assert graphs.run("k", step) == {"eager": 1}
     for call in range(2, 5):
         got = graphs.run("k", step)
-        assert got is captured
+        assert got == captured
         np.testing.assert_array_equal(got["deep"][0].numpy(), made.ys + 3 * call * made.xs)
 
 
@@ -163,8 +164,26 @@ def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
     assert len({whole.address for whole, *_ in got}) == 4
 
 
-def test_what_holds_no_arrays_is_not_copied(device: Gpu) -> None:
-    made, graphs, plain = work(device, 31), device.graphs(), (1, [2], {"three": 4})
+@pytest.mark.parametrize("copy", [False, True])
+def test_lists_and_dicts_are_the_callers_own_in_every_call(copy: bool, device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs()
+
+    def step() -> Any:
+        made.launch()
+        return [1, {"two": [2]}, ("three", [3])]
+
+    for _ in range(4):
+        got = graphs.run("k", step, copy=copy)
+        assert got == [1, {"two": [2]}, ("three", [3])]
+        got[1]["two"].append(0)
+        got[1]["more"] = 0
+        got[2][1].append(0)
+        got.append(0)
+    assert "k" in graphs
+
+
+def test_what_holds_no_list_and_no_array_comes_back_as_it_is(device: Gpu) -> None:
+    made, graphs, plain = work(device, 31), device.graphs(), (1, ("two", None), Named(3, b"four"))
 
     def step() -> Any:
         made.launch()
@@ -210,6 +229,48 @@ def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None
     made.check(9)
 
 
+@pytest.mark.parametrize("verb", ["run", "replay"])
+def test_a_graph_that_its_owner_closes_counts_as_absent(verb: str, device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    graph = made.captured(100)
+    graphs.install("k", graph)
+    graph.close()
+    assert "k" not in graphs
+    assert len(graphs) == 0
+    if verb == "replay":
+        assert graphs.replay("k") is False
+    for _ in range(3):
+        graphs.run("k", Step(made))
+    made.check(9)
+
+
+@pytest.mark.parametrize("verb", ["run", "replay"])
+def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
+    verb: str, device: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, graphs = work(device), device.graphs()
+    graph = made.captured(100)
+    graphs.install("k", graph)
+    found = graphs._find
+
+    def close_then(place: Any) -> Any:
+        slot = found(place)
+        graph.close()  # as another thread might, just now
+        return slot
+
+    monkeypatch.setattr(graphs, "_find", close_then)
+    if verb == "replay":
+        assert graphs.replay("k") is False
+    else:
+        graphs.run("k", Step(made))
+    made.check(3 if verb == "run" else 0)
+
+
+def test_what_is_no_graph_is_not_installed(device: Gpu) -> None:
+    with pytest.raises(InputError, match="None is not a graph"):
+        device.graphs().install("k", None)  # type: ignore[arg-type]
+
+
 def test_only_a_usable_graph_of_this_device_and_life_is_installed(
     open_device: Callable[..., Gpu],
 ) -> None:
@@ -253,10 +314,50 @@ def test_a_key_that_cannot_be_hashed_is_refused_by_name(device: Gpu) -> None:
             verb([1])  # type: ignore[operator, arg-type]
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_slots_for_nothing_are_refused(capacity: int, device: Gpu) -> None:
-    with pytest.raises(InputError, match="hold no graph"):
+@dataclass(frozen=True)
+class Frozen:
+    """A key made of parts."""
+
+    part: Any
+
+
+def test_an_array_is_no_key_and_would_be_kept_alive(device: Gpu) -> None:
+    graphs, x = device.graphs(), device.zeros(31)
+    keys: list[Any] = [x, ("k", (x,)), frozenset((x,)), Frozen(x), np.ones(3)]
+    for key in keys:
+        with pytest.raises(InputError, match=r"cannot be (part of )?a key") as refused:
+            graphs.run(key, lambda: pytest.fail("ran"))
+        assert refused.value.hint == "use what it is like instead: x.shape"
+
+
+@pytest.mark.parametrize("key", [float("nan"), (1, complex("nan")), (("a", np.float32("nan")),)])
+def test_a_key_that_is_never_found_again_is_refused(key: Any, device: Gpu) -> None:
+    with pytest.raises(InputError, match="cannot be part of a key: it is not equal to itself"):
+        device.graphs().run(key, lambda: pytest.fail("ran"))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "why"),
+    [
+        (0, "0 slots hold no graph"),
+        (-1, "-1 slots hold no graph"),
+        (1.5, "1.5 is not a number of slots"),
+        (None, "None is not a number of slots"),
+        ("8", "'8' is not a number of slots"),
+    ],
+)
+def test_a_capacity_is_a_number_of_slots(capacity: Any, why: str, device: Gpu) -> None:
+    with pytest.raises(InputError, match=why) as refused:
         device.graphs(capacity)
+    assert refused.value.hint == "capacity=1 or more"
+    five: Any = np.int64(5)
+    assert device.graphs(five).capacity == 5
+
+
+def test_a_scalar_cannot_have_the_name_of_what_a_replay_takes(device: Gpu) -> None:
+    for name in ("owner", "stream", "synchronize"):
+        with pytest.raises(InputError, match=f"a scalar cannot be called '{name}'"):
+            device.scalar("int32", name=name)
 
 
 # Eviction
@@ -357,6 +458,7 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
     assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
     assert "copying to the host inside a capture" in one.reason
     assert "test_slots.py" in one.reason
+    assert one.reason.endswith("(hint: read results after the replay)")
     assert "'k': failed 3 times, tries again in 56 calls" in str(graphs.report())
     assert len(graphs) == 0
 
@@ -823,7 +925,13 @@ def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"), [(range(5), "5 keys do not fit into 4 slots"), ((1, "a"), "must have an order")]
+    ("keys", "why"),
+    [
+        (range(5), "5 keys do not fit into 4 slots"),
+        ((1, "a"), "must have an order"),
+        (5, "5 is not a collection of keys"),
+        ([[1]], r"\[1\] cannot be a key"),
+    ],
 )
 def test_what_cannot_be_warmed_is_refused_before_anything_runs(
     keys: Any, why: str, device: Gpu
@@ -976,6 +1084,16 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
     assert str(report) == "('decode', 8): 1 node, 2,056 bytes, 2 replays"
     assert repr(graphs) == f"<Graphs on {device.name}: 1 of 64 slots>"
     assert str(device.graphs().report()) == "no slots"
+
+
+def test_the_report_counts_in_words(device: Gpu) -> None:
+    made, graphs = work(device, 31), device.graphs()
+    warmed(graphs, Step(made), "a")
+    for _ in range(2 + 15):
+        graphs.run("b", lambda: None)
+    slot, quarantined = str(graphs.report()).splitlines()
+    assert slot == "'a': 1 node, 248 bytes, 1 replay"
+    assert "'b': failed 1 time, tries again in 1 call: CaptureError" in quarantined
 
 
 def test_captures_evictions_and_quarantine_are_events(open_device: Callable[..., Gpu]) -> None:

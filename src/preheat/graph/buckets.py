@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from preheat.dtypes import dtype_of
 from preheat.errors import InputError
+from preheat.runtime.array import Array
+from preheat.runtime.host import element_bytes, host_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +21,7 @@ _SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
     """1, 2, 4, 8, then the multiples of `step` after 8, ending in `limit` whatever it is."""
+    limit, step = _whole(limit, "a limit"), _whole(step, "a step")
     if limit < 1 or step < 1:
         raise InputError(f"there are no buckets up to {limit} in steps of {step}", hint="use 1 or more")
     steps = range(_SMALL[-1] // step * step + step, limit, step)
@@ -25,8 +30,13 @@ def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
 
 def bucket(n: int, sizes: Iterable[int]) -> int:
     """The smallest of `sizes` that holds `n`."""
-    known = tuple(sizes)
-    fits = [size for size in known if size >= n >= 0]
+    n = _whole(n, "a number of rows")
+    if n < 0:
+        raise InputError(f"no bucket holds {n}: it is negative")
+    if not isinstance(sizes, Iterable):
+        raise InputError(f"{sizes!r} is not a collection of sizes", hint=f"buckets({sizes!r})")
+    known = [_whole(size, "a size") for size in sizes]
+    fits = [size for size in known if size >= n]
     if not fits:
         shown = ", ".join(map(str, sorted(known)[-4:])) or "none"
         raise InputError(f"no bucket holds {n}; the largest are: {shown}", hint="buckets(limit)")
@@ -37,11 +47,41 @@ def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
     """A host array with its first axis brought to `size` by rows of `fill`; itself where it is so."""
     import numpy
 
-    host = numpy.asarray(array)
+    host, size = _on_host(array), _whole(size, "a number of rows")
     if not host.ndim or len(host) > size:
         raise InputError(f"an array of shape {host.shape} cannot be padded to {size} rows")
     if len(host) == size:
         return host
-    out = numpy.full((size, *host.shape[1:]), fill, host.dtype)
+    out = numpy.empty((size, *host.shape[1:]), host.dtype)
     out[: len(host)] = host
+    out[len(host) :] = _element(fill, host.dtype)
     return out
+
+
+def _whole(given: Any, what: str) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise InputError(f"{given!r} is not {what}: it must be an integer") from None
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    if isinstance(array, Array) or hasattr(array, "__cuda_array_interface__"):
+        hint = "pad the rows on the host, then write them: x.write(padded(rows, size))"
+        raise InputError(f"{type(array).__name__} on a device cannot be padded", hint=hint)
+    import numpy
+
+    return array if isinstance(array, numpy.ndarray) else host_array(array, None)
+
+
+def _element(fill: Any, dtype: np.dtype[Any]) -> Any:
+    """One element for an array of `dtype`; a value that does not fit is an error."""
+    import numpy
+
+    if dtype.kind in "biuf":
+        kind = dtype_of(dtype.newbyteorder("="))
+        return numpy.frombuffer(element_bytes(fill, kind), kind.numpy())[0]
+    try:
+        return numpy.full((), fill, dtype)[()]
+    except (TypeError, ValueError) as bad:
+        raise InputError(f"{fill!r} does not fit {dtype}: {bad}") from None

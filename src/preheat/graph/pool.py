@@ -3,6 +3,7 @@
 Pool       blocks of device memory, and who has which part of them
   Room       the parts that nobody has
   Scratch    the parts that frames hand out, each frame from the beginning
+  Sharing    the frames and graphs that use the same scratch memory
     Piece      a part that an array has; it comes back when the array is dropped or closed
 """
 
@@ -15,13 +16,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.devices import base
 from preheat.dtypes import dtype_of
-from preheat.errors import CaptureError, GraphError, InputError, SealedError
+from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, SealedError
 from preheat.graph.graph import Graph
 from preheat.graph.record import caller
 from preheat.runtime.array import Array
@@ -29,7 +31,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.memory import Buffer, Dependent, follow
 from preheat.runtime.stream import Event
-from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act
+from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, SYNCHRONIZE, Act, Window
 
 __all__ = ["Piece", "Pool"]
 
@@ -53,6 +55,10 @@ class Stretch(NamedTuple):
     def joins(self, other: Stretch) -> bool:
         """Whether `other` goes on where this one ends."""
         return self.block is other.block and self.end == other.address
+
+    def overlaps(self, other: Stretch) -> bool:
+        """Whether they have bytes in common."""
+        return self.address < other.end and other.address < self.end
 
     def joined(self, other: Stretch) -> Stretch:
         """Both as one."""
@@ -108,38 +114,46 @@ class Piece(Buffer):
             self._give_back()()
 
 
+_ENDED = "the frame of its pool has ended"
 _NOWHERE: deque[Returned] = deque(maxlen=0)  # what a frame handed out is the frame's to take back
 
 
 class Scrap(Piece):
     """A piece of scratch memory: arrays of it end with the frame, graphs that use it do not."""
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_ended", "_inside", "_sharing")
 
-    def __init__(self, stretch: Stretch, size: int) -> None:
-        self._ended = False
+    def __init__(self, stretch: Stretch, size: int, sharing: Sharing, *, inside: bool) -> None:
+        self._ended, self._inside, self._sharing = False, inside, sharing
         super().__init__(stretch, size, _NOWHERE)
 
     @property
     def lost(self) -> str | None:
         """Why this memory cannot be used, or None while it can."""
-        return "the frame of its pool has ended" if self._ended else super().lost
+        return _ENDED if self._ended else super().lost
 
     def tell(self, dependent: Dependent) -> None:
         """Let `dependent` know when this memory is closed or, unless a graph, when the frame ends."""
         super().tell(dependent)
-        if self._ended:
-            self._expire(dependent)
+        if isinstance(dependent, Graph):
+            self._sharing.join(dependent)
+        elif self._ended:
+            dependent.expire(_ENDED)
+
+    def harms(self, live: Scrap) -> bool:
+        """Whether a graph that uses this, of a frame that ended, would overwrite a live frame's array.
+
+        Not where the capture was given the array that was at that very place: that is its operand.
+        """
+        operand = not self._inside and self.generation == live.generation
+        return self._ended and not operand and self.stretch.overlaps(live.stretch)
 
     def end(self) -> None:
         """The frame is over."""
         self._ended = True
         for dependent in self.dependents():
-            self._expire(dependent)
-
-    def _expire(self, dependent: Dependent) -> None:
-        if not isinstance(dependent, Graph):
-            dependent.expire("the frame of its pool has ended")
+            if not isinstance(dependent, Graph):
+                dependent.expire(_ENDED)
 
 
 class Room:
@@ -210,12 +224,52 @@ class Scratch:
             self.stretches.append(more)
 
 
-class Frame(NamedTuple):
+@dataclass(eq=False)
+class Frame:
     """A frame under way: whose it is, where it began, what it handed out."""
 
     thread: int
     began: tuple[int, int]
-    scraps: list[Scrap]
+    captured: bool  # it began inside a capture, where nothing runs
+    scraps: list[Scrap] = field(default_factory=list)
+    over: bool = False  # and yet under way, because of a later one
+
+
+class Sharing:
+    """Frames under way, the last one last, and the graphs whose replays use the same memory."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.lock = threading.Lock()
+        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    def begin(self, frame: Frame) -> None:
+        """One more frame; until it ends, graphs ask before they are replayed."""
+        self.frames.append(frame)
+        with self.lock:
+            graphs = [] if frame.captured else list(self._graphs)
+        for graph in graphs:
+            graph.doubt(self.ask)
+
+    def join(self, graph: Graph) -> None:
+        """One more graph."""
+        with self.lock:
+            self._graphs.add(graph)
+        graph.doubt(self.ask)
+
+    def ask(self, graph: Graph) -> None:
+        """Raise where a replay would overwrite arrays of a frame; ask again while there are frames."""
+        frames = [frame for frame in list(self.frames) if not frame.captured]
+        if not frames:
+            return
+        graph.doubt(self.ask)
+        mine = [buffer for buffer in graph._buffers if isinstance(buffer, Scrap)]
+        live = {scrap for frame in frames for scrap in list(frame.scraps)}.difference(mine)
+        if any(scrap.harms(other) for scrap in mine for other in live):
+            raise GraphError(
+                f"{graph} cannot be replayed now: it shares scratch memory with a frame that is open",
+                hint="replay it outside `with pool.frame()`",
+            )
 
 
 class Pool:
@@ -229,8 +283,9 @@ class Pool:
     Arrays from a pool are arrays like any other. Dropping or closing one gives its memory back to the
     pool; the pool gives its blocks back to the device once neither it nor such an array is left.
     Requests get the first place where they fit, so the same requests get the same addresses again.
-    Outside a capture a pool grows by itself, inside it refuses what it has no room for. Memory that
-    was used in another stream is handed out again only behind that use. Safe from any thread.
+    Outside a capture a pool grows by itself, inside it refuses what it has no room for, and makes
+    more of it for the next try. Memory that was used in another stream is handed out again only
+    behind that use. Safe from any thread.
     """
 
     def __init__(self, context: Context, size: int | None = None) -> None:
@@ -242,8 +297,11 @@ class Pool:
         self._returns: deque[Returned] = deque()  # finalizers append to it, and do nothing else
         self._pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self._scraps: weakref.WeakSet[Scrap] = weakref.WeakSet()  # those among them that are scratch
-        self._frames: list[Frame] = []
+        self._sharing = Sharing()
         self._taken = self._peak = self._measuring = 0
+        self._asked: weakref.WeakKeyDictionary[Window, int] = weakref.WeakKeyDictionary()
+        self._wanted = 0  # by a capture that found no room
+        self._owed = False  # a wait for the libraries that got scratch memory
         self._sealed = self._closed = False
         _alive.add(self)
         if size is not None:
@@ -286,7 +344,7 @@ class Pool:
         self._context.require()
         window = self._context.window()
         with nullcontext() if window is None else window.attempt():
-            return Array(self._piece(size, inside=window is not None), kind, extents)
+            return Array(self._piece(size, window), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:
         """An array of zeros; inside a capture every replay makes it so again."""
@@ -303,69 +361,79 @@ class Pool:
         host = host_array(data, wanted)
         return self.empty(host.shape, wanted or dtype_of(host.dtype)).write(host)
 
-    def _piece(self, size: int, *, inside: bool) -> Piece:
+    def _piece(self, size: int, window: Window | None) -> Piece:
         need = _rounded(size)
         with self._lock:
             self._require(f"{need:,} bytes were asked for")
             self._collect()
+            self._catch_up()
             frame = self._frame()
             piece = (
-                Piece(self._take(need, inside=inside), size, self._returns)
+                Piece(self._take(need, window), size, self._returns)
                 if frame is None
-                else self._scrap(frame, need, size, inside=inside)
+                else self._scrap(frame, need, size, window)
             )
             self._pieces.add(piece)
             return piece
 
     def _require(self, wanted: str) -> None:
-        self._context.require()
-        if self._closed:
-            raise InputError(f"this pool is closed: {wanted}")
+        self._require_open(wanted)
         if self._sealed:
             raise SealedError(
                 f"the pool is sealed: {wanted}", hint="take it before pool.seal(), or pool.unseal()"
             )
+
+    def _require_open(self, wanted: str) -> None:
+        self._context.require()
+        if self._closed:
+            raise InputError(f"this pool is closed: {wanted}")
 
     def _collect(self) -> None:
         """Have again what came back; what others may be using only where it can be ordered."""
         if self._measuring or not self._returns:
             return
         careful = bool(self._context.windows)
-        back = [self._returns.popleft() for _ in range(len(self._returns))]
+        back = [self._returns[at] for at in range(len(self._returns))]
         ready = [each for each in back if each.at_rest or not careful]
-        self._returns.extend(each for each in back if careful and not each.at_rest)
         if any(each.exported for each in ready):
-            self._context.device.synchronize()
+            self._context.wait()
         for each in ready:
             for user in each.users:
                 follow(each.stretch.block.home, user)
+        for _ in back:  # only now: what raised above has lost nothing
+            self._returns.popleft()
+        self._returns.extend(each for each in back if careful and not each.at_rest)
         self._taken -= sum(each.stretch.size for each in ready)
         self._room.put(*(each.stretch for each in ready))
 
-    def _take(self, size: int, *, inside: bool) -> Stretch:
+    def _take(self, size: int, window: Window | None) -> Stretch:
         found = self._room.take(size)
-        if found is None and inside:
-            raise self._no_room(size)
+        if found is None and window is not None:
+            raise self._no_room(size, window)
         if found is None:
             self._grow(max(size, _BLOCK))
-            return self._take(size, inside=inside)
-        self._count(size)
+            return self._take(size, window)
+        self._count(size, window)
         return found
 
-    def _count(self, size: int) -> None:
+    def _count(self, size: int, window: Window | None) -> None:
+        if window is not None:
+            self._asked[window] = self._asked.get(window, 0) + size
         self._taken += size
         self._peak = max(self._peak, self._used())
 
     def _used(self) -> int:
         return self._taken - sum(each.stretch.size for each in list(self._returns))
 
-    def _no_room(self, size: int) -> CaptureError:
+    def _no_room(self, size: int, window: Window) -> CaptureError:
+        # How much more it would have asked for nobody knows: each try gets twice what the last one had.
+        self._wanted = max(self._wanted, 2 * (self._asked.get(window, 0) + size))
         free = sum(each.size for each in self._room.stretches)
         return CaptureError(
             f"the pool has no room: {size:,} bytes were asked for inside a capture, "
             f"and of {free:,} free ones {self._room.largest:,} are side by side",
             where=caller(),
-            hint=f"before the capture: pool.measure(body), or pool.reserve({size})",
+            hint=f"right before each capture: pool.measure(body), or pool.reserve({size})",
         )
 
     # Growing
@@ -382,6 +450,15 @@ class Pool:
             self._shrink()
             self._grow(need)
 
+    def _catch_up(self) -> None:
+        """Outside captures, make room for the next try of one that had too little, if there is any."""
+        if self._wanted and not self._context.windows:
+            wanted, self._wanted = self._wanted, 0
+            if wanted > self._room.largest:
+                self._shrink()
+                with suppress(OutOfMemoryError):  # that capture will say again that there is no room
+                    self._grow(wanted)
+
     def _grow(self, size: int) -> None:
         block = Buffer(self._context, size, self._context.stream)
         self._blocks.append(block)
@@ -397,8 +474,9 @@ class Pool:
     def measure(self, body: Callable[[], object]) -> int:
         """Run `body` once, for real, and make room for a capture of it; returns the bytes it took.
 
-        As in a capture, whose graph keeps what it uses, nothing that `body` drops is handed out again
-        while it runs. What other threads take meanwhile is counted with it.
+        The room is for the next capture: measure another body after that. As in a capture, whose graph
+        keeps what it uses, nothing that `body` drops is handed out again while it runs. What other
+        threads take meanwhile is counted with it.
         """
         self._context.forbid(_MEASURE)
         with self._lock:
@@ -436,69 +514,88 @@ class Pool:
         is best captured first; they stay valid and keep it. Arrays expire at the frame's end. What is
         in them does not survive from one replay to the next, and graphs that share scratch memory
         must be replayed in one stream. A frame may be inside a capture or around it, and inside another
-        frame, whose memory it leaves alone.
+        frame, whose memory it leaves alone. While it is open outside a capture, graphs of earlier
+        frames that would overwrite what it has handed out are not replayed: `GraphError`.
         """
         with self._lock:
-            self._begin()
+            frame = self._begin()
         try:
             yield
         finally:
             with self._lock:
-                self._end()
+                self._end(frame)
 
-    def _begin(self) -> None:
-        self._context.require()
-        if self._frames and self._frame() is None:
+    def _begin(self) -> Frame:
+        self._require_open("a frame was to begin")
+        if self._sharing.frames and self._frame() is None:
             raise GraphError(
                 "another thread is inside a frame of this pool, which would share its memory",
                 hint="give each thread a pool of its own",
             )
         self._settle()
-        self._frames.append(Frame(threading.get_ident(), self._scratch.at, []))
+        captured = self._context.window() is not None
+        frame = Frame(threading.get_ident(), self._scratch.at, captured)
+        self._sharing.begin(frame)
+        return frame
 
-    def _end(self) -> None:
-        frame = self._frames.pop()
+    def _end(self, frame: Frame) -> None:
+        frames, frame.over = self._sharing.frames, True
+        while frames and frames[-1].over:
+            self._finish(frames.pop())
+        if frame in frames:
+            raise GraphError(
+                "a frame was to end before one that began later: frames end last first",
+                hint="leave the later frame first; this one ends with it",
+            )
+        self._settle()
+
+    def _finish(self, frame: Frame) -> None:
         self._scratch.at = frame.began
         for scrap in frame.scraps:
             scrap.end()
-        self._settle()
-        if self._context.alert is None and any(scrap.exported for scrap in frame.scraps):
-            self._context.device.synchronize()
+            self._owed = self._owed or scrap.exported
 
     def _frame(self) -> Frame | None:
-        mine = self._frames and self._frames[-1].thread == threading.get_ident()
-        return self._frames[-1] if mine else None
+        frames = self._sharing.frames
+        return frames[-1] if frames and frames[-1].thread == threading.get_ident() else None
 
     def _settle(self) -> None:
         """Order home behind every stream that used scratch memory since; they are new to it again."""
-        if self._context.alert is not None:
+        if self._context.lost is not None or self._context.window() is not None:
             return
         for scrap in list(self._scraps):
             scrap.behind.clear()
         for each in self._scratch.stretches:
             each.block.settle()
+        if self._owed:
+            self._context.forbid(SYNCHRONIZE)
+            with self._context.gate:
+                # While another thread captures, only our own streams can be waited for.
+                partly = bool(self._context.captures())
+                self._context.wait()
+                self._owed = partly
 
-    def _scrap(self, frame: Frame, need: int, size: int, *, inside: bool) -> Scrap:
+    def _scrap(self, frame: Frame, need: int, size: int, window: Window | None) -> Scrap:
         found = self._scratch.take(need)
         while found is None:
-            self._scratch.put(self._more(need, inside=inside))
+            self._scratch.put(self._more(need, window))
             found = self._scratch.take(need)
-        scrap = Scrap(found, size)
+        scrap = Scrap(found, size, self._sharing, inside=window is not None)
         places = self._scratch.generations
         scrap.generation = places.setdefault((found.address, size), scrap.generation)
         frame.scraps.append(scrap)
         self._scraps.add(scrap)
         return scrap
 
-    def _more(self, need: int, *, inside: bool) -> Stretch:
+    def _more(self, need: int, window: Window | None) -> Stretch:
         """More scratch memory: what the last stretch lacks, where that is free, else a new one."""
         if self._scratch.stretches:
             lacks = need - self._scratch.left()
             found = self._room.take(lacks, after=self._scratch.stretches[-1])
             if found is not None:
-                self._count(lacks)
+                self._count(lacks, window)
                 return found
-        return self._take(need, inside=inside)
+        return self._take(need, window)
 
     # Life
 
@@ -544,7 +641,7 @@ _alive: weakref.WeakSet[Pool] = weakref.WeakSet()
 def _after_fork() -> None:
     """No thread of the child is inside a pool."""
     for pool in list(_alive):
-        pool._lock = threading.Lock()
+        pool._lock, pool._sharing.lock = threading.Lock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

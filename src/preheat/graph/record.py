@@ -53,6 +53,9 @@ def caller() -> str:
 _CONTEXTLIB = sys.modules["contextlib"].__file__
 
 
+_WHOLE = "array"  # the type of memory whose extent is part of the work: filled, or copied
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a captured launch: its bytes and, for memory of ours, which memory it is.
@@ -76,7 +79,8 @@ class Argument:
     def same(self, other: Argument) -> bool:
         """Whether a replay would use the same thing."""
         if self.generation is not None or other.generation is not None:
-            return (self.generation, self.offset) == (other.generation, other.offset)
+            same = (self.generation, self.offset) == (other.generation, other.offset)
+            return same and (self.type != _WHOLE or self.text == other.text)
         return self.value == other.value
 
     def __str__(self) -> str:
@@ -185,7 +189,7 @@ def _dim(size: base.Dim3) -> str:
     return str(size[0]) if size[1:] == (1, 1) else str(size)
 
 
-def memory(array: Array, type: str = "array") -> Argument:
+def memory(array: Array, type: str = _WHOLE) -> Argument:
     """An array as an argument."""
     return Argument(
         type,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import os
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
 from preheat.devices import base
@@ -17,14 +21,15 @@ from preheat.errors import (
     DriverError,
     GraphError,
     InputError,
-    StaleGraphError,
 )
-from preheat.graph import trees
+from preheat.graph import record, trees
 from preheat.graph.graph import Graph, State
+from preheat.graph.record import Argument, Node
 from preheat.runtime.context import Context
+from preheat.runtime.memory import newest
 from preheat.runtime.window import Act
 
-__all__ = ["Graphs", "Quarantined", "Report", "SlotReport"]
+__all__ = ["Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of"]
 
 R = TypeVar("R")
 Body = Callable[[Sequence[Any]], R]  # a step, given the arrays that a slot has copies of
@@ -33,7 +38,17 @@ _WAITS = tuple(16 << failures for failures in range(9))  # eager calls after eac
 _REMEMBERED = 1024  # keys without a graph, at least
 
 _USABLE = (State.CAPTURED, State.READY)
+_PLAIN = (int, float, complex, str, bytes, type(None))
+_NO_ARRAYS = "use what it is like instead: x.shape"
 _WARM = Act("warming graphs", "warm before the capture")
+
+
+class Step(NamedTuple):
+    """One call to warm: its key, its body, and the arrays that a slot is to have copies of."""
+
+    key: Hashable
+    body: Body[Any]
+    given: Sequence[Any] = ()
 
 
 class SlotReport(NamedTuple):
@@ -69,12 +84,13 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         rows = [
-            f"{slot.key!r}: {slot.nodes} node{'' if slot.nodes == 1 else 's'}, {slot.nbytes:,} bytes, "
-            f"{slot.replays} replays"
+            f"{slot.key!r}: {_count(slot.nodes, 'node')}, {slot.nbytes:,} bytes, "
+            f"{_count(slot.replays, 'replay')}"
             for slot in self.slots
         ]
         rows += [
-            f"{one.key!r}: failed {one.failures} times, tries again in {one.waits} calls: {one.reason}"
+            f"{one.key!r}: failed {_count(one.failures, 'time')}, "
+            f"tries again in {_count(one.waits, 'call')}: {one.reason}"
             for one in self.quarantined
         ]
         return "\n".join(rows) or "no slots"
@@ -100,9 +116,7 @@ class Graphs:
         *,
         checked: bool = False,
     ) -> None:
-        if capacity < 1:
-            raise InputError(f"{capacity} slots hold no graph", hint="capacity=1 or more")
-        self.capacity, self.checked = capacity, checked
+        self.capacity, self.checked = _capacity(capacity), checked
         self._context, self._capture = context, capture
         self._life = context()
         self._slots: OrderedDict[_Place, _Slot] = OrderedDict()  # the least recently used first
@@ -123,14 +137,15 @@ class Graphs:
 
         At first sight of `key` the body runs, the second time it is captured and the graph replayed,
         from then on the graph is replayed. What comes back is what the body returned as it was
-        captured: the same arrays, with new content after every call; with `copy`, copies of them.
-        Python inside the body therefore runs the first two times only.
+        captured: the same arrays, with new content after every call, in lists and dicts that are the
+        caller's own; with `copy`, copies of them. Python inside the body therefore runs the first two
+        times only.
 
         A body that cannot be captured runs as it is, and its key is left in peace for a while: see
         `report`. An error that the device does not survive is raised. Inside a capture the body becomes
         part of that.
         """
-        return self._step(key, lambda _: body(), (), owner=owner, copy=copy)
+        return self._step(key_of(key), lambda _: body(), (), owner=owner, copy=copy)
 
     def _step(
         self, key: Hashable, body: Body[R], given: Sequence[Any], *, owner: object, copy: bool
@@ -138,7 +153,7 @@ class Graphs:
         """`run` for a body of arrays: slots have arrays of their own, which are `given` the content."""
         if self._context().window() is not None:
             return body(given)
-        place = self._place(key, owner)
+        place = _Place(self._token(owner), key)
         slot = self._find(place)
         if slot is None:
             slot = self._captured(place, body, given)
@@ -148,7 +163,9 @@ class Graphs:
             try:
                 outputs: R = slot.step(given, copy=copy)
                 return outputs
-            except StaleGraphError:
+            except GraphError:
+                if slot.usable:
+                    raise
                 self._drop(place, slot)
         made = body(given)
         self._seen(place)
@@ -162,7 +179,9 @@ class Graphs:
             return False
         try:
             slot.graph.replay(**scalars)
-        except StaleGraphError:
+        except GraphError:
+            if slot.usable:
+                raise
             self._drop(place, slot)
             return False
         return True
@@ -173,27 +192,35 @@ class Graphs:
         For each, the body is executed once, which loads its kernels, and then captured, which executes
         nothing. `GraphError` at the end lists the keys that could not be captured.
         """
+        self._warm(
+            [Step(key_of(key), partial(_ignoring, body, key)) for key in _largest_first(keys)], owner
+        )
+
+    def _warm(self, steps: Sequence[Step], owner: object) -> None:
+        """`warm`, in this order."""
         self._context().forbid(_WARM)
-        wanted = _largest_first(keys)
+        wanted: dict[Hashable, Step] = {}
+        for step in steps:
+            wanted.setdefault(step.key, step)
         if len(wanted) > self.capacity:
             raise InputError(
-                f"{len(wanted)} keys do not fit into {self.capacity} slots",
-                hint=f"gpu.graphs(capacity={len(wanted)})",
+                f"{len(wanted)} keys do not fit into {_count(self.capacity, 'slot')}",
+                hint=f"capacity={len(wanted)}",
             )
-        reasons = {key: self._warmed(key, body, owner) for key in wanted}
+        reasons = {key: self._warmed(step, owner) for key, step in wanted.items()}
         failed = [f"{key!r}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
-            text = f"{len(failed)} of {len(wanted)} keys could not be captured"
-            raise GraphError("\n  ".join((text, *failed)), hint="until they can, `run` runs them as is")
+            text = f"{len(failed)} of {_count(len(wanted), 'key')} could not be captured"
+            raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
 
-    def _warmed(self, key: Any, body: Callable[[Any], object], owner: object) -> str | None:
+    def _warmed(self, step: Step, owner: object) -> str | None:
         """Warm one key; returns why that was impossible."""
-        place = self._place(key, owner)
+        place = _Place(self._token(owner), step.key)
         if self._find(place) is not None:
             return None
-        body(key)
+        step.body(step.given)
         self._seen(place, ready=True)
-        self._captured(place, lambda _: body(key), ())
+        self._captured(place, step.body, step.given)
         with self._lock:
             known = self._known.get(place)
             return None if known is None else known.reason
@@ -204,6 +231,8 @@ class Graphs:
         self, key: Hashable, graph: Graph, outputs: object = None, *, owner: object = None
     ) -> None:
         """Let `key` mean `graph` from now on, and `run` return `outputs`. The graph stays yours too."""
+        if not isinstance(graph, Graph):
+            raise InputError(f"{graph!r} is not a graph", hint="with gpu.capture() as graph: …")
         if graph.state not in _USABLE:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
         place = self._place(key, owner)
@@ -233,7 +262,7 @@ class Graphs:
             gone = self._refresh()
             slot = self._slots.get(place)
         self._let_go(gone)
-        return slot is not None and not slot.graph.stale
+        return slot is not None and slot.usable
 
     def __len__(self) -> int:
         return len(self.report().slots)
@@ -245,9 +274,7 @@ class Graphs:
         """What there is now."""
         with self._lock:
             gone = self._refresh()
-            slots = tuple(
-                slot.report(place) for place, slot in self._slots.items() if not slot.graph.stale
-            )
+            slots = tuple(slot.report(place) for place, slot in self._slots.items() if slot.usable)
             known = [(place, one) for place, one in self._known.items() if one.reason is not None]
             quarantined = tuple(
                 Quarantined(place.key, place.whose, str(one.reason), one.failures, one.wait)
@@ -268,7 +295,7 @@ class Graphs:
     # Places
 
     def _place(self, key: Hashable, owner: object) -> _Place:
-        return _Place(self._token(owner), _hashable(key, "a key"))
+        return _Place(self._token(owner), key_of(key))
 
     def _token(self, owner: object) -> Hashable:
         """What stands for an owner: a weak reference where there can be one."""
@@ -331,13 +358,13 @@ class Graphs:
     # Finding and filling
 
     def _find(self, place: _Place) -> _Slot | None:
-        """The slot of a place, now the most recently used; one that is stale is dropped."""
+        """The slot of a place, now the most recently used; one that cannot be replayed is dropped."""
         with self._lock:
             gone = self._refresh()
             slot = self._slots.get(place)
             if slot is not None:
                 self._slots.move_to_end(place)
-        if slot is not None and slot.graph.stale:
+        if slot is not None and not slot.usable:
             self._drop(place, slot)
             slot = None
         self._let_go(gone)
@@ -369,18 +396,24 @@ class Graphs:
             return claim
 
     def _captured(self, place: _Place, body: Body[Any], given: Sequence[Any]) -> _Slot | None:
-        """A new slot, where it is time for one and the body can be captured."""
+        """A new slot, where it is time for one and the body can be captured.
+
+        A body that can, and must not be, is an error: no quarantine hides it.
+        """
         claim = self._claim(place)
         if claim is None:
             return None
         slot: _Slot | None = None
         reason: str | None = None
         try:
-            slot = _Slot.captured(partial(self._graph, place.key), body, given)
+            made = _Slot.captured(partial(self._graph, place.key), body, given)
         except Exception as error:
             if claim.life.lost is not None or _fatal(error):
                 raise
             reason = _reason(error)
+        else:
+            made.require_unwritten()
+            slot = made
         finally:
             self._settle(place, claim, slot, reason)
         return slot
@@ -427,17 +460,23 @@ class Graphs:
 
 
 class _Slot:
-    """A graph with what its body returned, and the arrays that calls copy theirs into."""
+    """A graph with what its body returned, and the arrays that calls copy theirs into.
 
-    def __init__(self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = ()) -> None:
-        self.graph, self.outputs, self.inputs = graph, outputs, inputs
+    `since` is the newest memory from before the capture, where that is known: what is newer was handed
+    out inside.
+    """
+
+    def __init__(
+        self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = (), since: int | None = None
+    ) -> None:
+        self.graph, self.outputs, self.inputs, self.since = graph, outputs, inputs, since
         self.lock = threading.Lock()  # from the copies in to the copies out
 
     @classmethod
     def captured(cls, new: Callable[[], Graph], body: Body[Any], given: Sequence[Any]) -> _Slot:
         """What `body` does, as a graph that is ready to replay."""
         inputs = [trees.private(array) for array in given]
-        graph = new()
+        graph, since = new(), newest()
         try:
             with graph:
                 outputs = body(inputs)
@@ -446,7 +485,26 @@ class _Slot:
             if graph.state in _USABLE:  # captured, but it cannot be made ready
                 graph.close()
             raise
-        return cls(graph, outputs, inputs)
+        return cls(graph, outputs, inputs, since)
+
+    @property
+    def usable(self) -> bool:
+        """Whether its graph can be replayed; whoever installed it may have closed it."""
+        return self.graph.state in _USABLE and not self.graph.stale
+
+    def require_unwritten(self) -> None:
+        """Raise where the graph writes into an array that calls only copy into."""
+        spans = [trees.span(array) for array in self.inputs]
+        for node in self.graph.nodes if spans else ():
+            for position, argument in _written(node):
+                address = int.from_bytes(argument.value, "little")
+                if any(address in span for span in spans):
+                    raise GraphError(
+                        f"{self.graph}: {node.name or node.kind} ({node.where}) writes argument "
+                        f"{position} ({argument.type}), which is only a copy of what the step is given",
+                        hint="pass arrays that the step writes without copy_inputs, or keep them "
+                        "outside its arguments; declare const what a kernel only reads",
+                    )
 
     def step(self, given: Sequence[Any], *, copy: bool) -> Any:
         """Replay with new content in the arrays; what the body returned, or copies of it."""
@@ -454,18 +512,12 @@ class _Slot:
             for array, other in zip(self.inputs, given, strict=True):
                 trees.refill(array, other)
             self.graph.replay()
-            return trees.copies(self.outputs) if copy else self.outputs
+            return trees.copies(self.outputs) if copy else trees.fresh(self.outputs)
 
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Raise where `body` would do something else now, captured as `new`, than this graph does."""
         with self.lock:
-            new.begin()
-            try:
-                body(self.inputs)
-            except BaseException as error:
-                new.__exit__(type(error), error, error.__traceback__)
-                raise
-            changes = self.graph.diff(new.end())
+            changes = self._changes(self._again(new, body))
             new.close()
         if changes:
             raise BakedError(
@@ -474,10 +526,115 @@ class _Slot:
                 hint="put what changes into the key, or into a gpu.scalar",
             )
 
+    def _again(self, new: Graph, body: Body[Any]) -> _Slot:
+        """What `body` does now, captured as `new` and not made ready."""
+        since = newest()
+        new.begin()
+        try:
+            outputs = body(self.inputs)
+        except BaseException as error:
+            new.__exit__(type(error), error, error.__traceback__)
+            raise
+        return _Slot(new.end(), outputs, since=since)
+
+    def _changes(self, new: _Slot) -> list[str]:
+        """What `new` does or returns differently, in words."""
+        names = _Names({}, _generations(self.graph) & _generations(new.graph))
+        (nodes, outputs), (others, returned) = self._described(names), new._described(names)
+        rows = record.diff(nodes, others)
+        for path in dict.fromkeys((*outputs, *returned)):
+            before, after = (side.get(path, _Returned("nothing")) for side in (outputs, returned))
+            if before != after:
+                rows.append(f"returned{path}: {before.became(after)}")
+        return rows
+
+    def _described(self, names: _Names) -> tuple[list[Node], dict[str, _Returned]]:
+        """Nodes and outputs, with memory from inside the capture told by its order."""
+        inside = _Inside(self.since, names)
+        nodes = [inside.node(node) for node in self.graph.nodes]
+        device, foreign = self.graph._context.device, bool(self.graph.foreign)
+        outputs = {
+            path: inside.returned(item, trees.memory(item, device), foreign=foreign)
+            for path, item in trees.leaves(self.outputs)
+        }
+        return nodes, outputs
+
     def report(self, place: _Place) -> SlotReport:
         """What there is to say of it."""
         graph = self.graph
         return SlotReport(place.key, place.whose, len(graph), graph.nbytes, graph.num_replays)
+
+
+class _Returned(NamedTuple):
+    """Something that a body returned: in words and, for memory, which."""
+
+    text: str
+    memory: object = None
+
+    def became(self, other: _Returned) -> str:
+        """The difference in words."""
+        same = self.text == other.text
+        return f"{self.text} became {'another array of that shape' if same else other.text}"
+
+
+class _Names(NamedTuple):
+    """What two captures call memory that was handed out inside them.
+
+    `given` are names, by order of appearance and what it is used as; `shared` needs none: it is the
+    same memory in both.
+    """
+
+    given: dict[tuple[int, str], int]
+    shared: set[int | None]
+
+
+class _Inside:
+    """Memory that was handed out inside a capture: each gets other pieces, in the same order."""
+
+    def __init__(self, since: int | None, names: _Names) -> None:
+        self._since, self._names = since, names
+        self._order: dict[int, int] = {}
+
+    def _name(self, generation: int, text: str) -> int:
+        if self._since is None or generation <= self._since or generation in self._names.shared:
+            return generation
+        order, given = self._order.setdefault(generation, len(self._order)), self._names.given
+        return given.setdefault((order, text), -1 - len(given))
+
+    def node(self, node: Node) -> Node:
+        """A node with such memory by its name."""
+        made = copy.copy(node)
+        made._arguments = tuple(map(self._argument, node.arguments))
+        return made
+
+    def _argument(self, given: Argument) -> Argument:
+        if given.generation is None:
+            return given
+        return replace(given, generation=self._name(given.generation, str(given)))
+
+    def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> _Returned:
+        """What was returned, likewise; of a library that takes part, which may allocate, any memory."""
+        if memory is None:
+            return _Returned(repr(item) if isinstance(item, _PLAIN) else type(item).__name__)
+        text = f"{memory.dtype}{list(memory.shape)}"
+        generation, *offset = memory.place
+        if isinstance(generation, int):
+            return _Returned(text, (self._name(generation, text), *offset))
+        return _Returned(text, (memory.strides, None if foreign else generation))
+
+
+def _generations(graph: Graph) -> set[int | None]:
+    return {argument.generation for node in graph.nodes for argument in node.arguments}
+
+
+def _written(node: Node) -> Iterator[tuple[int, Argument]]:
+    """Arguments, by position, that a node writes as far as anybody can tell."""
+    if node.kind in ("fill", "copy") and not node.foreign:
+        yield 0, node.arguments[0]
+    for position, argument in enumerate(node.arguments if node.entry else ()):
+        pointee = argument.type.removesuffix("*")
+        if pointee != argument.type and not pointee.endswith("const"):
+            yield position, argument
 
 
 class _Place(NamedTuple):
@@ -539,19 +696,58 @@ def _bury(graphs: weakref.ref[Graphs], owner: _Owner) -> None:
         gone.clear()
 
 
+def key_of(value: Any) -> Hashable:
+    """A key as given; `InputError` for what cannot be found again, or would keep memory alive."""
+    made = _hashable(value, "a key")
+    if not isinstance(value, str | int):
+        _check_key(value)
+    return made
+
+
+def _check_key(value: Any) -> None:
+    for item in value if isinstance(value, frozenset) else (trees.parts(value) or {}).values():
+        _check_key(item)
+    if trees.is_array(value):
+        raise InputError(f"{value!r} cannot be part of a key: it is an array", hint=_NO_ARRAYS)
+    if isinstance(value, Number) and value != value:
+        raise InputError(f"{value!r} cannot be part of a key: it is not equal to itself")
+
+
 def _hashable(value: Any, what: str) -> Hashable:
     try:
         hash(value)
     except TypeError as bad:
-        hint = "use plain values, or a tuple of them"
+        hint = _NO_ARRAYS if trees.is_array(value) else "use plain values, or a tuple of them"
         raise InputError(f"{value!r} cannot be {what}: {bad}", hint=hint) from None
     made: Hashable = value
     return made
 
 
-def _largest_first(keys: Iterable[Any]) -> list[Any]:
+def _capacity(given: Any) -> int:
     try:
-        return sorted(dict.fromkeys(keys), reverse=True)
+        capacity = operator.index(given)
+    except TypeError:
+        raise InputError(f"{given!r} is not a number of slots", hint="capacity=1 or more") from None
+    if capacity < 1:
+        raise InputError(f"{_count(capacity, 'slot')} hold no graph", hint="capacity=1 or more")
+    return capacity
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _ignoring(body: Callable[[Any], R], key: Any, given: Sequence[Any]) -> R:
+    del given
+    return body(key)
+
+
+def _largest_first(keys: Iterable[Any]) -> list[Any]:
+    if not isinstance(keys, Iterable):
+        raise InputError(f"{keys!r} is not a collection of keys", hint=f"use [{keys!r}]")
+    known = dict.fromkeys(map(key_of, keys))
+    try:
+        return sorted(known, reverse=True)
     except TypeError as bad:
         raise InputError(f"keys to warm must have an order: {bad}") from None
 
@@ -566,7 +762,9 @@ def _fatal(error: BaseException | None) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+    hint = getattr(error, "hint", None)
+    text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
+    return "\n".join((text, *getattr(error, "__notes__", ())))
 
 
 _alive: weakref.WeakSet[Graphs] = weakref.WeakSet()

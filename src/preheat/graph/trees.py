@@ -1,21 +1,26 @@
 """Arrays among the arguments and results of a step, ours or another library's.
 
-They are looked for in tuples, lists and dicts, inside one another; anything else is left as it is.
+They are looked for in tuples, lists, dicts and dataclasses, inside one another; anything else is left
+as it is.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import kind_of
+from preheat.runtime.operands import Pointer, kind_of
 
-__all__ = ["Memory", "copies", "each", "fillable", "memory", "own", "private", "refill"]
+__all__ = [
+    "Memory", "copies", "each", "fillable", "fresh", "is_array", "leaves", "memory", "own", "parts",
+    "private", "refill", "span",
+]  # fmt: skip
 
 _CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # by library: what makes a copy
 
@@ -32,11 +37,18 @@ class Memory(NamedTuple):
         return f"{self.dtype}{list(self.shape)}@{'+'.join(map(str, self.place))}"
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is an array of ours or of any other library."""
+    return isinstance(value, Array) or kind_of(value) is not None
+
+
 def memory(value: Any, device: base.Device) -> Memory | None:
     """What `value` is to a graph on `device`; None where it is nothing that kernels there can use."""
     if isinstance(value, Array):
         place = (value.buffer.generation, value.address - value.buffer.address)
         return Memory(value.dtype.name, value.shape, None, place)
+    if isinstance(value, Pointer):
+        return Memory("pointer", (), None, (hex(value.address),))
     kind = kind_of(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
@@ -46,28 +58,74 @@ def memory(value: Any, device: base.Device) -> Memory | None:
     return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(found.address),))
 
 
+def span(array: Any) -> range:
+    """The addresses of an array."""
+    if isinstance(array, Array):
+        return range(array.address, array.address + array.nbytes)
+    kind = kind_of(array)
+    if kind is None:
+        return range(0)
+    found = kind.read(array, UNORDERED)
+    return range(found.address, found.address + found.nbytes)
+
+
 def _strides(value: Any) -> tuple[int, ...] | None:
     told = value.stride() if hasattr(value, "stride") else getattr(value, "strides", None)
     return None if told is None else tuple(told)
 
 
-def each(value: Any, do: Callable[[Any], Any]) -> Any:
-    """The same tuples, lists and dicts with `do` done to what they hold; the very same if equal."""
+def parts(value: Any) -> dict[Any, Any] | None:
+    """What a tuple, list, dict or dataclass holds, by index, key or name; None for anything else."""
     if isinstance(value, dict):
-        made = {key: each(item, do) for key, item in value.items()}
-        if all(made[key] is item for key, item in value.items()):
-            return value
+        return value
+    if isinstance(value, tuple | list):
+        return None if isinstance(value, Pointer) else dict(enumerate(value))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type) or is_array(value):
+        return None
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return fields | getattr(value, "__dict__", {})
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in there and holds nothing itself, and where: `[0]`, `['row']`, `.first`."""
+    held = parts(value)
+    if held is None:
+        yield path, value
+        return
+    for name, item in held.items():
+        plain = isinstance(value, tuple | list | dict)
+        yield from leaves(item, f"{path}[{name!r}]" if plain else f"{path}.{name}")
+
+
+def each(value: Any, do: Callable[[Any], Any], *, fresh: bool = False) -> Any:
+    """The same with `do` done to what is in there; what is equal stays the very same.
+
+    Unless `fresh`: then lists and dicts are new ones in any case.
+    """
+    held = parts(value)
+    if held is None:
+        return do(value)
+    made = {name: each(item, do, fresh=fresh) for name, item in held.items()}
+    changed = {name: item for name, item in made.items() if item is not held[name]}
+    if changed or (fresh and isinstance(value, list | dict)):
+        return _rebuilt(value, made, changed)
+    return value
+
+
+def _rebuilt(value: Any, made: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+    if isinstance(value, dict):
         out = copy.copy(value)
         out.update(made)
         return out
-    if not isinstance(value, tuple | list):
-        return do(value)
-    items = [each(item, do) for item in value]
-    if all(new is old for new, old in zip(items, value, strict=True)):
-        return value
     if isinstance(value, list):
-        return items
-    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return list(made.values())
+    if isinstance(value, tuple):
+        return getattr(type(value), "_make", tuple)(made.values())
+    given = {field.name for field in dataclasses.fields(value) if field.init}
+    out = dataclasses.replace(value, **{name: changed[name] for name in given & changed.keys()})
+    for name in changed.keys() - given:
+        object.__setattr__(out, name, changed[name])
+    return out
 
 
 def own(array: Any) -> Any:
@@ -85,8 +143,13 @@ def _clone(array: Any) -> str | None:
 
 
 def copies(value: Any) -> Any:
-    """The same with copies of all arrays in it."""
-    return each(value, own)
+    """The same with copies of all arrays in it, in lists and dicts of its own."""
+    return each(value, own, fresh=True)
+
+
+def fresh(value: Any) -> Any:
+    """The same arrays in lists and dicts of its own."""
+    return each(value, lambda item: item, fresh=True)
 
 
 def fillable(array: Any) -> bool:

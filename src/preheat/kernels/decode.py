@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
 from preheat.graph.record import caller
 from preheat.runtime.kernel import Kernel
 
@@ -54,13 +57,15 @@ class DecodeState:
     """
 
     def __init__(self, gpu: Gpu, batch: int = 1, *, limit: int | None = None) -> None:
+        if not isinstance(gpu, Gpu):
+            raise InputError(f"{gpu!r} is not a device", hint="DecodeState(preheat.device(…), batch)")
         self.batch = _positive("batch", batch)
         self.limit = _LARGEST if limit is None else _positive("limit", limit)
         self._advance = gpu.kernel(_SOURCE, "advance")
         self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
         self.token, self.position, self.length = (self._values[row] for row in range(3))
         self._known: tuple[int, ...] | None = None  # to the host, of a single sequence
-        self._captured = False
+        self._replays: list[tuple[weakref.ref[Graph], int]] = []  # when it was set, of what advances it
         self.set([0] * self.batch, [0] * self.batch)
 
     def set(self, token: Integers, position: Integers) -> None:
@@ -68,23 +73,31 @@ class DecodeState:
         tokens = self._each("token", token, -_LARGEST - 1, _LARGEST)
         positions = self._each("position", position, 0, self.limit - 1)
         lengths = [at + 1 for at in positions]
+        replays = [(weakref.ref(graph), graph.num_replays) for graph in self._advancing()]
         self._values.write([tokens, positions, lengths, [0] * self.batch])
         self._known = (tokens[0], positions[0], lengths[0]) if self.batch == 1 else None
+        self._replays = replays
 
     def advance(self, sampled: Any = None, *, stream: object = None) -> None:
         """Move every sequence on by one position, to its token in `sampled` if given; one launch.
 
         `sampled` is int32 on the device, one for each sequence. Captured, every replay advances.
         """
-        shape = getattr(sampled, "shape", None)
+        window = self._values.buffer.context.window()
+        with nullcontext() if window is None else window.attempt():
+            self._check(sampled)
+            self._advance.launch(
+                self._values, sampled, self.limit, self.batch,
+                grid=-(-self.batch // _THREADS), block=_THREADS, stream=stream,
+            )  # fmt: skip
+        self._known = None
+
+    def _check(self, sampled: Any) -> None:
+        shape, kind = getattr(sampled, "shape", None), str(getattr(sampled, "dtype", "int32"))
         if shape is not None and math.prod(shape) != self.batch:
             raise InputError(f"{self.batch} sequences cannot go on with tokens of shape {tuple(shape)}")
-        inside = self._values.buffer.context.window() is not None
-        self._advance.launch(
-            self._values, sampled, self.limit, self.batch,
-            grid=-(-self.batch // _THREADS), block=_THREADS, stream=stream,
-        )  # fmt: skip
-        self._known, self._captured = None, self._captured or inside
+        if kind.removeprefix("torch.") != "int32":
+            raise InputError(f"tokens are int32, not {kind}", hint="cast what was sampled to int32")
 
     def read(self) -> Decoded:
         """Where every sequence is, after all work submitted so far."""
@@ -105,15 +118,10 @@ class DecodeState:
                 f"a decode state goes by value for one sequence, not for {self.batch}",
                 hint="launch with device_state=True",
             )
-        if self._captured:
+        if self._known is None or self._replayed():
             raise GraphError(
                 "the host does not know the decode state: "
-                "a graph that advances it may have been replayed",
-                hint="launch with device_state=True",
-            )
-        if self._known is None:
-            raise GraphError(
-                "the host does not know the decode state: it was advanced on the device",
+                "it was advanced on the device, or a graph that does so was replayed",
                 hint="launch with device_state=True, or state.set(token, position) first",
             )
         return self._known
@@ -125,6 +133,15 @@ class DecodeState:
     def __repr__(self) -> str:
         limit = "" if self.limit == _LARGEST else f", limit={self.limit}"
         return f"<DecodeState batch={self.batch}{limit} on {self._values.device}>"
+
+    def _advancing(self) -> list[Graph]:
+        """The graphs that advance this state."""
+        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Graph)]
+        return [one for one in graphs if any(self._values in node.arrays for node in one.nodes)]
+
+    def _replayed(self) -> bool:
+        """Whether one of them was replayed since the state was set, or is gone and may have been."""
+        return any((graph := ref()) is None or graph.num_replays != n for ref, n in self._replays)
 
     def _each(self, what: str, given: Any, least: int, most: int) -> list[int]:
         """One integer for each sequence."""
@@ -168,6 +185,8 @@ class DecodeKernel:
         kernel.launch(*args, *more, **how)
 
     def _variant(self, state: DecodeState, device_state: bool) -> tuple[Kernel, tuple[Any, ...]]:
+        if not isinstance(state, DecodeState):
+            raise InputError(f"state={state!r} is not a DecodeState")
         if device_state:
             return self.on_device, (state.token, state.position, state.length)
         return self.by_value, state.by_value()
