@@ -16,6 +16,7 @@ import pytest
 
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
+from preheat.graph.foreign import Guests
 from preheat.graph.graph import State
 from tests.graph.support import elsewhere
 from tests.runtime.support import KERNELS, Flaky, bench
@@ -110,7 +111,10 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 ) -> None:
     made = bench(flaky.gpu)
 
-    def fail(_: Any) -> None:
+    leave = Guests.leave
+
+    def fail(guests: Guests) -> None:
+        leave(guests)
         raise RuntimeError("no way back")
 
     with monkeypatch.context() as patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -36,7 +37,7 @@ class Guests:
             self._stack.enter_context(_cupy_stream(cupy, self._handle, index))
         if place == ON_GPU and torch is not None and torch.cuda.is_initialized():
             self._introduce("torch")
-            self.pool = torch.cuda.MemPool()
+            self.pool = _spare.pop() if _spare else torch.cuda.MemPool()
             there = torch.cuda.ExternalStream(self._handle, device=index)
             self._stack.enter_context(torch.cuda.stream(there))
             self._stack.enter_context(torch.cuda.use_mem_pool(self.pool))
@@ -53,6 +54,15 @@ class Guests:
         """The pool, for whoever keeps it from now on."""
         pool, self.pool = self.pool, None
         return pool
+
+    def spare(self) -> None:
+        """Keep the pool, in which nothing was allocated, for the next: torch waits when one ends."""
+        if self.pool is not None:
+            _spare.append(self.claim())
+
+
+_spare: list[object] = []
+atexit.register(_spare.clear)  # while torch can still end them
 
 
 def _cupy_stream(cupy: Any, handle: int, index: int) -> Any:

@@ -186,7 +186,7 @@ class Graph:
         self._libraries = tuple(sorted(libraries))
         if self.foreign:
             self._pool = capture.guests.claim()
-        capture.let_go()
+        capture.guests.spare()
         self.state = State.CAPTURED
         homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
         self._home = homes.pop() if len(homes) == 1 else None
