@@ -224,7 +224,7 @@ def test_closing_a_device_unloads_and_gives_back(flaky: Flaky) -> None:
     gc.collect()
     with flaky.asked("module.unload", "free", "synchronize", "stream.close", "close") as asked:
         flaky.gpu.close()
-    assert asked == {"module.unload": 1, "free": 1, "synchronize": asked["synchronize"],
+    assert asked == {"module.unload": 1, "free": 2, "synchronize": asked["synchronize"],
                      "stream.close": 1, "close": 1}  # fmt: skip
     del x
 
@@ -330,4 +330,24 @@ def test_a_kernel_of_an_earlier_life_asks_the_device_nothing(flaky: Flaky) -> No
         for door in doors:
             with pytest.raises(ContextLostError, match="it was reset"):
                 door()
+    assert asked == {}
+
+
+def test_a_device_that_is_closed_takes_back_what_is_still_held(flaky: Flaky) -> None:
+    kernel = flaky.gpu.kernel(KERNELS, "count")
+    held = [flaky.gpu.zeros(33) for _ in range(3)]
+    held[0].close()
+    with flaky.gpu.capture() as graph:
+        kernel[1, 1]()
+    graph.replay()
+    flaky.gpu.synchronize()
+    with flaky.asked("free", "executable.close") as asked:
+        flaky.gpu.close()
+    assert asked == {"free": 2, "executable.close": 1}
+    with pytest.raises(StaleBufferError, match="it was closed"):
+        held[1].numpy()
+    with flaky.asked() as asked:
+        held.clear()
+        del graph
+        gc.collect()
     assert asked == {}

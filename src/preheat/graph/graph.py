@@ -114,6 +114,7 @@ class Graph:
         self._stale = False
         self._doubts: set[Callable[[Graph], None]] = set()  # to be asked before the next replay
         _alive.add(self)
+        context.holders.add(self)
 
     # Capture
 
@@ -570,6 +571,10 @@ class Graph:
         self._buffers, self._foreign, self._scalars = [], [], {}
         self._modules, self._pool = [], None
         return give_back
+
+    def release(self) -> None:
+        """Give back what is at the device, which is closed."""
+        _close(self._executable, self._raw, keep=None)
 
     def _give_back(self) -> partial[None]:
         """What to do at a safe point; other libraries' memory goes then, too, and not before."""

@@ -46,6 +46,13 @@ class Done(Protocol):
         """Whether it has."""
 
 
+class Holder(Protocol):
+    """Something that holds memory or the like at the device."""
+
+    def release(self) -> None:
+        """Give that back at once: the device is closed, and nobody uses it any more."""
+
+
 class Loaded(Protocol):
     """A module as users hold it."""
 
@@ -78,6 +85,7 @@ class Context:
         )  # for captures alone: no event is ever waited for there
         self._held: deque[tuple[Done, object]] = deque()
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
         self.resolving = threading.Lock()
         device.on_loss = self.failed
         self.stream = device.stream()
@@ -205,6 +213,8 @@ class Context:
         """Give everything back to the device, once its work has ended."""
         self.synchronize()
         self.end(reason)
+        for holder in list(self.holders):
+            holder.release()
         for module in list(self.modules):
             module.raw.unload()
         for stream in self._streams.values():

@@ -54,7 +54,14 @@ class Buffer:
         self.open = True
 
     def _allocate(self) -> int:
-        return self.context.allocate(max(self.size, 1), self.home)
+        address = self.context.allocate(max(self.size, 1), self.home)
+        self.context.holders.add(self)
+        return address
+
+    def release(self) -> None:
+        """Give the memory back, unless another library holds it: the device is closed."""
+        if self.open and not self._exported:
+            self.context.device.free(self.address, self.home)
 
     @property
     def lost(self) -> str | None:
