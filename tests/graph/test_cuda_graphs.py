@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -503,3 +506,53 @@ def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch
         assert len(graph) == 1
         graph.replay()
     made.check(3)
+
+
+EXIT = """
+import sys
+import numpy as np
+import preheat
+
+if "torch" in sys.argv:
+    import torch
+
+    x = torch.ones(33, device="cuda")
+gpu = preheat.device("cuda")
+kernel = gpu.kernel('extern "C" __global__ void k(float* p) { p[threadIdx.x] += 1; }', "k")
+y = gpu.array(np.ones(33, "float32"))
+with gpu.capture() as ours:
+    kernel[1, 33](y)
+ours.replay()
+if "torch" in sys.argv:
+    with gpu.capture() as theirs:
+        z = x * 2
+        kernel[1, 33](z)
+    theirs.replay()
+    print(float(z.sum()))
+if "fail" in sys.argv:
+    try:
+        with gpu.capture():
+            kernel[1, 33](y)
+            y.numpy()
+    except preheat.CaptureError:
+        print("refused")
+if "close" in sys.argv:
+    gpu.close()
+if "drop" in sys.argv:
+    del ours
+print("done")
+"""
+
+
+@pytest.mark.parametrize("other", ["torch", "alone"])
+@pytest.mark.parametrize("how", ["hold", "drop", "close", "fail"])
+def test_a_process_that_captured_ends_in_peace(how: str, other: str, tmp_path: Path) -> None:
+    if other == "torch":
+        library(other)
+    environment = {**os.environ, "PREHEAT_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT, how, other],
+        capture_output=True, text=True, timeout=120, env=environment, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.endswith("done\n")
