@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from preheat.runtime.launch import Gathered, lent, order, settle
 from preheat.runtime.memory import Buffer, follow, use_of
 from preheat.runtime.operands import LIBRARIES, Operand
 from preheat.runtime.stream import Event, raw_stream
+from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.window import READY, REPLAY, Act
 
 __all__ = ["RESERVED", "Graph", "State"]
@@ -107,9 +107,7 @@ class Graph:
         self._quick_setters: dict[tuple[str, ...], base.Setter] = {}
         self._last: base.Stream | Event | None = None  # where, or until when, scalars are being read
         self._switches = switches
-        # Who uses the graph takes the one entry out of `_turn` and puts it back. That does what a lock
-        # does at half the price, and no signal can come between the taking and the `try` behind it.
-        self._turn = {0: True}
+        self._turn: Turn = {0: True}  # whoever uses the graph takes it
         self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
         self._stale = False
         self._doubts: set[Callable[[Graph], None]] = set()  # to be asked before the next replay
@@ -342,18 +340,8 @@ class Graph:
             target.synchronize()
 
     def _exclusively(self, do: Callable[[], T]) -> T:
-        """Do it with the graph to oneself: see `_turn`."""
-        turn = self._turn
-        while True:
-            try:
-                del turn[0]
-                break
-            except KeyError:
-                time.sleep(20e-6)  # what the other thread does takes microseconds
-        try:
-            return do()
-        finally:
-            turn[0] = True
+        """Do it with the graph to oneself."""
+        return exclusively(self._turn, do)
 
     def _replay(self, given: object, scalars: dict[str, Any]) -> tuple[base.Stream, Laps | None]:
         """The whole story; returns the stream it went to and, where it was sampled, what it took."""

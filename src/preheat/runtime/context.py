@@ -15,6 +15,7 @@ from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, ContextLostError, DeviceError, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
+from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
 
 __all__ = ["Context", "Tag"]
@@ -76,13 +77,11 @@ class Context:
         self.windows: dict[int, Window] = {}
         self.alert: object = None
         self.replayed: str | None = None  # the graph that was replayed last
-        self._alerting = threading.Lock()
+        self._alerting: Turn = {0: True}
         self.garbage: deque[Callable[[], None]] = deque()
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
-        self.lanes: deque[base.Stream] = (
-            deque()
-        )  # for captures alone: no event is ever waited for there
+        self.lanes: deque[base.Stream] = deque()  # for captures alone: nothing else is done there
         self._held: deque[tuple[Done, object]] = deque()
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
@@ -92,7 +91,7 @@ class Context:
         self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
         self._own = {self.stream.handle}
         self._tags: dict[int, dict[DType, Tag]] = {}
-        self._drainer = {0: True}  # whoever takes the entry out does what there is to do
+        self._drainer: Turn = {0: True}  # whoever takes the entry out does what there is to do
         # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
         self.gate = threading.RLock()
         self._waiting = False
@@ -145,13 +144,16 @@ class Context:
 
     def open_window(self, window: Window) -> None:
         """Work of this thread becomes part of `window` from here on."""
-        with self._alerting:
+
+        def add() -> None:
             if threading.get_ident() in self.windows:
                 raise CaptureError(
                     "this thread is capturing already", hint="end that capture before the next begins"
                 )
             self.windows[threading.get_ident()] = window
             self.alert = self.lost or self.windows
+
+        exclusively(self._alerting, add)
 
     def captures(self) -> list[Window]:
         """The captures under way; one that nobody is left to end is ended here."""
@@ -162,11 +164,14 @@ class Context:
 
     def close_window(self, window: Window) -> bool:
         """No longer, whichever thread says so; whether it still was."""
-        with self._alerting:
+
+        def remove() -> bool:
             was = window in self.windows.values()
             self.windows = {thread: one for thread, one in self.windows.items() if one is not window}
             self.alert = self.lost or self.windows or None
-        return was
+            return was
+
+        return exclusively(self._alerting, remove)
 
     def window(self, stream: base.Stream | None = None) -> Window | None:
         """The capture that work of this thread, in `stream` if one is named, becomes part of."""
@@ -204,10 +209,12 @@ class Context:
         )
 
     def _lose(self, reason: str, hint: str | None) -> None:
-        with self._alerting:
-            if self.lost is None:
-                self.lost = ContextLostError(reason, hint=hint)
+
+        def lose() -> None:
+            self.lost = self.lost or ContextLostError(reason, hint=hint)
             self.alert = self.lost
+
+        exclusively(self._alerting, lose)
 
     def close(self, reason: str) -> None:
         """Give everything back to the device, once its work has ended."""
@@ -321,7 +328,7 @@ _leaked: list[object] = []
 def _after_fork() -> None:
     for context in list(_alive):
         context._drainer, context.resolving = {0: True}, threading.Lock()
-        context._alerting, context.gate = threading.Lock(), threading.RLock()
+        context._alerting, context.gate = {0: True}, threading.RLock()
         mine = threading.get_ident()  # the child has no other thread
         context.windows = {thread: one for thread, one in context.windows.items() if thread == mine}
         context.alert = context.lost or context.windows or None
