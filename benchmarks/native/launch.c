@@ -1,60 +1,10 @@
 /* What a launch costs without Python: cuLaunchKernel in a loop, arguments packed once.
 
    launch CUBIN KERNEL ROUNDS BATCH: for each round one line with the microseconds a launch took and the
-   microseconds a launch that the device was behind at the end. The driver is opened by its name, so
-   that no development package of it is needed to link. */
-#include <cuda.h>
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
+   microseconds a launch that the device was behind at the end. */
+#include "driver.h"
 
 enum { N = 1000, GRID = 4, BLOCK = 256 };
-
-#define NAME(symbol) #symbol
-#define CALL(symbol, ...) check(((typeof(symbol)*)find(NAME(symbol)))(__VA_ARGS__), NAME(symbol))
-
-static void* driver;
-
-static void* find(const char* name) {
-    void* found = dlsym(driver, name);
-    if (!found) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(1);
-    }
-    return found;
-}
-
-static void check(CUresult status, const char* doing) {
-    if (status != CUDA_SUCCESS) {
-        fprintf(stderr, "%s failed with %d\n", doing, status);
-        exit(1);
-    }
-}
-
-static void* contents(const char* path) {
-    FILE* file = fopen(path, "rb");
-    if (!file) {
-        perror(path);
-        exit(1);
-    }
-    fseek(file, 0, SEEK_END);
-    long size = ftell(file);
-    rewind(file);
-    void* data = malloc(size);
-    if (fread(data, 1, size, file) != (size_t)size) {
-        perror(path);
-        exit(1);
-    }
-    fclose(file);
-    return data;
-}
-
-static double microseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e6 + now.tv_nsec * 1e-3;
-}
 
 int main(int argc, char** argv) {
     if (argc != 5) {
@@ -62,11 +12,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     int rounds = atoi(argv[3]), batch = atoi(argv[4]);
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 1;
-    }
+    open_driver();
 
     CUdevice device;
     CUcontext context;
