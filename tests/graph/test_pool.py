@@ -26,7 +26,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.graph.pool import Pool, Room, Stretch
+from preheat.graph.pool import Pool
+from preheat.graph.room import Room, Stretch
 from preheat.runtime.array import Array
 from tests.graph.support import KERNELS, Work, elsewhere, here, work
 from tests.runtime.support import Flaky

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
 from preheat.devices import base
 from preheat.errors import (
-    BakedError,
     ContextLostError,
     DriverError,
     GraphError,
     InputError,
 )
-from preheat.graph import record, trees
-from preheat.graph.graph import Graph, State
-from preheat.graph.record import Argument, Node
+from preheat.graph import trees
+from preheat.graph.graph import Graph
+from preheat.graph.slot import USABLE, Body, Slot
 from preheat.runtime.context import Context
-from preheat.runtime.memory import newest
 from preheat.runtime.window import Act
 
 __all__ = ["Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of"]
 
 R = TypeVar("R")
-Body = Callable[[Sequence[Any]], R]  # a step, given the arrays that a slot has copies of
 
 _WAITS = tuple(16 << failures for failures in range(9))  # eager calls after each failed capture
 _REMEMBERED = 1024  # keys without a graph, at least
 
-_USABLE = (State.CAPTURED, State.READY)
-_PLAIN = (int, float, complex, str, bytes, type(None))
 _NO_ARRAYS = "use what it is like instead: x.shape"
 _WARM = Act("warming graphs", "warm before the capture")
 
@@ -119,7 +112,7 @@ class Graphs:
         self.capacity, self.checked = _capacity(capacity), checked
         self._context, self._capture = context, capture
         self._life = context()
-        self._slots: OrderedDict[_Place, _Slot] = OrderedDict()  # the least recently used first
+        self._slots: OrderedDict[_Place, Slot] = OrderedDict()  # the least recently used first
         self._known: OrderedDict[_Place, _Known] = OrderedDict()  # keys without a graph, likewise
         self._claims: dict[_Place, _Claim] = {}  # captures under way
         self._owners: dict[int, _Owner] = {}
@@ -233,14 +226,14 @@ class Graphs:
         """Let `key` mean `graph` from now on, and `run` return `outputs`. The graph stays yours too."""
         if not isinstance(graph, Graph):
             raise InputError(f"{graph!r} is not a graph", hint="with gpu.capture() as graph: …")
-        if graph.state not in _USABLE:
+        if graph.state not in USABLE:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
         place = self._place(key, owner)
         with self._lock:
             gone = self._refresh()
             if graph._context is not self._life:
                 raise InputError(f"{graph} is of another device, or from before a reset of this one")
-            evicted = self._put(place, _Slot(graph, outputs), gone)
+            evicted = self._put(place, Slot(graph, outputs), gone)
         self._let_go(gone, evicted)
 
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:
@@ -274,7 +267,7 @@ class Graphs:
         """What there is now."""
         with self._lock:
             gone = self._refresh()
-            slots = tuple(slot.report(place) for place, slot in self._slots.items() if slot.usable)
+            slots = tuple(_report(*item) for item in self._slots.items() if item[1].usable)
             known = [(place, one) for place, one in self._known.items() if one.reason is not None]
             quarantined = tuple(
                 Quarantined(place.key, place.whose, str(one.reason), one.failures, one.wait)
@@ -340,7 +333,7 @@ class Graphs:
         if (slot := self._slots.pop(place, None)) is not None:
             gone.append((place, slot))
 
-    def _put(self, place: _Place, slot: _Slot, gone: _Gone) -> list[_Place]:
+    def _put(self, place: _Place, slot: Slot, gone: _Gone) -> list[_Place]:
         """Give a place its slot; returns the least recently used ones, whose slots had to go for it."""
         self._forget(place, gone)
         self._slots[place] = slot
@@ -357,7 +350,7 @@ class Graphs:
 
     # Finding and filling
 
-    def _find(self, place: _Place) -> _Slot | None:
+    def _find(self, place: _Place) -> Slot | None:
         """The slot of a place, now the most recently used; one that cannot be replayed is dropped."""
         with self._lock:
             gone = self._refresh()
@@ -370,7 +363,7 @@ class Graphs:
         self._let_go(gone)
         return slot
 
-    def _drop(self, place: _Place, slot: _Slot) -> None:
+    def _drop(self, place: _Place, slot: Slot) -> None:
         with self._lock:
             if self._slots.get(place) is slot:
                 del self._slots[place]
@@ -395,7 +388,7 @@ class Graphs:
             claim = self._claims[place] = _Claim(self._life)
             return claim
 
-    def _captured(self, place: _Place, body: Body[Any], given: Sequence[Any]) -> _Slot | None:
+    def _captured(self, place: _Place, body: Body[Any], given: Sequence[Any]) -> Slot | None:
         """A new slot, where it is time for one and the body can be captured.
 
         A body that can, and must not be, is an error: no quarantine hides it.
@@ -403,10 +396,10 @@ class Graphs:
         claim = self._claim(place)
         if claim is None:
             return None
-        slot: _Slot | None = None
+        slot: Slot | None = None
         reason: str | None = None
         try:
-            made = _Slot.captured(partial(self._graph, place.key), body, given)
+            made = Slot.captured(partial(self._graph, place.key), body, given)
         except Exception as error:
             if claim.life.lost is not None or _fatal(error):
                 raise
@@ -421,7 +414,7 @@ class Graphs:
     def _graph(self, key: Hashable) -> Graph:
         return self._capture(name=key if isinstance(key, str) else repr(key))
 
-    def _settle(self, place: _Place, claim: _Claim, slot: _Slot | None, reason: str | None) -> None:
+    def _settle(self, place: _Place, claim: _Claim, slot: Slot | None, reason: str | None) -> None:
         """The end of a capture: a slot, or a reason for quarantine, or neither."""
         evicted: list[_Place] = []
         with self._lock:
@@ -457,184 +450,6 @@ class Graphs:
         self._claims.clear()
         for slot in self._slots.values():
             slot.lock = threading.Lock()
-
-
-class _Slot:
-    """A graph with what its body returned, and the arrays that calls copy theirs into.
-
-    `since` is the newest memory from before the capture, where that is known: what is newer was handed
-    out inside.
-    """
-
-    def __init__(
-        self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = (), since: int | None = None
-    ) -> None:
-        self.graph, self.outputs, self.inputs, self.since = graph, outputs, inputs, since
-        self.lock = threading.Lock()  # from the copies in to the copies out
-
-    @classmethod
-    def captured(cls, new: Callable[[], Graph], body: Body[Any], given: Sequence[Any]) -> _Slot:
-        """What `body` does, as a graph that is ready to replay."""
-        inputs = [trees.private(array) for array in given]
-        graph, since = new(), newest()
-        try:
-            with graph:
-                outputs = body(inputs)
-            graph.upload()
-        except BaseException:
-            if graph.state in _USABLE:  # captured, but it cannot be made ready
-                graph.close()
-            raise
-        return cls(graph, outputs, inputs, since)
-
-    @property
-    def usable(self) -> bool:
-        """Whether its graph can be replayed; whoever installed it may have closed it."""
-        return self.graph.state in _USABLE and not self.graph.stale
-
-    def require_unwritten(self) -> None:
-        """Raise where the graph writes into an array that calls only copy into."""
-        spans = [trees.span(array) for array in self.inputs]
-        for node in self.graph.nodes if spans else ():
-            for position, argument in _written(node):
-                address = int.from_bytes(argument.value, "little")
-                if any(address in span for span in spans):
-                    raise GraphError(
-                        f"{self.graph}: {node.name or node.kind} ({node.where}) writes argument "
-                        f"{position} ({argument.type}), which is only a copy of what the step is given",
-                        hint="pass arrays that the step writes without copy_inputs, or keep them "
-                        "outside its arguments; declare const what a kernel only reads",
-                    )
-
-    def step(self, given: Sequence[Any], *, copy: bool) -> Any:
-        """Replay with new content in the arrays; what the body returned, or copies of it."""
-        with self.lock:
-            for array, other in zip(self.inputs, given, strict=True):
-                trees.refill(array, other)
-            self.graph.replay()
-            return trees.copies(self.outputs) if copy else trees.fresh(self.outputs)
-
-    def check(self, new: Graph, body: Body[Any]) -> None:
-        """Raise where `body` would do something else now, captured as `new`, than this graph does."""
-        with self.lock:
-            changes = self._changes(self._again(new, body))
-            new.close()
-        if changes:
-            raise BakedError(
-                f"{self.graph} was captured for another call; this one would bake other values:",
-                changes,
-                hint="put what changes into the key, or into a gpu.scalar",
-            )
-
-    def _again(self, new: Graph, body: Body[Any]) -> _Slot:
-        """What `body` does now, captured as `new` and not made ready."""
-        since = newest()
-        new.begin()
-        try:
-            outputs = body(self.inputs)
-        except BaseException as error:
-            new.__exit__(type(error), error, error.__traceback__)
-            raise
-        return _Slot(new.end(), outputs, since=since)
-
-    def _changes(self, new: _Slot) -> list[str]:
-        """What `new` does or returns differently, in words."""
-        names = _Names({}, _generations(self.graph) & _generations(new.graph))
-        (nodes, outputs), (others, returned) = self._described(names), new._described(names)
-        rows = record.diff(nodes, others)
-        for path in dict.fromkeys((*outputs, *returned)):
-            before, after = (side.get(path, _Returned("nothing")) for side in (outputs, returned))
-            if before != after:
-                rows.append(f"returned{path}: {before.became(after)}")
-        return rows
-
-    def _described(self, names: _Names) -> tuple[list[Node], dict[str, _Returned]]:
-        """Nodes and outputs, with memory from inside the capture told by its order."""
-        inside = _Inside(self.since, names)
-        nodes = [inside.node(node) for node in self.graph.nodes]
-        device, foreign = self.graph._context.device, bool(self.graph.foreign)
-        outputs = {
-            path: inside.returned(item, trees.memory(item, device), foreign=foreign)
-            for path, item in trees.leaves(self.outputs)
-        }
-        return nodes, outputs
-
-    def report(self, place: _Place) -> SlotReport:
-        """What there is to say of it."""
-        graph = self.graph
-        return SlotReport(place.key, place.whose, len(graph), graph.nbytes, graph.num_replays)
-
-
-class _Returned(NamedTuple):
-    """Something that a body returned: in words and, for memory, which."""
-
-    text: str
-    memory: object = None
-
-    def became(self, other: _Returned) -> str:
-        """The difference in words."""
-        same = self.text == other.text
-        return f"{self.text} became {'another array of that shape' if same else other.text}"
-
-
-class _Names(NamedTuple):
-    """What two captures call memory that was handed out inside them.
-
-    `given` are names, by order of appearance and what it is used as; `shared` needs none: it is the
-    same memory in both.
-    """
-
-    given: dict[tuple[int, str], int]
-    shared: set[int | None]
-
-
-class _Inside:
-    """Memory that was handed out inside a capture: each gets other pieces, in the same order."""
-
-    def __init__(self, since: int | None, names: _Names) -> None:
-        self._since, self._names = since, names
-        self._order: dict[int, int] = {}
-
-    def _name(self, generation: int, text: str) -> int:
-        if self._since is None or generation <= self._since or generation in self._names.shared:
-            return generation
-        order, given = self._order.setdefault(generation, len(self._order)), self._names.given
-        return given.setdefault((order, text), -1 - len(given))
-
-    def node(self, node: Node) -> Node:
-        """A node with such memory by its name."""
-        made = copy.copy(node)
-        made._arguments = tuple(map(self._argument, node.arguments))
-        return made
-
-    def _argument(self, given: Argument) -> Argument:
-        if given.generation is None:
-            return given
-        return replace(given, generation=self._name(given.generation, str(given)))
-
-    def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> _Returned:
-        """What was returned, likewise; of a library that takes part, which may allocate, any memory."""
-        if memory is None:
-            return _Returned(repr(item) if isinstance(item, _PLAIN) else type(item).__name__)
-        text = f"{memory.dtype}{list(memory.shape)}"
-        generation, *offset = memory.place
-        if isinstance(generation, int):
-            return _Returned(text, (self._name(generation, text), *offset))
-        return _Returned(text, (memory.strides, None if foreign else generation))
-
-
-def _generations(graph: Graph) -> set[int | None]:
-    return {argument.generation for node in graph.nodes for argument in node.arguments}
-
-
-def _written(node: Node) -> Iterator[tuple[int, Argument]]:
-    """Arguments, by position, that a node writes as far as anybody can tell."""
-    if node.kind in ("fill", "copy") and not node.foreign:
-        yield 0, node.arguments[0]
-    for position, argument in enumerate(node.arguments if node.entry else ()):
-        pointee = argument.type.removesuffix("*")
-        if pointee != argument.type and not pointee.endswith("const"):
-            yield position, argument
 
 
 class _Place(NamedTuple):
@@ -678,7 +493,12 @@ class _Owner(weakref.ref[Any]):
         return self is other
 
 
-_Gone = list[tuple[_Place, _Slot]]
+_Gone = list[tuple[_Place, Slot]]
+
+
+def _report(place: _Place, slot: Slot) -> SlotReport:
+    graph = slot.graph
+    return SlotReport(place.key, place.whose, len(graph), graph.nbytes, graph.num_replays)
 
 
 def _bury(graphs: weakref.ref[Graphs], owner: _Owner) -> None:
