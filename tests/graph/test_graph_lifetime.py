@@ -6,13 +6,14 @@ import gc
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from preheat.errors import GraphError, StaleGraphError
+from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from tests.runtime.support import KERNELS, Flaky, bench
@@ -252,3 +253,26 @@ def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[
     assert resident() - host < 16 << 20
     assert free - gpu.memory().free < 32 << 20
     assert not gpu._context.garbage
+
+
+def test_a_failed_capture_is_gone_without_the_collector(device: Gpu) -> None:
+    made = bench(device)
+    arrays = [device.array(made.xs)]
+    alive = weakref.ref(arrays[0].buffer)
+
+    def fail() -> None:
+        graph = device.capture().begin()
+        made.saxpy[5, 64](2.0, arrays[0], made.y, made.n)
+        with suppress(CaptureError):
+            device.synchronize()
+        with suppress(CaptureError):
+            graph.end()
+
+    gc.collect()
+    gc.disable()
+    try:
+        fail()
+        arrays.clear()
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
@@ -23,6 +24,7 @@ __all__ = ["MODES", "Capture"]
 
 _INVALIDATED = 901  # how work is refused once a capture is spoilt
 
+E = TypeVar("E", bound=Exception)
 MODES = ("thread_local", "global", "relaxed")
 
 
@@ -200,9 +202,7 @@ class Capture:
             return
         where = caller()
         if mine:
-            error = CaptureError(f"{act.name} inside a capture", where=where, hint=act.hint)
-            self.note(error)
-            raise error
+            raise self.note(CaptureError(f"{act.name} inside a capture", where=where, hint=act.hint))
         raise CaptureError(
             f"{act.name} while another thread captures (since {self.began})", where=where
         )
@@ -217,18 +217,17 @@ class Capture:
             if error.code != _INVALIDATED:
                 self.note(error)
                 raise
-            spoilt = self._spoilt(error, self._place)
-            self.note(spoilt)
-            raise spoilt from error
+            raise self.note(self._spoilt(error, self._place)) from error
         except Exception as error:
             self.note(error)
             raise
         self._last = self._place
 
-    def note(self, error: Exception) -> None:
-        """Keep the first error."""
+    def note(self, error: E) -> E:
+        """Keep the first error; returns it, so that no frame of its traceback has to hold it."""
         if self.first is None:
             self.first = (getattr(error, "where", None) or caller(), error)
+        return error
 
     def exported(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""

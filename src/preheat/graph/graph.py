@@ -140,9 +140,10 @@ class Graph:
 
     def _abandon(self) -> None:
         """End a capture whose body did not come to its end."""
-        if self._capture is not None:
-            self._capture.forsake()
-            self.state, self._capture = State.FAILED, None
+        capture = self._capture
+        if capture is not None:
+            capture.forsake()
+            self._failed(capture)
 
     def end(self) -> Graph:
         """End the capture; `CaptureError` names what went wrong in it first. Returns the graph."""
@@ -195,6 +196,7 @@ class Graph:
 
     def _failed(self, capture: Capture) -> None:
         self.state, self._capture = State.FAILED, None
+        capture.first = None  # the traceback of which leads back to it
         capture.let_go()
 
     def __enter__(self) -> Graph:
