@@ -85,14 +85,23 @@ def builder(open_builder: Callable[..., Builder]) -> Builder:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_context(request: pytest.FixtureRequest) -> None:
-    """Where there is a GPU: its context lives as long as the session, not as one test's device."""
+    """Where there is a GPU: its context lives as long as the session, not as one test's device.
+
+    Nor does a test end it: what other libraries loaded into it would be gone, and they crash at exit.
+    """
     if any(item.get_closest_marker("gpu") for item in request.session.items) and not _no_gpu():
         from preheat.devices.cuda.device import CudaDevice
+        from preheat.devices.cuda.driver import library
 
         _kept.append(CudaDevice(0))
+        library().cuDevicePrimaryCtxReset = _refuse
 
 
 _kept: list[object] = []
+
+
+def _refuse(_: object) -> None:
+    pytest.fail("a GPU is reset in a process of its own: it ends for everybody in the process")
 
 
 @pytest.fixture(scope="session")

@@ -301,7 +301,10 @@ def test_events_do_not_pile_up_where_nobody_allocates(device: Gpu) -> None:
     assert len(device._context.garbage) < 1000
 
 
-def test_a_load_that_outlives_its_device_is_not_found_on_the_next(flaky: Flaky) -> None:
+def test_a_load_that_outlives_its_device_is_not_found_on_the_next(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
     gpu, load = flaky.gpu, flaky.gpu._device.load
 
     def reset_meanwhile(*args: Any, **more: Any) -> Any:
@@ -318,7 +321,10 @@ def test_a_load_that_outlives_its_device_is_not_found_on_the_next(flaky: Flaky) 
     assert gpu.kernel(SAXPY, "saxpy", label="slow.cu").attributes.threads == 1024
 
 
-def test_a_kernel_of_an_earlier_life_asks_the_device_nothing(flaky: Flaky) -> None:
+def test_a_kernel_of_an_earlier_life_asks_the_device_nothing(
+    open_flaky: Callable[..., Flaky],
+) -> None:
+    flaky = open_flaky("emulator")
     made = bench(flaky.gpu)
     flaky.gpu.reset()
     doors: list[Callable[[], object]] = [

@@ -166,15 +166,21 @@ cycle.itself, cycle.holds = cycle, (x[1:], kernel, stream)
 {more}
 """
 
+AGAIN = """
+gpu.reset()
+kernel = gpu.kernel(Path(sys.argv[2]).read_text(), "saxpy")
+x, y = gpu.array(np.full(100, 3, np.float32)), gpu.array(np.full(100, 5, np.float32))
+kernel[1, 128](2.0, x, y, 100)
+assert y.numpy().tolist() == [11.0] * 100, y.numpy()
+"""
+
 
 @pytest.mark.parametrize(
     "more",
-    ["", "del x, y, kernel, stream, event", "sys.exit(0)", "gpu.close()", "gpu.reset()"],
-    ids=["live", "dropped", "exit", "closed", "reset"],
+    ["", "del x, y, kernel, stream, event", "sys.exit(0)", "gpu.close()", "gpu.reset()", AGAIN],
+    ids=["live", "dropped", "exit", "closed", "reset", "again"],
 )  # fmt: skip
 def test_the_end_of_the_interpreter_is_silent(more: str, kind: str, tmp_path: Path) -> None:
-    if more == "gpu.reset()" and kind == "cuda":
-        pytest.skip("resetting a GPU ends it for everybody in the process")
     file = tmp_path / "saxpy.txt"
     file.write_text(SAXPY)
     env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "error::ResourceWarning"}
