@@ -14,7 +14,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,dev,bench]'
 	@touch $(READY)
 
-demo: $(READY)         ## compile a dozen kernels cold, then again from the cache
+demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
 test: $(READY) lint types    ## everything CI checks
@@ -35,7 +35,7 @@ test-gpu:              ## the tests that need a GPU, with the Python that is the
 	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m gpu
 
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
-	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'xxhash>=3.4'
+	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomli-w>=1.0' 'xxhash>=3.4'
 
 bench: $(READY)        ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py

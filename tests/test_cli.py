@@ -17,6 +17,7 @@ import pytest
 from preheat import container
 from preheat.cli import main
 from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.store.bundle import write
 from preheat.store.lock import FileLock
 from tests.conftest import SAXPY
 
@@ -236,9 +237,9 @@ def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
     told = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
     assert "not cached: absent" in told
-    assert f"nearest entry: {key[:12]} (saxpy.cu, sm_90)" in told
+    assert f"nearest entry: saxpy.cu for sm_90 ({key[:12]})" in told
     assert "arch: 'sm_90' became 'sm_100'" in told
-    assert "option[0]: '-use_fast_math' is missing in the first" in told
+    assert "option[0]: '-use_fast_math' is new" in told
     assert "is cached" in cli("cache", "why", saxpy, "--arch", "sm_90").out
 
 
@@ -356,26 +357,28 @@ def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPa
     assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
 
 
+def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path / "whole.heat", {}, {"archs": ["sm_90"], "toolchains": ["NVRTC 13.4.92"]})
+    (tmp_path / "broken.heat").write_bytes(b"nothing")
+    monkeypatch.setenv("PREHEAT_BUNDLE", f"{tmp_path}/whole.heat:{tmp_path}/broken.heat")
+    ran = cli("doctor", "--json")
+    told = [(row["verdict"], row["detail"]) for row in ran.json() if row["what"] == "bundle"]
+    assert ran.code == 1
+    assert [verdict for verdict, _ in told] == ["ok", "fail"]
+    assert told[0][1].endswith("whole.heat, for sm_90, by NVRTC 13.4.92")
+    assert "broken.heat" in told[1][1]
+
+
+def test_doctor_warns_of_a_seal_without_a_bundle(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    rows = {row["what"]: row for row in cli("doctor", "--json").json()}
+    assert rows["seal"]["verdict"] == "warn"
+
+
 def test_called_with_nothing_it_shows_help(cli: Cli) -> None:
     for args in ((), ("cache",)):
         ran = cli(*args)
         assert (ran.code, ran.err[:6]) == (2, "Usage:")
-
-
-# demo
-
-
-def test_demo_is_hot_the_second_time_with_no_compiler_in_the_process(cli: Cli) -> None:
-    row = cli("demo", "--json").json()
-    assert len(row["kernels"]) == 12
-    assert row["hot_compiles"] == 0
-    assert row["hot_loaded_compiler"] is False
-    assert row["hot_seconds"] < row["cold_seconds"]
-
-
-def test_demo_leaves_the_users_cache_alone(cli: Cli, tmp_path: Path) -> None:
-    assert "block_sort.cu" in cli("demo").out
-    assert not (tmp_path / "cache").exists()
 
 
 # as a process

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from preheat.dtypes import DType
     from preheat.errors import (
         BakedError,
+        BundleError,
         CaptureError,
         CompileError,
         CompilerCrashError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         LaunchError,
         NoGpuError,
         OutOfMemoryError,
+        PoolSealedError,
         PreheatError,
         PtxError,
         SealedError,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         ToolchainNotFoundError,
         UnknownEntryError,
         UnsupportedInstructionError,
+        WarmError,
     )
     from preheat.events import Events
     from preheat.gpu import Gpu, device
@@ -69,6 +72,11 @@ if TYPE_CHECKING:
     from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
     from preheat.runtime.operands import Pointer
     from preheat.runtime.stream import Event, Stream
+    from preheat.seal import seal, sealed, unseal
+    from preheat.store.bundle import Bundle
+    from preheat.warm.bake import Baked, Checked, bake, check
+    from preheat.warm.manifest import Manifest
+    from preheat.warm.report import WarmReport
 
 # Where each public name lives; loaded when it is first used.
 _HOME = {
@@ -88,6 +96,7 @@ _HOME = {
     "preheat.dtypes": ("DType",),
     "preheat.errors": (
         "BakedError",
+        "BundleError",
         "CaptureError",
         "CompileError",
         "CompilerCrashError",
@@ -104,6 +113,7 @@ _HOME = {
         "LaunchError",
         "NoGpuError",
         "OutOfMemoryError",
+        "PoolSealedError",
         "PreheatError",
         "PtxError",
         "SealedError",
@@ -115,6 +125,7 @@ _HOME = {
         "ToolchainNotFoundError",
         "UnknownEntryError",
         "UnsupportedInstructionError",
+        "WarmError",
     ),
     "preheat.events": ("Events",),
     "preheat.gpu": ("Gpu", "device"),
@@ -129,6 +140,11 @@ _HOME = {
     "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
     "preheat.runtime.operands": ("Pointer",),
     "preheat.runtime.stream": ("Event", "Stream"),
+    "preheat.seal": ("seal", "sealed", "unseal"),
+    "preheat.store.bundle": ("Bundle",),
+    "preheat.warm.bake": ("Baked", "Checked", "bake", "check"),
+    "preheat.warm.manifest": ("Manifest",),
+    "preheat.warm.report": ("WarmReport",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -137,10 +153,14 @@ __all__ = [
     "Array",
     "Artifact",
     "Attributes",
+    "Baked",
     "BakedError",
     "Bound",
     "Builder",
+    "Bundle",
+    "BundleError",
     "CaptureError",
+    "Checked",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
@@ -168,6 +188,7 @@ __all__ = [
     "Key",
     "LaunchError",
     "Limits",
+    "Manifest",
     "MemoryInfo",
     "Module",
     "NoGpuError",
@@ -176,6 +197,7 @@ __all__ = [
     "Parameter",
     "Pointer",
     "Pool",
+    "PoolSealedError",
     "PreheatError",
     "Program",
     "Provenance",
@@ -193,14 +215,21 @@ __all__ = [
     "ToolchainNotFoundError",
     "UnknownEntryError",
     "UnsupportedInstructionError",
+    "WarmError",
+    "WarmReport",
     "__version__",
+    "bake",
     "bucket",
     "buckets",
+    "check",
     "compile",
     "default_builder",
     "device",
     "explain",
     "padded",
+    "seal",
+    "sealed",
+    "unseal",
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
+from preheat.config import Config
 from preheat.errors import InputError
 from preheat.program import Program
 
@@ -27,7 +28,13 @@ def default_builder() -> Builder:
 
 @functools.cache
 def _builder() -> Builder:
-    return Builder.open()
+    config = Config.from_env()
+    builder = Builder.open(config)
+    if config.record is not None:
+        from preheat.warm.recorder import Recorder
+
+        Recorder.attach(builder, config.record)
+    return builder
 
 
 def compile(

@@ -123,6 +123,11 @@ class Artifact:
             raise UnknownEntryError(name, self.label, [e.title for e in self.entries])
         return meant[0]
 
+    def name_of(self, entry: EntryPoint) -> str:
+        """The name a person would use for `entry`, where `entry(name)` finds it by that."""
+        meant = self._by_name.get(entry.title) or self._by_cpp.get(_folded(entry.title))
+        return entry.title if meant in (entry, [entry]) else entry.name
+
     @cached_property
     def _by_name(self) -> dict[str, EntryPoint]:
         return {e.name: e for e in self.entries}

@@ -7,31 +7,39 @@ import os
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preheat import container
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact, Header, Provenance
+from preheat.callers import caller
 from preheat.config import Config
 from preheat.errors import (
+    BundleError,
     CompileError,
     PreheatError,
+    SealedError,
     ToolchainChangedError,
+    ToolchainError,
     UnknownEntryError,
     fresh,
 )
 from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.flights import Flights
-from preheat.key import Key, request_key
+from preheat.key import Key, bundle_key, request_key
 from preheat.program import Program
+from preheat.promise import Near, Promise, nearest, promised, promises
+from preheat.seal import Mode, in_force
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
+from preheat.store.bundle import Bundle
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
-from preheat.store.trust import first_usable, make_private, usable
+from preheat.store.trust import first_usable, make_private, unusable, usable
 from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
     HeaderState,
@@ -52,20 +60,36 @@ _STATES = 16  # header states of one program kept side by side
 _MEMOS = 256  # requests whose header stamps are kept in memory
 _FAILURES = 1024  # rejected programs remembered
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
+_SEARCH = 0.5  # seconds to look for a stored entry like the one that is missing
+
+Watcher = Callable[[Program, Arch, Artifact], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Request:
-    """One program for one architecture, keyed."""
+    """One program for one architecture. Its key names the compiler, so asking for it looks for one."""
 
     program: Program
     arch: Arch
-    key: Key
-    roots: Mapping[str, str]
+    toolchain: Toolchain
+
+    @cached_property
+    def key(self) -> Key:
+        identity = self.toolchain.identity(self.program.language)
+        return request_key(self.program, self.arch, identity)
 
     @property
     def digest(self) -> str:
         return self.key.digest
+
+    @cached_property
+    def asked(self) -> Key:
+        """What was asked for, whichever compiler there is."""
+        return bundle_key(self.program, self.arch)
+
+    @cached_property
+    def roots(self) -> Mapping[str, str]:
+        return self.toolchain.roots(self.program) if self.program.may_include else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +121,15 @@ class Builder:
         journal: Journal | None = None,
         lock_dir: Path | None = None,
         lock_wait: float = 300.0,
+        sealed: Mode = Mode.OFF,
+        trust: bool = False,
     ) -> None:
         self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
+        self._mounted: dict[tuple[int, ...], Bundle] = {}  # by what tells a file from its successor
+        self.watchers: list[Watcher] = []  # told of every program handed out
+        self._sealed, self._trust = sealed, trust
+        self._unmounted: list[str] = []  # bundles of the settings that could not be used, and why
+        self._untracked: dict[str, str] = {}  # why an artifact could not be stored, by its digest
         self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
         self._failures: OrderedDict[str, Failure] = OrderedDict()
         self._flights: Flights[Artifact] = Flights(events)
@@ -121,43 +152,54 @@ class Builder:
             *(LayerStore(path, events) for path in layers),
         ]
         disk = open_disk(config, events)
+        common: dict[str, Any] = {"sealed": config.sealed, "trust": config.trust_cache_dir}
         if disk is None:  # nothing is shared, so there is nobody to wait for
             toolchain = Toolchain(events, timeout=config.compile_timeout)
-            return cls(toolchain, Chain(tiers, events), events)
-        return cls(
-            Toolchain(events, timeout=config.compile_timeout, memo_dir=disk.root),
-            Chain([*tiers, disk], events),
-            events,
-            disk=disk,
-            journal=Journal(disk.root / "stats", lock_dir=disk.lock_dir),
-            lock_dir=disk.lock_dir,
-            lock_wait=config.lock_wait,
-        )
+            builder = cls(toolchain, Chain(tiers, events), events, **common)
+        else:
+            builder = cls(
+                Toolchain(events, timeout=config.compile_timeout, memo_dir=disk.root),
+                Chain([*tiers, disk], events),
+                events,
+                disk=disk,
+                journal=Journal(disk.root / "stats", lock_dir=disk.lock_dir),
+                lock_dir=disk.lock_dir,
+                lock_wait=config.lock_wait,
+                **common,
+            )
+        for path in config.bundles:
+            builder._try_mount(path)
+        return builder
 
     # The main path
 
     def build(self, program: Program, arch: Arch | str) -> Artifact:
-        """The artifact of `program` for `arch`: found in the store, or compiled, at most once.
+        """The artifact of `program` for `arch`: found in a bundle or the store, or compiled, once.
 
-        Raises `CompileError` with the compiler's log when the program is wrong.
+        Raises `CompileError` with the compiler's log when the program is wrong, `SealedError` when it
+        is not stored and nothing may be compiled.
         """
         try:
-            return self._build(self._request(program, Arch.parse(arch)))
+            made = self._build(self._request(program, arch))
         except ToolchainChangedError:  # the compiler was upgraded under a running process
             self.toolchain.look_again()
-            return self._build(self._request(program, Arch.parse(arch)))
+            made = self._build(self._request(program, arch))
+        self._show(program, Arch.parse(arch), made)
+        return made
 
     def _build(self, request: _Request) -> Artifact:
-        if request.program.uncacheable:
-            return self._compile(request)
         found = self._find(request)
         if isinstance(found, Artifact):
             return found
+        self._require_open(request, found)
+        if request.program.uncacheable:
+            return self._compile(request)
         return self._flights.share(request.digest, lambda: self._make(request))
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Compile again what a device called invalid, and put it in the place of what is stored."""
-        request = self._request(program, Arch.parse(arch))
+        request = self._request(program, arch)
+        self._require_open(request, Miss(f"invalid: {reason}"))
         found = self._find(request, count=False)
         if isinstance(found, Artifact):
             self.events.emit("damaged", tier="device", key=found.digest, reason=reason)
@@ -165,13 +207,35 @@ class Builder:
             self.store.remove(found.digest)
         return self._compile(request)
 
-    def find(self, program: Program, device: Arch | str) -> Artifact | None:
-        """A stored artifact that runs on `device`, best architecture first; never compiles."""
-        for arch in ladder(Arch.parse(device)):
+    def find(self, program: Program, device: Arch | str, *, exact: bool = False) -> Artifact | None:
+        """A stored artifact that runs on `device`, best architecture first; never compiles.
+
+        With `exact` none made for another architecture will do.
+        """
+        device = Arch.parse(device)
+        for arch in (device,) if exact else ladder(device):
             found = self._find(self._request(program, arch))
             if isinstance(found, Artifact):
+                self._show(program, device, found)
                 return found
         return None
+
+    def require_open(self, program: Program, arch: Arch | str) -> None:
+        """`SealedError` when `program` is not stored and this process is sealed."""
+        if self.sealed is Mode.ERROR:
+            request = self._request(program, arch)
+            self._require_open(request, self._find(request, count=False))
+
+    def promise(self, program: Program, arch: Arch | str, entries: tuple[str, ...] = ()) -> Promise:
+        """The artifact of `program` for `arch`, built if need be, as a bundle takes it."""
+        artifact = self.build(program, arch)
+        request = self._request(program, arch)
+        note = program.uncacheable or self._untracked.get(artifact.digest, "")
+        return Promise(request.asked.digest, artifact, self._state(request, artifact), entries, note)
+
+    def _show(self, program: Program, arch: Arch, artifact: Artifact) -> None:
+        for watch in self.watchers:
+            watch(program, arch, artifact)
 
     def _make(self, request: _Request) -> Artifact:
         """Compile, unless another process does so first or the program is known to be wrong."""
@@ -183,32 +247,169 @@ class Builder:
             self._tell("miss", request, reason=found.reason)
             return self._compile(request)
 
-    def _request(self, program: Program, arch: Arch) -> _Request:
-        key = request_key(program, arch, self.toolchain.identity(program.language))
-        roots = self.toolchain.roots(program) if program.may_include else {}
-        return _Request(program, arch, key, roots)
+    def _request(self, program: Program, arch: Arch | str) -> _Request:
+        return _Request(program, Arch.parse(arch), self.toolchain)
+
+    # Sealing
+
+    @property
+    def sealed(self) -> Mode:
+        """What becomes of a compile: the strictest of the settings' word and `preheat.seal`."""
+        return max(self._sealed, in_force())
+
+    def _require_open(self, request: _Request, found: Artifact | Miss) -> None:
+        """Nothing while compiling is allowed; where it is not, a word or the error that says why."""
+        mode = self.sealed
+        if mode is Mode.OFF or isinstance(found, Artifact):
+            return
+        told = {"program": request.program.label, "arch": str(request.arch), "caller": caller()}
+        self.events.emit("sealed", mode=mode.name.lower(), reason=found.reason, **told)
+        if mode is Mode.ERROR:
+            near = self._nearest(request)
+            raise SealedError(
+                reason="; ".join([found.reason, *self._unmounted]),
+                nearest=None if near is None else str(near),
+                differences=() if near is None else near.differences,
+                **told,
+            )
+
+    def nearest(self, program: Program, arch: Arch | str) -> Near | None:
+        """The stored artifact most like the one that a build of `program` for `arch` would make."""
+        return self._nearest(self._request(program, arch))
+
+    def _nearest(self, request: _Request) -> Near | None:
+        label = request.program.label
+        found = nearest(request.asked.table, label, self._baked())
+        if found is None or found.artifact.label != label:
+            found = nearest(request.asked.table, label, self._stored()) or found
+        return found
+
+    def _baked(self) -> Iterator[Artifact]:
+        for bundle in self.bundles:
+            with suppress(container.DamagedEntryError):
+                yield from (promise.artifact for promise in promises(bundle))
+
+    def _stored(self) -> Iterator[Artifact]:
+        """Artifacts on disk, the most recently used first, for as long as one may look."""
+        until = time.monotonic() + _SEARCH
+        reader = None if self.disk is None else LayerStore(self.disk.root, Events())
+        for item in sorted(self.disk.items(), key=lambda i: -i.last_read) if self.disk else ():
+            blob = reader.get(item.digest) if reader and time.monotonic() < until else None
+            with suppress(container.DamagedEntryError):
+                if blob is not None:
+                    meta, sections = container.unpack_checked(blob)
+                    if meta.get("kind") == "artifact":
+                        yield Artifact.decode(item.digest, meta, sections)
+
+    # Bundles
+
+    def mount(self, path: str | os.PathLike[str]) -> Bundle:
+        """Ask the bundle at `path` before everything else; `BundleError` when it cannot be used."""
+        path = Path(os.path.abspath(path))
+        made = Bundle.open(path)
+        if why := unusable(path, trust=self._trust, write=False):
+            raise BundleError(f"bundle {path} cannot be trusted: {why}")
+        found = os.stat(path)
+        stamp = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        return self._mounted.setdefault(stamp, made)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles mounted, in the order they are asked in."""
+        return tuple(self._mounted.values())
+
+    def _try_mount(self, path: Path) -> None:
+        """A bundle that the settings name; one that cannot be used stops nothing here."""
+        try:
+            self.mount(path)
+        except BundleError as error:
+            self.events.emit("refused", path=str(path), reason=str(error))
+            self._unmounted.append(str(error))
+
+    def _promised(self, request: _Request, *, verify: bool) -> Artifact | Miss:
+        """What a bundle answers; with `verify` only while the header files that are there agree."""
+        miss = Miss("absent: no bundle has it, and no cache")
+        for bundle in self.bundles:
+            try:
+                promise = promised(bundle, request.asked.digest)
+            except OSError as fault:
+                self.events.fault("bundle", "read", fault)
+                continue
+            except container.DamagedEntryError as bad:
+                digest = request.asked.digest
+                self.events.emit("damaged", tier="bundle", key=digest, reason=str(bad))
+                miss = Miss("damaged: the entry failed its check")
+                continue
+            if promise is None:
+                continue
+            changed = verify and promise.state.headers and self._changed(request, promise.state)
+            if not changed:
+                return self._in_use.setdefault(promise.artifact.digest, promise.artifact)
+            miss = Miss(f"headers: {changed}")
+        return miss
+
+    def _changed(self, request: _Request, state: HeaderState) -> str | None:
+        memo = self._memos.setdefault(request.asked.digest, Memo())
+        return change(state, request.roots, memo, present=True)
+
+    def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
+        """The files that `artifact`, the answer to `request`, was made from."""
+        if not artifact.headers:
+            return HeaderState((), ())
+        for bundle in self.bundles:
+            promise = promised(bundle, request.asked.digest)
+            if promise is not None and promise.artifact.digest == artifact.digest:
+                return promise.state
+        for found in self.store.each(request.digest):
+            for state, digest in decode_states(container.unpack_checked(found.blob).meta):
+                if digest == artifact.digest:
+                    return state
+        return HeaderState(artifact.headers, (), tuple(request.roots))
 
     # Looking up
 
     def key(self, program: Program, arch: Arch | str) -> Key:
         """The key a build of `program` for `arch` goes by."""
-        return self._request(program, Arch.parse(arch)).key
+        return self._request(program, arch).key
 
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
-        """What a build would find right now, without building."""
-        return self._find(self._request(program, Arch.parse(arch)), count=False)
+        """What a build would find right now, without building; header files are looked at."""
+        return self._find(self._request(program, arch), count=False, verify=True)
 
-    def _find(self, request: _Request, *, count: bool = True) -> Artifact | Miss:
-        """The stored artifact, or why there is none that can be used."""
-        miss = Miss("absent: nothing is stored under this key")
+    def _find(
+        self, request: _Request, *, count: bool = True, verify: bool | None = None
+    ) -> Artifact | Miss:
+        """The stored artifact, or why there is none that can be used.
+
+        Bundles are asked first, and taken at their word where the process is sealed.
+        """
+        sealed, tier = self.sealed is not Mode.OFF, "bundle"
+        found: Artifact | Miss = Miss("absent: nothing is stored under this key")
+        if self.bundles and (sealed or not request.program.uncacheable):
+            found = self._promised(request, verify=not sealed if verify is None else verify)
+        if isinstance(found, Miss) and self._keyed(request, or_not=sealed or verify is True):
+            tier, found = self._cached(request, found)
+        if count and isinstance(found, Artifact):
+            self._tell_hit(tier, found)
+        return found
+
+    def _keyed(self, request: _Request, *, or_not: bool) -> bool:
+        """Whether there is a compiler, without which nothing in a cache can be named."""
+        try:
+            return bool(request.digest)
+        except ToolchainError:
+            if or_not:
+                return False
+            raise
+
+    def _cached(self, request: _Request, miss: Miss) -> tuple[str, Artifact | Miss]:
+        """What the tiers have, and which one had it; the last reason where none has."""
         for found in self.store.each(request.digest):
             opened = self._open(request, found)
             if isinstance(opened, Artifact):
-                if count:
-                    self._tell_hit(found.tier, opened)
-                return opened
+                return found.tier, opened
             miss = opened
-        return miss
+        return "", miss
 
     def _open(self, request: _Request, found: Found) -> Artifact | Miss:
         """The artifact in what a tier had: the thing itself, or found by its list of header states."""
@@ -264,6 +465,7 @@ class Builder:
         except Untrackable as reason:
             self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(reason))
             artifact = self._artifact(request, request.key, compiled, ())
+            self._untracked[artifact.digest] = str(reason)
         else:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)

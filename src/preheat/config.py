@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.errors import ConfigError
+from preheat.seal import Mode
 
 __all__ = ["VARIABLES", "Config", "Variable", "environ"]
 
@@ -65,6 +66,16 @@ def seconds(name: str, text: str) -> float:
     return float(text)
 
 
+def strictness(name: str, text: str) -> Mode:
+    """A switch, or `warn`."""
+    if text.strip().lower() == "warn":
+        return Mode.WARN
+    try:
+        return Mode.ERROR if boolean(name, text) else Mode.OFF
+    except ConfigError:
+        raise ConfigError(name, text, "a switch: use 1 or 0 (true, yes, on, …), or warn") from None
+
+
 def word(name: str, text: str) -> str:
     """A word, white space around it gone."""
     del name
@@ -94,6 +105,24 @@ VARIABLES: tuple[Variable, ...] = (
         directories,
         "none",
         "read-only cache directories, separated like PATH, asked before the writable one",
+    ),
+    Variable(
+        "PREHEAT_BUNDLE",
+        directories,
+        "none",
+        "baked bundles, separated like PATH, asked before everything else",
+    ),
+    Variable(
+        "PREHEAT_SEALED",
+        strictness,
+        "off",
+        "on: a kernel that would have to be compiled is an error; `warn`: it is a warning",
+    ),
+    Variable(
+        "PREHEAT_RECORD",
+        directory,
+        "none",
+        "manifest to which every program that is asked for is added",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
@@ -168,6 +197,9 @@ class Config:
     cache_files: int = 100_000
     memory_limit: int = 256 << 20
     layers: tuple[Path, ...] = ()
+    bundles: tuple[Path, ...] = ()
+    sealed: Mode = Mode.OFF
+    record: Path | None = None
     trust_cache_dir: bool = False
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
@@ -201,6 +233,9 @@ class Config:
             cache_files=value("PREHEAT_CACHE_FILES", cls.cache_files),
             memory_limit=value("PREHEAT_MEMORY_LIMIT", cls.memory_limit),
             layers=value("PREHEAT_LAYERS", cls.layers),
+            bundles=value("PREHEAT_BUNDLE", cls.bundles),
+            sealed=value("PREHEAT_SEALED", cls.sealed),
+            record=value("PREHEAT_RECORD", cls.record),
             trust_cache_dir=value("PREHEAT_TRUST_CACHE_DIR", cls.trust_cache_dir),
             lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
             compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),

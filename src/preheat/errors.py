@@ -4,11 +4,14 @@
       InputError                 a program, name, option or path that cannot be used as given
         UnknownEntryError        no such kernel in the program; carries what there is
         TargetError              PTX made for another architecture than the one asked for
+        BundleError              a file that is not a sound bundle, or cannot be made one; names it
         PtxError                 PTX text that breaks a rule; carries line and text
         LaunchError              a launch that cannot be: wrong arguments or geometry; names the kernel
           StaleBufferError       memory that was freed, or that a reset took away
       ConfigError                an environment variable with a value that cannot be read
       CompileError               the compiler rejected the program; carries its whole log
+      SealedError                a sealed process would have to compile; says what, for whom and why
+      WarmError                  not everything could be warmed; lists what, and carries the report
       ToolchainError             the compiler could not be used
         ToolchainNotFoundError   its library is not installed
         CompilerCrashError       it died: that compile is lost, the process is not
@@ -24,7 +27,7 @@
           CaptureError           something that no capture can hold, or a capture used wrongly
           StaleGraphError        memory the graph uses was freed; names kernel and argument
           BakedError             a replay would use values that were captured for another call
-          SealedError            a sealed pool was asked for memory
+          PoolSealedError        a sealed pool was asked for memory
         EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
           UnsupportedInstructionError   the emulator does not know this instruction
 
@@ -35,12 +38,13 @@ hand should never lose it to a full disk.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 __all__ = [
     "BakedError",
+    "BundleError",
     "CaptureError",
     "CompileError",
     "CompilerCrashError",
@@ -57,6 +61,7 @@ __all__ = [
     "LaunchError",
     "NoGpuError",
     "OutOfMemoryError",
+    "PoolSealedError",
     "PreheatError",
     "PtxError",
     "SealedError",
@@ -68,6 +73,7 @@ __all__ = [
     "ToolchainNotFoundError",
     "UnknownEntryError",
     "UnsupportedInstructionError",
+    "WarmError",
     "did_you_mean",
     "fresh",
 ]
@@ -77,6 +83,10 @@ class PreheatError(Exception):
     """Base of every error raised on purpose. `hint`, where there is one, says what to do next."""
 
     hint: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is: making it again would take the arguments of its class, not its message."""
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InputError(PreheatError, ValueError):
@@ -113,6 +123,10 @@ class PtxError(InputError):
         self.program, self.rule, self.line, self.text = program, rule, line, text
         shown = f"\n    {text.strip()}" if text.strip() else ""
         super().__init__(f"{program}:{line}: {message}{shown}")
+
+
+class BundleError(InputError):
+    """A file is not a sound bundle, or a bundle cannot be written there."""
 
 
 class ConfigError(PreheatError):
@@ -172,6 +186,64 @@ class CompileError(PreheatError):
         shown = "\n".join(str(row) for row in errors[: self.SHOWN])
         rest = len(errors) - self.SHOWN
         return shown if rest <= 0 else f"{shown}\n… and {rest} more in .log"
+
+
+class SealedError(PreheatError):
+    """A sealed process would have to compile.
+
+    `program`, `entry`, `arch` and `caller` say what was asked for, and by which line; `reason` why
+    nothing stored answers it; `nearest` what is stored instead, and `differences` in which parts.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: str,
+        arch: str,
+        reason: str,
+        caller: str,
+        entry: str | None = None,
+        nearest: str | None = None,
+        differences: tuple[str, ...] = (),
+    ) -> None:
+        self.program, self.arch, self.entry, self.caller = program, arch, entry, caller
+        self.reason, self.nearest, self.differences = reason, nearest, differences
+        what = program if entry is None else f"{entry} of {program}"
+        lines = [f"{caller}: {what} for {arch} would have to be compiled: {reason}"]
+        if nearest is not None:
+            lines.append(f"the nearest there is: {nearest}{', in which' if differences else ''}")
+        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]))
+        self.hint = (
+            "this process is sealed: record and bake what it needs, or let it compile with "
+            "PREHEAT_SEALED=warn"
+        )
+
+    def naming(self, entry: str) -> SealedError:
+        """The same error for one kernel of the program."""
+        told = {name: value for name, value in vars(self).items() if name != "hint"}
+        return SealedError(**{**told, "entry": entry})
+
+
+class WarmError(PreheatError):
+    """Not everything could be warmed.
+
+    `failures` are pairs of what failed and its error, `report` says what was done nevertheless.
+    """
+
+    def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
+        self.failures, self.report = tuple(failures), report
+        count = f"{len(self.failures)} failure{'' if len(self.failures) == 1 else 's'} in warming up:"
+        super().__init__("\n  ".join([count, *(_line(*failure) for failure in self.failures)]))
+
+
+def _line(what: str, error: Exception) -> str:
+    """A failure in one line: what, why, and what to do."""
+    shown = 2 if isinstance(error, CompileError) else 1  # of which the second is the compiler's first
+    text = ": ".join(line.strip() for line in str(error).splitlines()[:shown])
+    if not isinstance(error, PreheatError):
+        text = f"{type(error).__name__}: {text}"
+    hint = getattr(error, "hint", None)
+    return f"{'' if text.startswith(what) else f'{what}: '}{text}{f' (hint: {hint})' if hint else ''}"
 
 
 class ToolchainError(PreheatError):
@@ -281,7 +353,7 @@ class BakedError(GraphError):
         super().__init__("\n  ".join((message, *changes)), hint=hint)
 
 
-class SealedError(GraphError):
+class PoolSealedError(GraphError):
     """A sealed pool was asked for memory."""
 
 
@@ -327,7 +399,13 @@ E = TypeVar("E", bound=Exception)
 
 def fresh(error: E, **changes: Any) -> E:
     """The same error as a new object: raising one object in several places mixes their tracebacks."""
-    copy = type(error).__new__(type(error))
-    copy.__dict__.update({**error.__dict__, **changes})
-    copy.args = error.args
-    return copy
+    return _restored(type(error), error.args, {**error.__dict__, **changes})
+
+
+def _restored(kind: type[E], args: tuple[Any, ...], state: Mapping[str, Any]) -> E:
+    # Ours are plain exceptions underneath; what the class itself finds may be MemoryError's.
+    base = Exception if issubclass(kind, PreheatError) else kind
+    error: E = base.__new__(kind)
+    error.__dict__.update(state)
+    error.args = args
+    return error

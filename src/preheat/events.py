@@ -23,14 +23,16 @@ EVENTS: Mapping[str, str] = {
     "reject": "the compiler rejected a program [key, program, arch, seconds]",
     "recall": "a remembered rejection was raised again without compiling [key, program, count]",
     "uncached": "an artifact was made and not stored [program, arch, reason]",
+    "sealed": "a sealed process would have to compile [mode, program, arch, caller, reason]",
     "put": "a tier took an artifact [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
     "refused": "a directory for the cache or its locks was passed over [path, reason]",
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
+    "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
-    "graph": "a key was captured, evicted or put into quarantine [what, device, key, reason]",
+    "graph": "a key was captured, evicted or put into quarantine [what, device, name, key, reason]",
     "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
     "worker": "a compiler process was started or ended [what, reason]",
 }
@@ -76,7 +78,7 @@ class Events:
         self._lock = threading.Lock()
         self._stats: Stats = {}
 
-    def emit(self, name: str, **fields: Any) -> None:
+    def emit(self, name: str, /, **fields: Any) -> None:
         """Count the event `name` and pass it on. `name` is one of `EVENTS`."""
         if name not in EVENTS:
             raise KeyError(f"no event is called {name!r}")
@@ -143,7 +145,12 @@ def log_faults() -> Sink:
                 told = f"{where}: {what}: {fields['error']}"
             case "refused":
                 what, where = "refused", str(fields["path"])
-                told = f"directory {where} is not used: {fields['reason']}"
+                told = f"{where} is not used: {fields['reason']}"
+            case "sealed":
+                if fields["mode"] == "error":  # the caller hears of it
+                    return
+                what, where = "sealed", f"{fields['program']} for {fields['arch']}"
+                told = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
             case "damaged":
                 what, where = "damaged", str(fields["tier"])
                 told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
@@ -24,18 +24,21 @@ from preheat.errors import (
     InputError,
     InvalidCodeError,
     NoGpuError,
+    SealedError,
     TargetError,
     did_you_mean,
 )
 from preheat.events import Events, JsonLines
 from preheat.flights import Flights
 from preheat.graph.graph import RESERVED, Graph
-from preheat.graph.graphed import Graphed
+from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
-from preheat.graph.slots import Graphs
+from preheat.graph.slots import WARM, Graphs, text_of
+from preheat.graph.warmers import Warmers
 from preheat.program import Program
 from preheat.runtime.array import Array, Scalar
+from preheat.runtime.code import Code
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.kernel import Kernel, Module
@@ -43,6 +46,10 @@ from preheat.runtime.memory import Buffer, follow
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
+
+if TYPE_CHECKING:
+    from preheat.graph.warmup import WarmSource
+    from preheat.warm.report import WarmReport
 
 __all__ = ["Gpu", "device"]
 
@@ -52,12 +59,16 @@ R = TypeVar("R")
 
 
 class _Life:
-    """What one life of a device has loaded: a load that outlives it ends up in the old one."""
+    """What one life of a device has loaded: a load that outlives it ends up in the old one.
+
+    `modules` and `kernels` are kept by what was asked for; all that live are in `loaded`, by artifact.
+    """
 
     def __init__(self, device: base.Device, events: Events) -> None:
         self.context = Context(device, events)
         self.modules: dict[object, Module] = {}
         self.kernels: dict[object, Kernel] = {}
+        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
         self.loading: Flights[Module] = Flights(events)
 
     def end(self, reason: str, hint: str | None = None) -> None:
@@ -87,6 +98,7 @@ class Gpu:
         self.builder, self.jit, self.blocking = builder, jit, blocking
         self._device = device
         self._life = _Life(device, builder.events)
+        self._warmers = Warmers()
         self._closed = False
         _alive.add(self)
 
@@ -141,8 +153,11 @@ class Gpu:
             return found
         if "<" in name and not isinstance(source, Program):
             program = {**program, "names": (name, *program.get("names", ()))}
-        kernel = self.module(source, **program)[name]
-        return life.kernels.setdefault(key, kernel)
+        try:
+            module = self.module(source, **program)
+        except SealedError as error:
+            raise error.naming(name) from None
+        return life.kernels.setdefault(key, module[name])
 
     def module(
         self,
@@ -178,24 +193,46 @@ class Gpu:
             program = _program(
                 source, label=label, options=options, include=include, headers=headers, names=names
             )
-            return life.modules.setdefault(key, self._load(life.context, program, target, strict))
+            code = self._code(program, target, strict=strict)
+            return life.modules.setdefault(key, self._loaded(life, code))
 
         return life.loading.share(key, load, title=f"load on {self.name}")
 
-    def _load(self, context: Context, program: Program, target: Arch | None, strict: bool) -> Module:
-        started = time.perf_counter()
+    def _code(self, program: Program, target: Arch | None, *, strict: bool = False) -> Code:
         ladder, target = target is None, target or self.arch
         artifact, jit = self._artifact(program, target, strict=strict, ladder=ladder)
+        return Code(artifact, program, jit)
+
+    def _loaded(self, life: _Life, code: Code) -> Module:
+        """The module of an artifact: one for all that ask for equal ones, by whatever program."""
+        artifact = code.artifact
+
+        def load() -> Module:
+            found = life.loaded.get(artifact.digest)
+            # What no key can describe, such as a program that reads the clock, no digest tells apart.
+            if found is None or found.artifact != artifact:
+                found = life.loaded[artifact.digest] = self._load(life.context, code)
+            return found
+
+        return life.loading.share(artifact, load, title=f"load on {self.name}")
+
+    def _kept(self, life: _Life, code: Code) -> Module:
+        """The same, in the device's memo, although no program has asked for it."""
+        module = life.modules[code.artifact.digest] = self._loaded(life, code)
+        return module
+
+    def _load(self, context: Context, code: Code) -> Module:
+        started, (artifact, program, jit) = time.perf_counter(), code
         try:
             raw = self._device.load(artifact, jit=jit)
         except InvalidCodeError as error:
-            if jit:
+            if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
             raw = self._device.load(artifact)
         seconds = time.perf_counter() - started
         self.builder.events.emit(
-            "load", device=self.name, program=program.label, key=artifact.digest, seconds=seconds
+            "load", device=self.name, program=artifact.label, key=artifact.digest, seconds=seconds
         )
         return Module(context, artifact, raw, blocking=self.blocking)
 
@@ -210,10 +247,10 @@ class Gpu:
         why = mismatch(target, self.arch, strict=strict)
         if why is not None:
             raise TargetError(program.label, str(target), f"{self.name} ({self.arch})", why)
-        if ladder and not strict:
-            found = self.builder.find(program, self.arch)
-            if found is not None:
-                return found, False
+        found = self.builder.find(program, target, exact=strict or not ladder)
+        if found is not None:
+            return found, False
+        self.builder.require_open(program, target)
         newest = self.builder.toolchain.newest(target)
         if newest == target or program.language == "ptx":
             return self.builder.build(program, target), False
@@ -225,6 +262,27 @@ class Gpu:
                 "PTX at every start: PREHEAT_JIT=1",
             )
         return self.builder.build(program, newest), True
+
+    def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
+        """Have everything ready: code compiled and loaded, kernels resolved, graphs captured.
+
+        A source is a manifest or a bundle, or the path of one. Of a manifest, what is not stored is
+        compiled, `jobs` at once (one a processor); a bundle is mounted, and each program loaded for the
+        architecture that runs best here. Graph keys are captured through warmers: see `Graphs.warmer`
+        and `Graphed.warmer`. It tries everything, then raises `WarmError` with all that failed. Again
+        is quick: it does what is missing.
+        """
+        from preheat.graph.warmup import WarmUp  # costs milliseconds that others need not spend
+
+        life = self._life
+        life.context.require()
+        life.context.forbid(LOAD)
+        life.context.forbid(WARM)
+        up = WarmUp(
+            self.builder, life.context, self._warmers, life.loaded,
+            code=self._code, load=partial(self._kept, life),
+        )  # fmt: skip
+        return up.run(sources, jobs)
 
     # Memory
 
@@ -325,12 +383,16 @@ class Gpu:
         """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
         return Pool(self._context, size)
 
-    def graphs(self, capacity: int = 64, *, checked: bool = False) -> Graphs:
+    def graphs(self, capacity: int = 64, *, name: str | None = None, checked: bool = False) -> Graphs:
         """Slots for graphs by key: `graphs.run(key, body)`; the least recently used one goes first.
 
-        `checked` captures every call anew to find what was baked for another one: slow, for tests.
+        Under a `name`, keys are recorded and can be warmed: see `Graphs.warmer`. `checked` captures
+        every call anew to find what was baked for another one: slow, for tests.
         """
-        return Graphs(lambda: self._context, self.capture, capacity, checked=checked)
+        return self._graphs(capacity, name=name, checked=checked, shown=text_of)
+
+    def _graphs(self, capacity: int, **more: Any) -> Graphs:
+        return Graphs(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
 
     @overload
     def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...
@@ -342,6 +404,7 @@ class Gpu:
         *,
         key: Callable[..., Hashable] | None = None,
         capacity: int = 64,
+        name: str | None = None,
         copy: bool = False,
         copy_inputs: bool = False,
         checked: bool = False,
@@ -353,6 +416,7 @@ class Gpu:
         *,
         key: Callable[..., Hashable] | None = None,
         capacity: int = 64,
+        name: str | None = None,
         copy: bool = False,
         copy_inputs: bool = False,
         checked: bool = False,
@@ -369,11 +433,15 @@ class Gpu:
         copied first, so a function that writes into its arguments is refused. `copy` returns copies
         instead of the graph's own results, which the next call changes. For a method, the instance
         is the owner of its graphs and no part of the key: replacing an array that it holds is not seen.
+
+        What `key` gives is recorded, and can be warmed, under `name`; a warmer gives it that of the
+        function where it has none: see `Graphed.warmer`.
         """
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
         def graphed(function: Callable[P, R]) -> Graphed[P, R]:
-            return Graphed(function, self.graphs(capacity, checked=checked), **more)
+            graphs = self._graphs(capacity, name=name, checked=checked, shown=shown)
+            return Graphed(function, graphs, **more)
 
         return graphed if function is None else graphed(function)
 
@@ -402,6 +470,7 @@ class Gpu:
         life.context.forbid(UNLOAD)
         kept = {key: weakref.ref(module) for key, module in life.modules.items()}
         kernels = {key: weakref.ref(kernel) for key, kernel in life.kernels.items()}
+        count = len(set(life.modules.values()))
         life.kernels.clear()
         life.modules.clear()
         for key, kernel in kernels.items():
@@ -412,7 +481,7 @@ class Gpu:
                 life.modules[key] = loaded
         life.context.drain(modules=True)
         self._device.trim()
-        return len(kept) - len(life.modules)
+        return count - len(set(life.modules.values()))
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from preheat.arch import Arch
 from preheat.program import Program
 
-__all__ = ["SCHEMA", "Key", "Part", "explain", "request_key"]
+__all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "request_key"]
 
 SCHEMA = 1  # raise it whenever the same parts come to mean another compile
+_COUNTS = ("options", "names")
 _SHOWN = 160  # a part up to this many bytes is kept as text, a longer one by hash and size
 
 
@@ -63,10 +64,15 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     Include directories are left out: the contents of the headers found in them are checked on
     lookup instead, so the same program keys alike on two machines.
     """
+    schema, *rest = bundle_key(program, arch).parts
+    return Key((schema, ("toolchain", toolchain.encode()), *rest))
+
+
+def bundle_key(program: Program, arch: Arch) -> Key:
+    """The key of one request, whichever compiler answers it: what a bundle goes by."""
     return Key(
         (
             ("schema", str(SCHEMA).encode()),
-            ("toolchain", toolchain.encode()),
             ("arch", str(arch).encode()),
             ("language", program.language.encode()),
             ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
@@ -90,10 +96,12 @@ def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]
     left, right = (dict(k.table if isinstance(k, Key) else k) for k in (a, b))
     told = []
     for label in {**left, **right}:  # in the order of the tables
+        if label in _COUNTS:  # the rows it counts say more
+            continue
         if label not in right:
-            told.append(f"{label}: {left[label]!r} is missing in the second")
+            told.append(f"{label}: {left[label]!r} is gone")
         elif label not in left:
-            told.append(f"{label}: {right[label]!r} is missing in the first")
+            told.append(f"{label}: {right[label]!r} is new")
         elif left[label] != right[label]:
             told.append(f"{label}: {left[label]!r} became {right[label]!r}")
     return tuple(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Program:
     include: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
+    path: str | None = field(default=None, compare=False)  # where `from_file` read it
 
     @classmethod
     def of(
@@ -60,6 +61,7 @@ class Program:
         include: Iterable[str | os.PathLike[str]] = (),
         headers: Mapping[str, str] | None = None,
         names: Iterable[str] = (),
+        path: str | None = None,
     ) -> Program:
         """The program a caller means: language told from the text, `-I` options moved to `include`.
 
@@ -82,6 +84,7 @@ class Program:
             include=tuple(os.path.abspath(_path(d)) for d in (*include, *moved)),
             headers=_headers(headers or {}),
             names=tuple(_text("name", n) for n in names),
+            path=path,
         )
 
     @classmethod
@@ -90,8 +93,9 @@ class Program:
         path = Path(path)
         try:
             raw = path.read_bytes()
-        except OSError as fault:
-            raise InputError(f"cannot read {path}: {fault.strerror or fault}") from None
+        except (OSError, ValueError) as fault:  # a path with a NUL byte is the latter
+            why = getattr(fault, "strerror", None) or fault
+            raise InputError(f"cannot read {path}: {why}") from None
         language = "ptx" if path.suffix == ".ptx" else "cuda"
         try:
             source = raw.decode("utf-8")
@@ -102,7 +106,8 @@ class Program:
                 hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
             ) from None
         include = [path.parent, *more.pop("include", ())]
-        return cls.of(source, **{"label": path.name, "language": language, **more}, include=include)
+        own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
+        return cls.of(source, **{**own, **more}, include=include)
 
     def __post_init__(self) -> None:
         if not self.source.strip() and self.language == "cuda":

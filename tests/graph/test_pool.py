@@ -20,7 +20,7 @@ from preheat.errors import (
     GraphError,
     InputError,
     OutOfMemoryError,
-    SealedError,
+    PoolSealedError,
     StaleBufferError,
     StaleGraphError,
 )
@@ -630,12 +630,12 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
         lambda: pool.measure(lambda: None),
     ]
     for ask in asks:
-        with pytest.raises(SealedError, match="sealed") as refused:
+        with pytest.raises(PoolSealedError, match="sealed") as refused:
             ask()
         assert "pool.unseal()" in str(refused.value.hint)
-    with pytest.raises(SealedError, match="sealed"), device.capture():
+    with pytest.raises(PoolSealedError, match="sealed"), device.capture():
         pool.empty(3)
-    with pytest.raises(SealedError, match="sealed"), pool.frame():
+    with pytest.raises(PoolSealedError, match="sealed"), pool.frame():
         pool.empty(3)
     pool.unseal()
     assert pool.empty(3).size == 3
@@ -645,7 +645,7 @@ def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: 
     job, pool = work(device), device.pool(8 * KIB)
     pool.seal()
     graph = device.capture().begin()
-    with pytest.raises(SealedError):
+    with pytest.raises(PoolSealedError):
         pool.empty(3)
     job.launch()
     with pytest.raises(CaptureError, match="the pool is sealed: 256 bytes were asked for"):

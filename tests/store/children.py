@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from preheat.events import Events
 from preheat.store import DiskStore
+from preheat.store.bundle import Bundle
+from preheat.store.bundle import write as write_bundle
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock, hold
-from tests.store.entries import blob_of, digest_of
+from tests.store.entries import blob_of, content, digest_of
 
 
 def main(role: str, *arguments: str) -> None:
@@ -31,6 +34,8 @@ def main(role: str, *arguments: str) -> None:
         "put-and-get": put_and_get,
         "put-forever": put_forever,
         "put-and-die-at-every-line": put_and_die_at_every_line,
+        "bundle-and-die-at-every-line": bundle_and_die_at_every_line,
+        "fork-and-read-bundle": fork_and_read_bundle,
         "count-in-journal": count_in_journal,
     }
     roles[role](*arguments)
@@ -129,22 +134,51 @@ def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
 
 
 def put_and_die_at_every_line(roots: str, locks: str) -> None:
-    """Kill a forked child at the first line of a put, another at the second, until one gets through.
+    """Put an entry and die at the first line, put another and die at the second, to the last.
 
-    `roots` may have a place for the number of the child.
+    `roots` may have a place for the number of the death.
     """
-    deaths = 0
-    while True:
+
+    def put(number: int) -> None:
+        open_disk(roots.format(number), locks).put(digest_of(number), blob_of(number, 5000))
+
+    say(1 + max(_die_at_every_line(put)))
+
+
+def bundle_and_die_at_every_line(path: str) -> None:
+    """Replace a bundle and die at the first line, the second, to the last; say what was found after."""
+    old, new = ({digest_of(number): blob_of(number, 5000)} for number in (1, 2))
+    write_bundle(path, old, {})
+    found = []
+    for _ in _die_at_every_line(lambda _: write_bundle(path, new, {})):
+        with Bundle.open(path) as opened:
+            found.append({str(old): "old", str(new): "new"}[str(content(opened))])
+    say(f"{len(found)} {','.join(dict.fromkeys(found))}")
+
+
+def fork_and_read_bundle(path: str) -> None:
+    """Let a forked child read and close a bundle, then read it as well; say how many were whole."""
+    opened = Bundle.open(path)
+    child = os.fork()
+    if child == 0:
+        say(f"child: {len(content(opened))}")
+        opened.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(f"parent: {len(content(opened))}")
+
+
+def _die_at_every_line(act: Callable[[int], object]) -> Iterator[int]:
+    """Kill a forked child at the first line of `act`, another at the second, until one gets through."""
+    for lines in itertools.count():
         child = os.fork()
         if child == 0:
-            disk = open_disk(roots.format(deaths), locks)
-            sys.settrace(_Executioner(deaths))
-            disk.put(digest_of(deaths), blob_of(deaths, 5000))
+            sys.settrace(_Executioner(lines))
+            act(lines)
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
-            break
-        deaths += 1
-    say(deaths)
+            return
+        yield lines
 
 
 class _Executioner:

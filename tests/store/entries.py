@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from preheat import container
+from preheat.store.bundle import Bundle
 
 
 def digest_of(number: int) -> str:
@@ -16,3 +17,8 @@ def blob_of(number: int, size: int = 100, by: str = "") -> bytes:
     """The bytes of entry `number`: always the same for the same arguments."""
     code = hashlib.shake_128(f"{number} {by}".encode()).digest(size)
     return container.pack(digest_of(number), {"number": number, "by": by}, {"code": code})
+
+
+def content(bundle: Bundle) -> dict[str, bytes | None]:
+    """Every entry of a bundle."""
+    return {digest: bundle.get(digest) for digest in bundle.digests()}

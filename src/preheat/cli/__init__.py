@@ -14,15 +14,20 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
+    "record": "Run a command and write down the kernels it needs",
+    "bake": "Compile all that a manifest lists into one bundle",
+    "check": "Prove that nothing is left to compile",
+    "bundle": "Look into bundles, verify and merge them",
     "cache": "Look into the cache and keep it tidy",
     "emulate": "See what the CPU emulator can run",
     "doctor": "Check compilers, directories and settings",
-    "demo": "Compile a dozen kernels cold, then again from the cache",
+    "demo": "See all of it, from a cold compile to a sealed run",
 }
 
 _EPILOG = """\b
 Examples:
   preheat compile kernels/*.cu --arch sm_90 --arch sm_100
+  preheat bake kernels.toml --arch sm_90 -o kernels.heat
   preheat cache stats
   preheat doctor
 
@@ -85,8 +90,9 @@ def main(args: list[str] | None = None) -> None:
     except click.ClickException as error:
         complain(error.format_message())
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        complain("interrupted")
+    except (click.Abort, KeyboardInterrupt) as stop:
+        how_far = str(stop.__cause__ or stop)  # click raises its own in the place of Ctrl-C
+        complain("interrupted" + (f": {how_far}" if how_far else ""))
         # Threads may be compiling or waiting for another process: leave without them. Their workers
         # notice and end too, and the kernel gives back the locks.
         sys.stdout.flush()

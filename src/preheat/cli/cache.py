@@ -20,8 +20,9 @@ from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, Stats, log_faults
-from preheat.key import Part, explain
+from preheat.key import explain
 from preheat.program import Program
+from preheat.promise import Near, nearest
 from preheat.store import DiskStore, LayerStore
 from preheat.store.disk import Item
 from preheat.store.journal import Journal
@@ -237,7 +238,7 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
 
 def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     if program.uncacheable:
-        _tell_miss(f"never cached: {program.uncacheable}", None, (), as_json)
+        _tell_miss(f"never cached: {program.uncacheable}", None, as_json)
         return
     builder = Builder.open(events=Events(log_faults()))
     found = builder.why(program, arch)
@@ -247,36 +248,22 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         else:
             data(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
-    parts = builder.key(program, arch).table
-    nearest, differences = _nearest(parts, program.label)
-    _tell_miss(found.reason, nearest, differences, as_json)
+    stored = (artifact for _, artifact in _artifacts("comparing"))
+    near = nearest(builder.key(program, arch).table, program.label, stored)
+    _tell_miss(found.reason, near, as_json)
 
 
-def _nearest(parts: tuple[Part, ...], label: str) -> tuple[Artifact | None, tuple[str, ...]]:
-    """The stored entry that differs in the fewest parts; one of the same program if there is any."""
-    best: tuple[Artifact | None, tuple[str, ...]] = (None, ())
-    rank: tuple[bool, int] | None = None
-    for _, artifact in _artifacts("comparing"):
-        differences = explain(artifact.parts, parts)
-        mine = (artifact.label != label, len(differences))
-        if rank is None or mine < rank:
-            best, rank = (artifact, differences), mine
-    return best
-
-
-def _tell_miss(
-    reason: str, nearest: Artifact | None, differences: tuple[str, ...], as_json: bool
-) -> None:
+def _tell_miss(reason: str, near: Near | None, as_json: bool) -> None:
     if as_json:
-        key = nearest.digest if nearest else None
+        key, differences = (near.artifact.digest, near.differences) if near else (None, ())
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
         emit_json(row)
         return
     data(f"not cached: {reason}")
-    if nearest is None:
+    if near is None:
         return
-    data(f"nearest entry: {nearest.digest[:12]} ({nearest.label}, {nearest.arch})")
-    for line in differences or ("all key parts agree; a header file differs",):
+    data(f"nearest entry: {near}")
+    for line in near.differences or ("all key parts agree; a header file differs",):
         data(f"  {line}")
 
 

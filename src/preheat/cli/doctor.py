@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -21,6 +21,7 @@ from preheat.config import VARIABLES, Config, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
+from preheat.seal import Mode
 from preheat.store.trust import unusable
 from preheat.toolchain.locate import Located
 
@@ -102,7 +103,9 @@ def _compilers() -> Iterator[Finding]:
         try:
             library = located.library(name)
         except PreheatError as error:
-            yield Finding(name, "fail", str(error), error.hint or "")
+            sealed = builder.sealed is Mode.ERROR
+            detail = f"{error} (sealed, so none is needed)" if sealed else str(error)
+            yield Finding(name, "ok" if sealed else "fail", detail, "" if sealed else error.hint or "")
         else:
             detail = f"{library.version} at {library.path}, build {library.build[:12]}"
             yield Finding(library.title, "ok", detail)
@@ -141,6 +144,26 @@ def _test_compile(builder: Builder) -> Finding:
     took = duration(time.perf_counter() - started)
     known = f"sm_{archs[0]} to sm_{archs[-1]}"
     return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
+
+
+def _bundles() -> Iterator[Finding]:
+    """What the settings would mount, and whether it answers."""
+    try:
+        config = Config.from_env()
+    except ConfigError:
+        return  # told with the settings
+    builder = Builder.open(replace(config, bundles=(), events=None), events=Events())
+    for path in config.bundles:
+        try:
+            bundle = builder.mount(path)
+        except PreheatError as error:
+            yield Finding("bundle", "fail", str(error), error.hint or "correct or unset PREHEAT_BUNDLE")
+        else:
+            archs, compilers = (", ".join(bundle.meta.get(w, ())) for w in ("archs", "toolchains"))
+            yield Finding("bundle", "ok", f"{path}, for {archs}, by {compilers}")
+    if config.sealed and not config.bundles:
+        fix = "set PREHEAT_BUNDLE, or make sure that the cache has everything"
+        yield Finding("seal", "warn", "sealed without a bundle", fix)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -226,6 +249,7 @@ def _file_system(path: Path) -> str:
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _versions,
     _compilers,
+    _bundles,
     _gpus,
     _directories,
     _settings,

@@ -79,37 +79,49 @@ def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iter
 class Progress(Protocol):
     """Something that can be told how far the work is."""
 
-    def step(self, doing: str, advance: int = 1) -> None: ...
+    def step(self, doing: str, advance: int = 1, work: float | None = None) -> None: ...
 
 
 class _Silent:
-    def step(self, doing: str, advance: int = 1) -> None:
-        del doing, advance
+    def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
+        del doing, advance, work
 
 
 @contextmanager
-def progress(title: str, total: int, *, show: bool | None = None) -> Iterator[Progress]:
-    """A bar on stderr with count and time left, where there is a terminal to show it on."""
+def progress(
+    title: str, total: int, *, work: float | None = None, show: bool | None = None
+) -> Iterator[Progress]:
+    """A bar on stderr with count and time left, where there is a terminal to show it on.
+
+    Where steps take unequal time, `work` is what all of them come to in any unit, and each says its
+    part: the time left follows that and not the count.
+    """
     if not (sys.stderr.isatty() if show is None else show):
         yield _Silent()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
+    one_line = Column(no_wrap=True, overflow="ellipsis")
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}/{task.fields[steps]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("{task.fields[doing]}", markup=False, table_column=one_line),
         console=Console(stderr=True, force_terminal=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(title, total=total, doing="")
+        task = bar.add_task(title, total=work or total, doing="", count=0, steps=total)
 
         class _Shown:
-            def step(self, doing: str, advance: int = 1) -> None:
-                bar.update(task, advance=advance, doing=doing)
+            count = 0
+
+            def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
+                self.count += advance
+                done = advance if work is None else work
+                bar.update(task, advance=done, doing=doing, count=self.count)
 
         yield _Shown()

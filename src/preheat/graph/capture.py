@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from preheat.callers import Place, caller, place, shown
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import Guests
-from preheat.graph.record import Node, Place, caller, place, shown
+from preheat.graph.record import Node
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Gathered, Launch, Loaded

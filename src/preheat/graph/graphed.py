@@ -9,18 +9,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from numbers import Number
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.graph.slots import Graphs, Step, key_of
+from preheat.graph.slots import Graphs, Step, key_of, text_of
 from preheat.runtime.operands import kind_of
 
-__all__ = ["Graphed", "Method"]
+__all__ = ["Graphed", "Method", "shown"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[[Any], object])
 
 _GIVE_A_KEY = (
     "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has graphs of "
@@ -52,7 +53,7 @@ class Graphed(Generic[P, R]):
         _check_key(key)
         functools.update_wrapper(self, function)
         self.graphs, self._key = graphs, key
-        self._name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+        self._name = name_of(function) or repr(function)
         self._copy, self._copy_inputs = copy, copy_inputs
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -68,6 +69,55 @@ class Graphed(Generic[P, R]):
         A call is a tuple of arguments, or a dict of named ones.
         """
         self._warm((), calls)
+
+    def warmer(self, function: F) -> F:
+        """Let `gpu.warm` capture the keys it is told of: `function(key)` gives the arguments of a call.
+
+            @step.warmer
+            def example(shape): return (buffers[shape],)
+
+        They are a tuple, or a dict of named ones, and hold the arrays that later calls are given;
+        with `copy_inputs` any that are laid out like those.
+        """
+        self._check_warmer()
+        name = self._name if self.graphs.name is None else self.graphs.name
+        self.graphs._warmers.add(name, self)
+        self.graphs.name = name
+        self._warmer: Callable[[Any], Any] = function
+        return function
+
+    def _check_warmer(self) -> None:
+        if self._key is None:
+            hint = "say what its calls differ in: @gpu.graphed(key=lambda …: …)"
+            raise InputError(f"{self._name} has no keys that a warmer could be told", hint=hint)
+        if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
+            raise _of_instances(self._name)
+
+    def require_room(self, keys: int) -> None:
+        """Raise where so many keys cannot have a slot each."""
+        self.graphs.require_room(keys)
+
+    def warm_key(self, key: Any) -> bool:
+        """Capture the call that the warmer gives for a key: see `Graphs.warm_key`."""
+        step = self._example(key)
+        if step.key != self._example(key).key:
+            raise InputError(
+                f"the warmer of {self._name} gives other arrays each time, so no later call is like it",
+                hint="give the arrays that calls are given, or let graphs have their own: "
+                "@gpu.graphed(copy_inputs=True, …)",
+            )
+        return self.graphs._warm_one(step)
+
+    def _example(self, key: Any) -> Step:
+        """The call that the warmer gives for a key."""
+        args, kwargs = _arguments(self._warmer(key))
+        step = self._step((), args, kwargs)
+        told = cast(_Call, step.key).told
+        if told != (key,):
+            raise InputError(
+                f"the warmer of {self._name} gives a call of another key: {told and told[0]!r}"
+            )
+        return step
 
     def invalidate(self) -> None:
         """Forget all calls, and that they failed."""
@@ -85,7 +135,7 @@ class Graphed(Generic[P, R]):
         self.graphs._warm(steps, bound[0] if bound else None)
 
     def _step(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
-        told = None if self._key is None else key_of(self._key(*args, **kwargs))
+        told = None if self._key is None else (key_of(self._key(*args, **kwargs)),)
         reader = _Reader(
             self.graphs._device, values=self._key is None, copied=self._copy_inputs, title=self._name
         )
@@ -136,6 +186,10 @@ class Method:
         """Warm calls of this instance: see `Graphed.warm`."""
         self.__func__._warm((self._instance(),), calls)
 
+    def warmer(self, _: object) -> NoReturn:
+        """Refused: nothing that is told a key alone knows which instance it is for."""
+        raise _of_instances(self.__func__._name)
+
     def invalidate(self) -> None:
         """Forget all calls of this instance or, without one, of all."""
         self.graphs.invalidate(owner=self.__self__)
@@ -151,6 +205,24 @@ class Method:
 
     def __repr__(self) -> str:
         return repr(self.__func__)
+
+
+def name_of(function: Any) -> str | None:
+    """What a function is called where it is defined."""
+    name: str | None = getattr(function, "__qualname__", None)
+    return name and name.rpartition("<locals>.")[2]
+
+
+def shown(key: Any) -> str:
+    """A key of a graphed function as text: what the user's `key` gave, where there is one."""
+    return repr(key) if key.told is None else text_of(key.told[0])
+
+
+def _of_instances(name: str) -> InputError:
+    return InputError(
+        f"{name} is a method, whose graphs are those of its instances: it cannot have a warmer",
+        hint="warm each instance, model.step.warm([…]), or use gpu.graphs(name=…) with a warmer",
+    )
 
 
 def _check_key(key: Any) -> None:
@@ -205,13 +277,13 @@ class _Call(NamedTuple):
     """What tells one slot of a function from another: the user's key, if any, and the arguments."""
 
     function: str
-    key: object
+    told: tuple[Hashable] | None
     positional: _Group
     named: _Group
 
     def __repr__(self) -> str:
-        if self.key is not None:
-            return f"{self.function} {self.key!r}"
+        if self.told is not None:
+            return f"{self.function} {self.told[0]!r}"
         return f"{self.function}({', '.join((*self.positional.rows(), *self.named.rows()))})"
 
 

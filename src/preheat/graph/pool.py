@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from preheat.callers import caller
 from preheat.devices import base
 from preheat.dtypes import dtype_of
-from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, SealedError
+from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.graph import Graph
-from preheat.graph.record import caller
 from preheat.graph.room import Room, Scratch, Stretch
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -287,7 +287,7 @@ class Pool:
     def _require(self, wanted: str) -> None:
         self._require_open(wanted)
         if self._sealed:
-            raise SealedError(
+            raise PoolSealedError(
                 f"the pool is sealed: {wanted}", hint="take it before pool.seal(), or pool.unseal()"
             )
 
@@ -405,7 +405,7 @@ class Pool:
     # Sealing
 
     def seal(self) -> None:
-        """Hand out nothing from here on: `SealedError`. What was handed out works on."""
+        """Hand out nothing from here on: `PoolSealedError`. What was handed out works on."""
         self._sealed = True
 
     def unseal(self) -> None:

@@ -5,14 +5,12 @@ It says which memory a graph relies on, what was baked into it, and in words how
 
 from __future__ import annotations
 
-import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
+from preheat.callers import Place, shown
 from preheat.devices import base
 from preheat.dtypes import DType
 from preheat.runtime.arguments import Slot
@@ -20,37 +18,9 @@ from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
 
-__all__ = ["Argument", "Node", "Place", "caller", "diff", "place", "shown"]
+__all__ = ["Argument", "Node", "diff"]
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-Place = tuple[str, int]  # a line of a program
 Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the bytes of all parameters
-
-
-def place() -> Place:
-    """The line of the program that called preheat."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_HERE) and name != _CONTEXTLIB:
-            return (name, frame.f_lineno)
-        frame = frame.f_back
-    return ("?", 0)
-
-
-def shown(where: Place) -> str:
-    """A line as `file:line`."""
-    return f"{os.path.basename(where[0])}:{where[1]}"
-
-
-def caller() -> str:
-    """The line of the program that called preheat, as `file:line`."""
-    return shown(place())
-
-
-_CONTEXTLIB = sys.modules["contextlib"].__file__
 
 
 _WHOLE = "array"  # the type of memory whose extent is part of the work: filled, or copied

@@ -22,18 +22,20 @@ from preheat.errors import (
 from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.slot import USABLE, Body, Slot
+from preheat.graph.warmers import Warmers
 from preheat.runtime.context import Context
 from preheat.runtime.window import Act
 
-__all__ = ["Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of"]
+__all__ = ["WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of", "text_of"]
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[[Any], object])
 
 _WAITS = tuple(16 << failures for failures in range(9))  # eager calls after each failed capture
 _REMEMBERED = 1024  # keys without a graph, at least
 
 _NO_ARRAYS = "use what it is like instead: x.shape"
-_WARM = Act("warming graphs", "warm before the capture")
+WARM = Act("warming graphs", "warm before the capture")
 
 
 class Step(NamedTuple):
@@ -96,6 +98,7 @@ class Graphs:
         graphs.run(size, lambda: step(size))   # runs; the second time captures; then replays
 
     Each `owner` has slots of its own, which go when it does: it is held weakly where that is possible.
+    `name` is what recordings and warm-ups know them by; events tell keys as `shown` writes them.
     `checked` captures each call of `run` anew, compares it with the slot, and raises `BakedError`
     where a replay would use something else. After a reset of the device there are no slots, and it
     goes on with the new life. Safe from any thread.
@@ -107,10 +110,14 @@ class Graphs:
         capture: Callable[..., Graph],
         capacity: int = 64,
         *,
+        name: str | None = None,
         checked: bool = False,
+        warmers: Warmers,
+        shown: Callable[[Any], str],
     ) -> None:
-        self.capacity, self.checked = _capacity(capacity), checked
+        self.capacity, self.name, self.checked = _capacity(capacity), _name(name), checked
         self._context, self._capture = context, capture
+        self._warmers, self._shown = warmers, shown
         self._life = context()
         self._slots: OrderedDict[_Place, Slot] = OrderedDict()  # the least recently used first
         self._known: OrderedDict[_Place, _Known] = OrderedDict()  # keys without a graph, likewise
@@ -189,17 +196,45 @@ class Graphs:
             [Step(key_of(key), partial(_ignoring, body, key)) for key in _largest_first(keys)], owner
         )
 
+    def warmer(self, function: F) -> F:
+        """Let `gpu.warm` capture the keys it is told of: `function(key)` does the step of one.
+
+        @graphs.warmer
+        def decode(size): …
+        """
+        self._warmers.add(self.name, self)
+        self._warmer: Callable[[Any], object] = function
+        return function
+
+    def warm_key(self, key: Any) -> bool:
+        """Capture a key as the warmer does it, where there is no slot yet; returns whether that was so.
+
+        `GraphError` says why it cannot be captured.
+        """
+        return self._warm_one(Step(key_of(key), partial(_ignoring, self._warmer, key)))
+
+    def _warm_one(self, step: Step) -> bool:
+        if self._find(_Place(None, step.key)) is not None:
+            return False
+        reason = self._warmed(step, None)
+        if reason is not None:
+            raise GraphError(reason)
+        return True
+
+    def require_room(self, keys: int) -> None:
+        """Raise where so many keys cannot have a slot each."""
+        if keys > self.capacity:
+            raise InputError(
+                f"{keys} keys do not fit into {_count(self.capacity, 'slot')}", hint=f"capacity={keys}"
+            )
+
     def _warm(self, steps: Sequence[Step], owner: object) -> None:
         """`warm`, in this order."""
-        self._context().forbid(_WARM)
+        self._context().forbid(WARM)
         wanted: dict[Hashable, Step] = {}
         for step in steps:
             wanted.setdefault(step.key, step)
-        if len(wanted) > self.capacity:
-            raise InputError(
-                f"{len(wanted)} keys do not fit into {_count(self.capacity, 'slot')}",
-                hint=f"capacity={len(wanted)}",
-            )
+        self.require_room(len(wanted))
         reasons = {key: self._warmed(step, owner) for key, step in wanted.items()}
         failed = [f"{key!r}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
@@ -441,8 +476,10 @@ class Graphs:
             self._life.drain()
 
     def _tell(self, what: str, place: _Place, reason: str = "") -> None:
-        device = self._life.device.name
-        self._life.events.emit("graph", what=what, device=device, key=repr(place.key), reason=reason)
+        device, key = self._life.device.name, self._shown(place.key)
+        # What belongs to an owner has no name: no warmer could say whose it is to be.
+        name = self.name if place.owner is None else None
+        self._life.events.emit("graph", what=what, device=device, name=name, key=key, reason=reason)
 
     def _forked(self) -> None:
         """Only one thread came along: nobody holds a lock or captures."""
@@ -524,6 +561,19 @@ def key_of(value: Any) -> Hashable:
     return made
 
 
+def text_of(key: Any) -> str:
+    """A key as text: as the literal that is equal to it, where there is one."""
+    return repr(_plain(key))
+
+
+def _plain(key: Any) -> Any:
+    """`torch.Size` as the tuple and NumPy's integers as the number that they are equal to."""
+    if isinstance(key, tuple) and not hasattr(key, "_fields"):
+        return tuple(map(_plain, key))
+    whole = isinstance(key, Number) and hasattr(key, "__index__") and not isinstance(key, int)
+    return operator.index(key) if whole else key
+
+
 def _check_key(value: Any) -> None:
     for item in value if isinstance(value, frozenset) else (trees.parts(value) or {}).values():
         _check_key(item)
@@ -551,6 +601,13 @@ def _capacity(given: Any) -> int:
     if capacity < 1:
         raise InputError(f"{_count(capacity, 'slot')} hold no graph", hint="capacity=1 or more")
     return capacity
+
+
+def _name(given: Any) -> str | None:
+    if given is not None and (not isinstance(given, str) or not given.strip()):
+        raise InputError(f"{given!r} cannot be a name of graphs", hint='name="decode"')
+    name: str | None = given
+    return name
 
 
 def _count(number: int, what: str) -> str:

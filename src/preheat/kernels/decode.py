@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
+from preheat.callers import caller
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.graph.record import caller
 from preheat.runtime.kernel import Kernel
 
 __all__ = ["DecodeKernel", "DecodeState", "Decoded"]

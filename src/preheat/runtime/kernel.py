@@ -66,7 +66,14 @@ class Module:
             if entry.name not in self._functions:
                 self.context.require()
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
+                self._tell(entry)
             return self._functions[entry.name]
+
+    def _tell(self, entry: EntryPoint) -> None:
+        key, program = self.artifact.digest, self.artifact.label
+        self.context.events.emit(
+            "resolve", key=key, program=program, entry=self.artifact.name_of(entry)
+        )
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"

@@ -136,17 +136,26 @@ class Memo:
         return json.dumps(known, separators=(",", ":")).encode()
 
 
-def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
-    """What is no longer as `state` found it, in words; None when everything is."""
-    if tuple(roots) != state.roots:
+def change(
+    state: HeaderState, roots: Mapping[str, str], memo: Memo, *, present: bool = False
+) -> str | None:
+    """What is no longer as `state` found it, in words; None when everything is.
+
+    With `present` only files that are there are looked at: one that is missing is no change.
+    """
+    if tuple(roots) != state.roots and not present:
         return "other include directories, which may hide a tracked header"
     for header in state.headers:
         path = _path(roots, header.root, header.name)
         if path is None:
+            if present:
+                continue
             return f"header {header.name}: its include directory is gone"
         try:
             digest = memo.digest(path)
         except OSError:
+            if present:
+                continue
             return f"header {header.name} is gone"
         if digest != header.digest:
             return f"header {header.name} changed"
@@ -208,7 +217,7 @@ def observe(
             computed.append((root, os.path.dirname(name)))
     for root, directory in computed:
         watch.beside(root, directory, [name for _, name in headers])
-    for root, name in watch.also:
+    for root, name in sorted(watch.also):  # a set has an order of its own in every process
         try:
             probed = Header(root, name, memo.digest(f"{roots[root]}/{name}"))
         except OSError as fault:

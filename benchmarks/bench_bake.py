@@ -1,0 +1,191 @@
+"""Baking 200 small and 5 header-heavy kernels: one at a time, on all cores, again, and killed half way.
+
+Every row is `preheat bake` as a process of its own, start and all, with the page cache warm. Cold rows
+begin with an empty cache, and the compiler's own cache is bypassed; they are done several times, in
+turn, and all times are shown: the ratio is that of the shortest, which other work on the machine
+disturbed least. The killed bake is ended with SIGKILL when about half of the programs are done; the one
+after it must compile only the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import options, ratio, report
+from preheat.arch import Arch
+from preheat.program import Program
+from preheat.warm.manifest import Manifest, Wanted
+
+SMALL = 200
+HEAVY = {
+    "fp16": """
+#include <cuda_fp16.h>
+extern "C" __global__ void scale(__half2* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = __hmul2(x[i], x[i]);
+}
+""",
+    "bf16": """
+#include <cuda_bf16.h>
+extern "C" __global__ void add(__nv_bfloat162* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = __hadd2(x[i], x[i]);
+}
+""",
+    "reduce": """
+#include <cub/block/block_reduce.cuh>
+extern "C" __global__ void total(float* x) {
+    using Reduce = cub::BlockReduce<float, 128>;
+    __shared__ typename Reduce::TempStorage storage;
+    float sum = Reduce(storage).Sum(x[threadIdx.x]);
+    if (threadIdx.x == 0) x[0] = sum;
+}
+""",
+    "sort": """
+#include <cub/block/block_radix_sort.cuh>
+extern "C" __global__ void sort(int* x) {
+    using Sort = cub::BlockRadixSort<int, 128, 4>;
+    __shared__ typename Sort::TempStorage storage;
+    int mine[4];
+    for (int i = 0; i < 4; ++i) mine[i] = x[threadIdx.x * 4 + i];
+    Sort(storage).Sort(mine);
+    for (int i = 0; i < 4; ++i) x[threadIdx.x * 4 + i] = mine[i];
+}
+""",
+    "groups": """
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void total(int* x) {
+    auto tile = cg::tiled_partition<32>(cg::this_thread_block());
+    int sum = cg::reduce(tile, x[threadIdx.x], cg::plus<int>());
+    if (tile.thread_rank() == 0) x[threadIdx.x / 32] = sum;
+}
+""",
+}
+
+
+def small(seed: int) -> str:
+    """One of many kernels like those that programs generate: a few operations on a vector."""
+    draw = random.Random(seed)
+    steps = "".join(
+        f"    v = {draw.choice(['fmaf(v, v, %.4ff)', 'v * %.4ff', 'tanhf(v) + %.4ff'])};\n"
+        % draw.random()
+        for _ in range(draw.randint(2, 8))
+    )
+    return (
+        f'extern "C" __global__ void k{seed}(const float* x, float* y, int n) {{\n'
+        "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i >= n) return;\n"
+        f"    float v = x[i];\n{steps}    y[i] = v;\n}}\n"
+    )
+
+
+def write_manifest(root: Path) -> Path:
+    texts = {f"k{seed}": small(seed) for seed in range(SMALL)} | HEAVY
+    programs = [
+        Wanted(
+            Program.of(text, label=f"{name}.cu", options=["--no-cache"]), archs=(Arch.parse("sm_90"),)
+        )
+        for name, text in texts.items()
+    ]
+    Manifest(tuple(programs)).write(root / "kernels.toml")
+    return root / "kernels.toml"
+
+
+class Kitchen:
+    """Runs bakes of one manifest, on caches by name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.manifest = root, write_manifest(root)
+
+    def start(self, cache: str, bundle: str, jobs: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "preheat.cli", "bake", str(self.manifest), "--json"]
+        environment = {
+            **os.environ,
+            "PREHEAT_CACHE_DIR": str(self.root / cache),
+            "PREHEAT_LOCK_DIR": str(self.root / "locks"),
+            "PREHEAT_EVENTS": str(self.root / bundle) + ".events",
+        }
+        return subprocess.Popen(
+            [*command, "-o", str(self.root / bundle), "-j", str(jobs)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def bake(self, cache: str, bundle: str, jobs: int) -> float:
+        """Seconds from start to exit."""
+        started = time.perf_counter()
+        process = self.start(cache, bundle, jobs)
+        told = json.loads(process.communicate()[0])
+        seconds = time.perf_counter() - started
+        if process.returncode:
+            sys.exit(f"bake failed: {told['failed']}")
+        return seconds
+
+    def kill_half_way(self, cache: str, bundle: str, jobs: int) -> None:
+        process = self.start(cache, bundle, jobs)
+        while process.poll() is None and len(self.compiled(bundle)) < SMALL // 2:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+
+    def compiled(self, bundle: str) -> set[str]:
+        """The programs that were compiled, stored and told of while baking `bundle`."""
+        try:
+            lines = (self.root / f"{bundle}.events").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return set()
+        events = (json.loads(line) for line in lines if line.endswith("\n"))
+        return {event["program"] for event in events if event["event"] == "compile"}
+
+
+def measure(kitchen: Kitchen, jobs: int, rounds: int) -> list[tuple[str, ...]]:
+    one, many, again = [], [], []
+    for index in range(rounds):
+        one.append(kitchen.bake(f"one-{index}", f"one-{index}.heat", 1))
+        many.append(kitchen.bake(f"many-{index}", f"many-{index}.heat", jobs))
+        again.append(kitchen.bake(f"many-{index}", f"again-{index}.heat", jobs))
+    kitchen.kill_half_way("killed", "killed.heat", jobs)
+    rest = kitchen.bake("killed", "rest.heat", jobs)
+
+    def row(what: str, seconds: list[float], bundle: str, told: str = "") -> tuple[str, ...]:
+        blob = (kitchen.root / bundle).read_bytes()
+        digest = hashlib.sha256(blob).hexdigest()[:12]
+        number = str(len(kitchen.compiled(bundle)))
+        times = "  ".join(f"{each:.2f}" for each in seconds)
+        return what, times, number, told, f"{len(blob):,}", digest
+
+    twice = len(kitchen.compiled("killed.heat") & kitchen.compiled("rest.heat"))
+    done = len(kitchen.compiled("killed.heat"))
+    return [
+        row("one at a time", one, "one-0.heat"),
+        row(f"{jobs} at a time", many, "many-0.heat", ratio(min(one), min(many))),
+        row("again, everything is there", again, "again-0.heat", ratio(min(one), min(again))),
+        row(f"killed after {done}, started again", [rest], "rest.heat", f"{twice} compiled twice"),
+    ]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="instead of all cores")
+    parser.add_argument("--rounds", type=int, default=3, help="of cold bakes")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
+        rows = measure(Kitchen(Path(place)), args.jobs, args.rounds)
+    head = ("bake", "seconds", "compiled", "against one at a time", "bundle bytes", "sha256")
+    title = f"{SMALL} small and {len(HEAVY)} header-heavy kernels for sm_90"
+    report("bench_bake", title, head, rows, into=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`preheat bake`: everything a manifest lists, compiled ahead of time into one bundle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preheat.arch import Arch
+from preheat.cli.check import prove
+from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
+from preheat.errors import PreheatError
+from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
+from preheat.warm.manifest import Manifest
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  preheat bake kernels.toml --arch sm_90 --arch sm_100
+  preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
+  preheat bake kernels.toml --arch sm_90 --check
+
+Needs no GPU. What is in the cache is not compiled again, so a bake that was interrupted goes on where
+it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Such as sm_90a; repeatable; else as recorded.",
+)
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most compiles at once; else one a processor.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The bundle; else the manifest's name with .heat.",
+)
+@click.option("--check", is_flag=True, help="Compile nothing: see whether the bundle has it all.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(
+    manifest: Path,
+    archs: tuple[str, ...],
+    jobs: int | None,
+    output: Path | None,
+    check: bool,
+    as_json: bool,
+) -> int:
+    """Compile the programs that MANIFEST lists, on all cores, into one bundle (.heat)."""
+    wanted = Manifest.read(manifest)
+    output = output or manifest.with_suffix(".heat")
+    if check:
+        if not output.exists():
+            raise PreheatError(f"{output} does not exist: nothing is baked yet")
+        return prove(wanted, archs, [output], as_json=as_json)
+    baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
+    _report(wanted, baked, output, as_json=as_json)
+    return 0 if baked.ok else 1
+
+
+def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> Baked:
+    """Bake under a bar that names what is being compiled and moves by the time that should take."""
+    todo = plan(manifest, archs)
+    running: dict[Job, None] = {}
+    done = 0
+
+    with progress("baking", len(todo), work=sum(job.guess for job in todo)) as bar:
+
+        def started(job: Job) -> None:
+            running[job] = None
+            bar.step(_named(running), advance=0, work=0)
+
+        def ended(job: Job, _: Row | Failed) -> None:
+            nonlocal done
+            done += 1
+            del running[job]
+            bar.step(_named(running), work=job.guess)
+
+        try:
+            return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
+        except KeyboardInterrupt:
+            told = f"{done} of {len(todo)} done; run it again to go on"
+            raise KeyboardInterrupt(told) from None
+
+
+def _named(running: dict[Job, None]) -> str:
+    return ", ".join(map(str, running))
+
+
+def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(_as_dict(baked))
+    elif baked.rows:
+        for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
+            data(line)
+    for wanted in manifest.programs:
+        if wanted.changed:
+            file = os.path.relpath(wanted.program.path or wanted.program.label)
+            say(f"{file} changed since it was recorded; its present content is baked")
+    for row in baked.rows:
+        if row.note:
+            say(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")
+    for text, hint in dict.fromkeys((str(error), error.hint) for _, _, error in baked.failures):
+        complain(text, hint)
+    failed = f"; {len(baked.failures)} failed" if baked.failures else ""
+    if baked.path is None:
+        say(f"{output} is not written{failed}")
+    else:
+        made = f"{len(baked.rows)} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
+        say(f"{output}: {made}{failed}{' and not in it' if failed else ''}")
+
+
+def _summary(baked: Baked) -> Iterator[tuple[str, ...]]:
+    yield "ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"
+    for arch in sorted({row.arch for row in baked.rows}):
+        rows = [row for row in baked.rows if row.arch == arch]
+        made = [row for row in rows if row.source == "compiler"]
+        spent = duration(sum(row.seconds for row in made)) if made else "-"
+        held = size(sum(row.bytes for row in rows))
+        numbers = (len(rows), len(made), len(rows) - len(made))
+        yield str(arch), *map(str, numbers), spent, held
+
+
+def _as_dict(baked: Baked) -> dict[str, Any]:
+    return {
+        "bundle": baked.path,
+        "bytes": baked.nbytes,
+        "seconds": round(baked.seconds, 3),
+        "baked": [row._asdict() for row in baked.rows],
+        "failed": [
+            {"program": title, "arch": arch, "error": str(error)}
+            for title, arch, error in baked.failures
+        ],
+    }

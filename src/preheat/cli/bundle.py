@@ -1,0 +1,152 @@
+"""`preheat bundle`: what is in bundles, whether it is whole, and several of them in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preheat.cli.output import columns, count, data, emit_json, say, size
+from preheat.errors import BundleError
+from preheat.promise import Promise
+from preheat.store.bundle import Bundle
+from preheat.warm.bundles import faults, graphs, held, merge
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  preheat bundle ls kernels.heat
+  preheat bundle verify *.heat
+  preheat bundle merge decode.heat train.heat -o kernels.heat
+
+A bundle answers the requests it was baked for, whatever compiler and headers there are at run time.
+"""
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(epilog=_EPILOG)
+def command() -> None:
+    """Look into bundles (.heat), verify and merge them."""
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@_JSON
+def ls(file: Path, as_json: bool) -> None:
+    """List the programs in FILE, what made them and from which header files.
+
+    \b
+    Example:
+      preheat bundle ls kernels.heat
+    """
+    with Bundle.open(file) as bundle:
+        rows = sorted(held(bundle), key=lambda p: (p.artifact.label, p.artifact.arch, p.key))
+        if as_json:
+            programs = [_as_dict(promise) for promise in rows]
+            emit_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
+            return
+        for line in _listed(bundle, rows):
+            data(line)
+        what = f"{count(len(rows), 'entry')}, {size(bundle.nbytes)}"
+        by = ", ".join(sorted({promise.artifact.toolchain for promise in rows}))
+        say(f"{what}, made by {by}" if by else what)
+
+
+def _listed(bundle: Bundle, rows: list[Promise]) -> Iterator[str]:
+    head = ("KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
+    yield from columns([head, *map(_row, rows)], right=(3, 4))
+    for promise in rows:
+        if promise.note:
+            yield f"{promise.artifact.label} for {promise.artifact.arch}: {promise.note}"
+    if own := _own_headers(rows):
+        yield "\nheader files it was made from, the toolkit's aside"
+        yield from (f"  {line}" for line in columns(sorted(own)))
+    if keys := graphs(bundle):
+        yield "\ngraphs to capture"
+        yield from (f"  {line}" for line in columns((g.name, " ".join(g.keys)) for g in keys))
+
+
+def _row(promise: Promise) -> tuple[str, ...]:
+    artifact = promise.artifact
+    kernels = promise.entries or [entry.title for entry in artifact.entries]
+    return (
+        *(promise.key[:12], artifact.label, str(artifact.arch), size(artifact.size)),
+        *(str(len(artifact.headers) or "-"), artifact.toolchain, ", ".join(kernels)),
+    )
+
+
+def _own_headers(rows: list[Promise]) -> set[tuple[str, str]]:
+    """Name and content of the files found in a program's own include directories."""
+    files = (header for promise in rows for header in promise.artifact.headers)
+    return {(f.name, f.digest[:12]) for f in files if f.root.isdecimal() or f.root == "/"}
+
+
+def _as_dict(promise: Promise) -> dict[str, Any]:
+    artifact = promise.artifact
+    return {
+        "key": promise.key,
+        "program": artifact.label,
+        "arch": str(artifact.arch),
+        "artifact": artifact.digest,
+        "toolchain": artifact.toolchain,
+        "bytes": artifact.size,
+        "kernels": [entry.title for entry in artifact.entries],
+        "wanted": promise.entries,
+        "headers": [header._asdict() for header in artifact.headers],
+        "note": promise.note,
+        "parts": artifact.parts,
+    }
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@_JSON
+def verify(files: tuple[Path, ...], as_json: bool) -> int:
+    """Read every byte of each FILE and check it. Exit status 1 when one is damaged.
+
+    \b
+    Example:
+      preheat bundle verify *.heat
+    """
+    found = {str(file): _faults(file) for file in files}
+    if as_json:
+        emit_json(found)
+    for file, wrong in () if as_json else found.items():
+        for line in wrong:
+            data(f"{file}: {line}")
+    damaged = sum(map(bool, found.values()))
+    say(f"Checked {count(len(found), 'bundle')}: {damaged} damaged")
+    return 1 if damaged else 0
+
+
+def _faults(file: Path) -> list[str]:
+    try:
+        with Bundle.open(file) as bundle:
+            return faults(bundle)
+    except BundleError as error:
+        return [str(error)]
+
+
+@command.command(name="merge")
+@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new bundle.")
+@click.option(
+    "--prefer",
+    type=click.Choice(["first", "last"]),
+    help="Whose code to take where two differ; else an error.",
+)
+def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None) -> None:
+    """Put the programs of several bundles into one.
+
+    \b
+    Examples:
+      preheat bundle merge decode.heat train.heat -o kernels.heat
+      preheat bundle merge old.heat new.heat --prefer last -o kernels.heat
+    """
+    bundles = [Bundle.open(file) for file in files]
+    entries, nbytes = merge(bundles, output, prefer=prefer)
+    say(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")

@@ -1,0 +1,84 @@
+"""`preheat check`: proof, before traffic arrives, that nothing is left to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from preheat.builder import Builder
+from preheat.cli.output import count, data, emit_json, say
+from preheat.config import Config
+from preheat.seal import Mode
+from preheat.warm.bake import Checked, check
+from preheat.warm.manifest import Manifest
+
+__all__ = ["command", "prove"]
+
+_EPILOG = """\b
+Examples:
+  preheat check kernels.toml --arch sm_90 --bundle kernels.heat
+  preheat check kernels.toml --arch sm_90 --arch sm_100
+
+With bundles, of --bundle or PREHEAT_BUNDLE, those alone must hold everything; without any, the cache.
+Code for another architecture counts where the one asked for runs it: sm_80 code on sm_89. Header files
+are compared where they are. Exit status 1 when something is missing.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Such as sm_90; repeatable; else as recorded.",
+)
+@click.option(
+    "--bundle",
+    "bundles",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A bundle the run will have; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
+    """See whether a sealed run finds all that MANIFEST lists. Compiles nothing."""
+    return prove(Manifest.read(manifest), archs, bundles, as_json=as_json)
+
+
+def prove(manifest: Manifest, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
+    """Tell what a sealed run would miss; the exit status."""
+    config = replace(Config.from_env(), sealed=Mode.ERROR)
+    bundles = bundles or config.bundles
+    if bundles:  # what this machine happens to have in its cache proves nothing about another's
+        config = replace(config, bundles=(), layers=(), cache=False)
+    builder = Builder.open(config)
+    for path in bundles:
+        builder.mount(path)
+    checked = check(manifest, archs, builder=builder)
+    _report(checked, as_json=as_json)
+    return 0 if checked.ok else 1
+
+
+def _report(checked: Checked, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(
+            {
+                "programs": checked.programs,
+                "archs": checked.archs,
+                "missing": [hole._asdict() for hole in checked.holes],
+                "unchecked_headers": checked.unchecked,
+            }
+        )
+    else:
+        for title, arch, reason in checked.holes:
+            data(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
+    if checked.unchecked:
+        here = count(len(checked.unchecked), "header file")
+        say(f"{here} not here to compare, {checked.unchecked[0]} among them")
+    scope = f"{count(checked.programs, 'program')}, {count(len(checked.archs), 'architecture')}"
+    say(f"{scope}: {f'{len(checked.holes)} missing' if checked.holes else 'all covered'}")

@@ -1,0 +1,239 @@
+"""`preheat record`: run a command and write down which kernels it needs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from preheat.cli.output import complain, count, emit_json, say
+from preheat.config import environ
+from preheat.errors import InputError
+from preheat.program import Program
+from preheat.warm.manifest import Manifest, Wanted
+from preheat.warm.recorder import known, merge, spool_of
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  preheat record -- python serve.py --port 8000
+  preheat record -o decode.toml --fresh -- torchrun --nproc-per-node 8 decode.py
+  preheat record -o all.toml --merge a.toml --merge b.toml
+  PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
+
+\b
+The command keeps its input and output, and its exit status is ours; 127 when there is no such
+command, and 1 when it ended well but the manifest cannot be read or written. Its child processes
+are recorded too. What a killed process saw is merged by the next recording, or by
+'preheat record' without a command.
+"""
+
+_NOTHING = (
+    "the command did not get a kernel from preheat.device() or preheat.compile(), "
+    "or it set a PREHEAT_RECORD of its own"
+)
+
+
+@click.command(epilog=_EPILOG, context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND [ARG]...]")
+@click.option(
+    "-o",
+    "--output",
+    default="kernels.toml",
+    show_default=True,
+    metavar="MANIFEST",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Manifest to add to.",
+)
+@click.option("--fresh", is_flag=True, help="Replace the manifest instead of adding to it.")
+@click.option(
+    "--merge",
+    "others",
+    multiple=True,
+    metavar="MANIFEST",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Add what this manifest lists; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON when all is done.")
+def command(
+    words: tuple[str, ...], output: Path, fresh: bool, others: tuple[Path, ...], as_json: bool
+) -> int:
+    """Run COMMAND and write the kernels and graphs it needs to a manifest."""
+    target = Path(os.path.abspath(output))
+    if not words and not others and not spool_of(target).is_dir():
+        raise click.UsageError("no COMMAND to run", click.get_current_context())
+    added = [_readable(path) for path in others]
+    status = 0
+    try:
+        _require_writable(target)
+        before = Manifest() if fresh else known(target)
+        with _recording_to(target, fresh) as place:
+            if words:
+                status = _run(words, place)
+            recording = merge(place)
+            if fresh and (made := known(place)) != before:
+                added.append(made)
+        if added:
+            merge(target, *added, fresh=fresh)
+        after = before if fresh and not added else known(target)
+        summary = _Summary.of(before, after, everything=not words)
+    except InputError as error:
+        complain(str(error), error.hint)
+        return status or 1
+    except _CannotRunError as error:
+        complain(str(error))
+        return error.status
+    _report(summary, output, recording, as_json=as_json)
+    if recording and fresh:
+        say(f"still running: {recording}; what they saw is not in {output}")
+    elif recording:
+        say(f"still recording: {recording}; {output} takes that in when they end")
+    return status
+
+
+def _readable(path: Path) -> Manifest:
+    """A manifest that has to be there."""
+    if not path.exists():
+        raise InputError(f"there is no {path} to merge")
+    return known(path)
+
+
+def _require_writable(target: Path) -> None:
+    """Say so before the command has run in vain."""
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write to {target.parent}", hint="name another place for the manifest with -o"
+        )
+
+
+@contextmanager
+def _recording_to(target: Path, fresh: bool) -> Iterator[Path]:
+    """The manifest to record into: a new one leaves the old alone until there is something in it."""
+    if not fresh:
+        yield target
+        return
+    prefix = f".{target.name}-"
+    with TemporaryDirectory(dir=target.parent, prefix=prefix, ignore_cleanup_errors=True) as place:
+        yield Path(place) / target.name
+
+
+# Running
+
+
+class _CannotRunError(Exception):
+    """There is nothing to run; `status` is what a shell would exit with."""
+
+    def __init__(self, word: str, fault: OSError) -> None:
+        self.status = 127 if isinstance(fault, FileNotFoundError) else 126
+        super().__init__(f"cannot run {word}: {fault.strerror or fault}")
+
+
+def _run(words: Sequence[str], manifest: Path) -> int:
+    """Run a command to its end, recording; its exit status as a shell gives it."""
+    env = {**environ(), "PREHEAT_RECORD": str(manifest)}
+    try:
+        child = subprocess.Popen(words, env=env)
+    except OSError as fault:
+        raise _CannotRunError(words[0], fault) from None
+    with child, _signals_go_to(child):
+        status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _signals_go_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let the command decide what a signal means: we end when it has ended."""
+
+    def forward(number: int, _: object) -> None:
+        if number != signal.SIGINT or not _in_foreground():
+            child.send_signal(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, forward)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    """Whether we are in the foreground of a terminal: then its Ctrl-C reaches the command as well."""
+    try:
+        with open(os.ctermid()) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+# Telling
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What a run added to a manifest: programs, which of them are new, and all graphs."""
+
+    programs: tuple[Wanted, ...]
+    new: frozenset[Program]
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, before: Manifest, after: Manifest, *, everything: bool) -> _Summary:
+        """The difference of two states; with `everything` also what did not change."""
+        asked = {_content(wanted): wanted.asked for wanted in before.programs}
+        rows = [w for w in after.programs if everything or w.asked > asked.get(_content(w), -1)]
+        new = frozenset(w.program for w in rows if _content(w) not in asked)
+        return cls(tuple(rows), new, after)
+
+    def __str__(self) -> str:
+        graphs = self.manifest.graphs
+        told = f"{count(len(self.programs), 'program')} ({len(self.new)} new)"
+        if graphs:
+            keys = sum(len(graph.keys) for graph in graphs)
+            told += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
+        archs = sorted({arch for wanted in self.programs for arch in wanted.archs})
+        return told + (f", for {', '.join(map(str, archs))}" if archs else "")
+
+    def json(self) -> dict[str, Any]:
+        """The same for a machine."""
+        return {
+            "programs": [
+                {
+                    "label": wanted.program.label,
+                    "file": wanted.program.path,
+                    "new": wanted.program in self.new,
+                    "arch": [str(arch) for arch in wanted.archs],
+                    "entries": wanted.entries,
+                    "seconds": wanted.seconds,
+                    "asked": wanted.asked,
+                    "by": wanted.callers,
+                }
+                for wanted in self.programs
+            ],
+            "graphs": [{"name": name, "keys": keys} for name, keys in self.manifest.graphs],
+        }
+
+
+def _content(wanted: Wanted) -> Program:
+    """The program without the directories, which recordings of several machines add to."""
+    return replace(wanted.program, include=())
+
+
+def _report(summary: _Summary, output: Path, recording: int, *, as_json: bool) -> None:
+    if as_json:
+        emit_json({"manifest": str(output), **summary.json(), "still_recording": recording})
+    elif summary.programs:
+        say(f"recorded {summary} → {output}")
+    else:
+        say(f"nothing was recorded\n\nhint: {_NOTHING}")

@@ -1,0 +1,307 @@
+"""Warm-up: what manifests and bundles list, ready on a device before traffic arrives."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from preheat import container
+from preheat.arch import Arch, ladder, mismatch
+from preheat.builder import Builder
+from preheat.errors import InputError, WarmError
+from preheat.graph.warmers import Warmable, Warmers
+from preheat.program import Program
+from preheat.promise import Promise, promised
+from preheat.runtime.code import Code
+from preheat.runtime.context import Context
+from preheat.runtime.kernel import Module
+from preheat.seal import Mode
+from preheat.store.bundle import Bundle
+from preheat.warm.bundles import graphs as graphs_of
+from preheat.warm.manifest import Manifest, Wanted
+from preheat.warm.report import WarmReport
+
+__all__ = ["WarmSource", "WarmUp"]
+
+T = TypeVar("T")
+WarmSource = str | os.PathLike[str] | Manifest | Bundle
+
+
+class _Job(NamedTuple):
+    """A program to have ready for an architecture; None is the device's own."""
+
+    wanted: Wanted
+    target: Arch | None
+
+    def __str__(self) -> str:
+        label = self.wanted.program.label
+        return label if self.target is None else f"{label} for {self.target}"
+
+
+class _Ready(NamedTuple):
+    """Code to load, and the kernels to resolve: all of them where none is named."""
+
+    code: Code
+    entries: tuple[str, ...]
+
+
+class _LostError(Exception):
+    """The device is gone: everything else would fail alike."""
+
+
+class WarmUp:
+    """One warm-up of one device.
+
+    `code` finds or makes the code of a program, `load` loads code; `loaded` is what was loaded so far,
+    by digest.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        context: Context,
+        warmers: Warmers,
+        loaded: Mapping[str, Module],
+        *,
+        code: Callable[[Program, Arch | None], Code],
+        load: Callable[[Code], Module],
+    ) -> None:
+        self._builder, self._context, self._warmers, self._loaded = builder, context, warmers, loaded
+        self._code, self._load = code, load
+        self._counts: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+        self._failures: list[tuple[str, Exception]] = []
+        self._handled = sys.exception()  # the caller's own, which errors in here come to refer to
+
+    def run(self, sources: Iterable[Any], jobs: int | None) -> WarmReport:
+        """Do all of it; `WarmError` at the end says what failed."""
+        lost = False
+        with self._timed("seconds"):
+            opened = [self._opened(source) for source in sources]
+            try:
+                self._warm(opened, _at_once(jobs))
+            except _LostError:
+                lost = True
+        return self._report(lost=lost)
+
+    def _report(self, *, lost: bool) -> WarmReport:
+        given: dict[str, Any] = {**self._counts, **self._seconds}
+        report, failures, self._failures = WarmReport(**given), self._failures, []
+        for _, error in failures:
+            self._let_go(error)  # of its outer frames, too, which have ended by now
+        if failures:
+            raise WarmError(failures, report) from failures[-1][1] if lost else None
+        return report
+
+    def _warm(self, sources: Sequence[Manifest | Bundle], jobs: int) -> None:
+        graphs = self._graphs(sources)
+        with self._timed("compiling"):
+            ready = [*self._baked(sources), *self._compiled(self._jobs(sources), jobs)]
+        with self._timed("loading"):
+            for each in ready:
+                self._resolve(each)
+        with self._timed("capturing"):
+            for name, keys in graphs.items():
+                self._capture(name, keys)
+            self._attempt("what was executed for the captures", self._context.synchronize)
+
+    # What there is to do
+
+    def _opened(self, source: Any) -> Manifest | Bundle:
+        if isinstance(source, Manifest):
+            return source
+        if isinstance(source, Bundle):
+            return self._builder.mount(source.path)
+        if not isinstance(source, str | os.PathLike):
+            hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
+            raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)
+        return Manifest.read(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+
+    def _jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
+        """What manifests list, the longest compiles first."""
+        manifest = Manifest().merged(*(each for each in sources if isinstance(each, Manifest)))
+        for title, error in manifest.unreadable:
+            self._failed(title, error)
+        jobs = [_Job(each, target) for each in manifest.programs for target in self._targets(each)]
+        return sorted(jobs, key=lambda job: -job.wanted.seconds)
+
+    def _targets(self, wanted: Wanted) -> list[Arch | None]:
+        """What it is asked for here: the device's own architecture, and listed ones with a suffix."""
+        device = self._context.device.arch
+        named: list[Arch | None] = [
+            arch for arch in wanted.archs if arch.suffix and mismatch(arch, device) is None
+        ]
+        return [None, *named] if not named or any(not arch.suffix for arch in wanted.archs) else named
+
+    def _baked(self, sources: Iterable[Manifest | Bundle]) -> list[_Ready]:
+        """What bundles promise, each program in the architecture that runs best here."""
+        rungs = {arch: rung for rung, arch in enumerate(ladder(self._context.device.arch))}
+        best: dict[object, Promise] = {}
+        for bundle in (each for each in sources if isinstance(each, Bundle)):
+            for digest in bundle.digests():
+                what = f"{bundle.path.name}, entry {digest[:12]}"
+                found = self._attempt(what, partial(_promise, bundle, digest, rungs))
+                if found is None:
+                    continue
+                known = best.setdefault(_request(found), found)
+                if rungs[found.artifact.arch] < rungs[known.artifact.arch]:
+                    best[_request(found)] = found
+        self._counts.update(programs=len(best), hits=len(best))
+        return [_Ready(Code(each.artifact), each.entries) for each in best.values()]
+
+    def _graphs(self, sources: Iterable[Manifest | Bundle]) -> dict[str, dict[str, None]]:
+        """The keys to capture under each name, as text."""
+        graphs: dict[str, dict[str, None]] = {}
+        for source in sources:
+            for name, keys in source.graphs if isinstance(source, Manifest) else graphs_of(source):
+                graphs.setdefault(name, {}).update(dict.fromkeys(keys))
+        return graphs
+
+    # Doing it
+
+    def _compiled(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
+        """The code of programs: stored, or compiled now."""
+        self._counts["programs"] += len(jobs)
+        ready, missing = [], []
+        for job in jobs:
+            found = self._attempt(str(job), partial(self._stored, job))
+            if found:
+                ready.append(_Ready(found[0], job.wanted.entries))
+            elif found is not None:
+                missing.append(job)
+        self._counts["hits"] += len(ready)
+        return ready + self._make(missing, at_once)
+
+    def _stored(self, job: _Job) -> list[Code]:
+        """The code of a program, if there is any."""
+        program, target = job.wanted.program, job.target
+        arch = self._context.device.arch if target is None else target
+        found = self._builder.find(program, arch, exact=target is not None)
+        return [] if found is None else [Code(found, program)]
+
+    def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
+        make = [partial(self._code, job.wanted.program, job.target) for job in jobs]
+        if len(make) < 2 or self._builder.sealed is Mode.ERROR:
+            return self._made(jobs, deque(make))
+        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds that a hot start has not
+
+        pool = ThreadPoolExecutor(at_once)  # threads are enough: compilers are processes
+        try:
+            return self._made(jobs, deque(pool.submit(do).result for do in make))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _made(self, jobs: Sequence[_Job], make: deque[Callable[[], Code]]) -> list[_Ready]:
+        ready = []
+        for job in jobs:
+            code = self._attempt(str(job), make.popleft())  # which leads to the error it raises
+            if code is not None:
+                ready.append(_Ready(code, job.wanted.entries))
+        self._counts["compiles"] += len(ready)
+        return ready
+
+    def _resolve(self, ready: _Ready) -> None:
+        """Load code and resolve its kernels."""
+        artifact = ready.code.artifact
+        new = artifact.digest not in self._loaded
+        module = self._attempt(artifact.label, partial(self._load, ready.code))
+        if module is None:
+            return
+        if new:
+            self._counts.update(modules=1, nbytes=artifact.size)
+        for name in ready.entries or [entry.name for entry in artifact.entries]:
+            kernel = self._attempt(f"{artifact.label}, {name}", partial(module.__getitem__, name))
+            self._counts["entries"] += kernel is not None
+
+    def _capture(self, name: str, texts: Iterable[str]) -> None:
+        """Capture the keys of a name, the largest first where they have an order."""
+        title = f"graph {name!r}"
+        read = [self._attempt(f"{title}, {text}", partial(_key, text)) for text in texts]
+        keys = _largest_first([key[0] for key in read if key is not None])
+        graphs = self._attempt(title, partial(self._warmable, name, len(keys)))
+        if graphs is None:
+            return
+        for key in keys:
+            new = self._attempt(f"{title}, {key!r}", partial(graphs.warm_key, key))
+            self._counts["graphs"] += bool(new)
+
+    def _warmable(self, name: str, keys: int) -> Warmable:
+        graphs = self._warmers.find(name)
+        graphs.require_room(keys)
+        return graphs
+
+    # Failing, and counting
+
+    def _attempt(self, what: str, do: Callable[[], T]) -> T | None:
+        """What `do` gives; None where it failed, which is told in the end."""
+        try:
+            return do()
+        except Exception as error:
+            self._failed(what, error)
+        return None
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._let_go(error)
+        self._failures.append((what, error))
+        if self._context.lost is not None:
+            raise _LostError
+
+    def _let_go(self, error: BaseException | None) -> None:
+        """Free what the frames of an error hold, such as arrays; it still says where it happened."""
+        while error is not None and error is not self._handled:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[part] = time.perf_counter() - started
+
+
+def _at_once(jobs: Any) -> int:
+    if jobs is None:
+        return os.cpu_count() or 1
+    if not isinstance(jobs, int) or jobs < 1:
+        raise InputError(f"jobs={jobs!r} is not a number of compiles at once", hint="jobs=1 or more")
+    return jobs
+
+
+def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> Promise | None:
+    """A promise for one of these architectures; others, and code, are not taken apart."""
+    meta = container.unpack_checked(bundle.get(digest) or b"").meta
+    if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in rungs:
+        return None
+    found = promised(bundle, digest)
+    return found if found is not None and found.artifact.arch in rungs else None
+
+
+def _request(promise: Promise) -> object:
+    """What was asked for, whatever the architecture and the compiler."""
+    return tuple(part for part in promise.artifact.parts if part.label not in ("arch", "toolchain"))
+
+
+def _key(text: str) -> tuple[Any]:
+    """The key that a literal stands for; in a tuple, since it may be None."""
+    try:
+        return (ast.literal_eval(text),)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise InputError("this is no literal of Python's") from None
+
+
+def _largest_first(keys: list[Any]) -> list[Any]:
+    try:
+        return sorted(keys, reverse=True)
+    except TypeError:
+        return keys

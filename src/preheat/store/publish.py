@@ -1,0 +1,38 @@
+"""A file that is replaced in one step and for good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["publish"]
+
+
+def publish(path: Path, parts: Iterable[bytes]) -> int:
+    """Make or replace `path`; its size. A reader sees the old file or the new one, never a part."""
+    staged = path.parent / f".preheat-{os.urandom(8).hex()}.staged"
+    try:
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(descriptor)
+            size = file.tell()
+        os.replace(staged, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(staged)
+        raise
+    with suppress(OSError):  # not every file system can; the file is there, though
+        _sync_directory(path.parent)
+    return size
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

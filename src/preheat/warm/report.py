@@ -1,0 +1,43 @@
+"""What a warm-up came to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["WarmReport"]
+
+
+class WarmReport(NamedTuple):
+    """What `gpu.warm` did.
+
+    Of its `programs`, `hits` were stored and `compiles` had to be compiled; `entries` are the kernels
+    now resolved. `modules` with `nbytes` of code were loaded and `graphs` captured that were not there
+    before. `seconds` are all that it took, `compiling` (with looking up), `loading` and `capturing` the
+    parts of it.
+    """
+
+    programs: int = 0
+    hits: int = 0
+    compiles: int = 0
+    modules: int = 0
+    nbytes: int = 0
+    entries: int = 0
+    graphs: int = 0
+    seconds: float = 0.0
+    compiling: float = 0.0
+    loading: float = 0.0
+    capturing: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{_count(self.programs, 'program')}: {self.hits} found, {self.compiles} compiled "
+            f"({self.compiling:.3f} s)\n"
+            f"{_count(self.modules, 'module')} loaded: {_count(self.nbytes, 'byte')}, "
+            f"{_count(self.entries, 'kernel')} resolved ({self.loading:.3f} s)\n"
+            f"{_count(self.graphs, 'graph')} captured ({self.capturing:.3f} s)\n"
+            f"{self.seconds:.3f} s in all"
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,409 @@
+"""Sealed: what is stored is used, without a compiler or headers; what is not is named and refused."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import preheat
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.errors import (
+    BundleError,
+    ConfigError,
+    InputError,
+    PreheatError,
+    SealedError,
+    ToolchainNotFoundError,
+)
+from preheat.events import Events, log_faults
+from preheat.gpu import Gpu
+from preheat.program import Program
+from preheat.seal import Mode, in_force, seal, sealed, unseal
+from preheat.store.bundle import write
+from tests.conftest import SAXPY, Recorder
+
+PLAIN = Program.of(SAXPY, label="saxpy.cu", options=("-lineinfo",))
+TWO = """
+template <typename T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }
+"""
+NAMED = Program.of(TWO, label="scale.cu", names=("scale<float>",))
+IN_MEMORY = Program.of(
+    '#include "by.h"\nextern "C" __global__ void k(int* x) { x[0] *= BY; }',
+    label="memory.cu",
+    headers={"by.h": "#define BY 3\n"},
+)
+CLOCK = Program.of('extern "C" __global__ void when(char* x) { x[0] = __TIME__[0]; }', label="clock.cu")
+
+
+def on_disk(place: Path) -> Program:
+    """A program that includes a file in `place`, two steps away."""
+    place.mkdir(exist_ok=True)
+    (place / "outer.h").write_text('#include "inner.h"\n')
+    (place / "inner.h").write_text("#define BY 5\n")
+    source = '#include "outer.h"\nextern "C" __global__ void k(int* x) { x[0] *= BY; }'
+    return Program.of(source, label="file.cu", include=[place])
+
+
+class _NoCompiler:
+    """A toolchain of a machine that has none: whatever it is asked fails, and is remembered."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("close", "after_fork"):
+            return lambda: None
+
+        def refuse(*_: object) -> Any:
+            self.asked.append(name)
+            raise ToolchainNotFoundError("NVRTC was not found: not installed")
+
+        return refuse
+
+
+@dataclass
+class Baked:
+    """A bundle of a few programs, and what was put into it."""
+
+    path: Path
+    include: Path
+    programs: dict[str, Program]
+
+
+@pytest.fixture(scope="module")
+def baked(shared_builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Baked:
+    place = tmp_path_factory.mktemp("baked")
+    file = on_disk(place / "include")
+    entries: dict[str, bytes] = {}
+    programs = {p.label: p for p in (PLAIN, NAMED, IN_MEMORY, CLOCK, file)}
+    for program in programs.values():
+        entries |= shared_builder.promise(program, "sm_90").encode()
+    write(place / "kernels.heat", entries, {})
+    return Baked(place / "kernels.heat", place / "include", programs)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, recorder: Recorder) -> Callable[..., Builder]:
+    """Opens builders with an empty cache and no compiler."""
+
+    def open_one(**settings: Any) -> Builder:
+        config = Config(cache_dirs=(tmp_path / "empty",), lock_dir=tmp_path / "locks", **settings)
+        builder = Builder.open(config, events=Events(recorder))
+        builder.toolchain = _NoCompiler()  # type: ignore[assignment]
+        return builder
+
+    recorder.forgive = True
+    return open_one
+
+
+def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
+    baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere" / "renamed.heat"
+    moved.parent.mkdir()
+    moved.write_bytes(baked.path.read_bytes())
+    builder = bare(bundles=(moved,), sealed=Mode.ERROR)
+    for program in baked.programs.values():
+        gone = replace(program, include=("/nowhere/at/all",)) if program.include else program
+        assert builder.build(gone, "sm_90").cubin
+        assert builder.find(gone, "sm_90") is not None
+    assert builder.toolchain.asked == []  # type: ignore[attr-defined]
+    assert builder.stats()["process"] == pytest.approx(
+        {"hits.bundle": 10, "bytes_read": builder.stats()["process"]["bytes_read"], "seconds_saved": 0}
+    )
+
+
+def test_a_sealed_kernel_runs_on_a_device(baked: Baked, bare: Callable[..., Builder]) -> None:
+    builder = bare(bundles=(baked.path,), sealed=Mode.ERROR)
+    with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu:
+        x = gpu.array([1.0, 2.0, 3.0], "float32")
+        gpu.kernel(TWO, "scale<float>", label="scale.cu")[1, 3](x, 2.0)
+        assert x.numpy().tolist() == [2.0, 4.0, 6.0]
+    assert builder.toolchain.asked == []  # type: ignore[attr-defined]
+
+
+CHANGES: dict[str, tuple[str, Callable[[Program], Program], str, str]] = {
+    "option": (
+        "saxpy.cu",
+        lambda p: replace(p, options=("-use_fast_math",)),
+        "sm_90",
+        "option[0]: '-lineinfo' became '-use_fast_math'",
+    ),
+    "further option": (
+        "saxpy.cu",
+        lambda p: replace(p, options=(*p.options, "-G")),
+        "sm_90",
+        "option[1]: '-G' is new",
+    ),
+    "source": ("saxpy.cu", lambda p: replace(p, source=p.source + "\n"), "sm_90", "source: "),
+    "header": (
+        "memory.cu",
+        lambda p: replace(p, headers=(("by.h", "#define BY 4\n"),)),
+        "sm_90",
+        "header:by.h: '#define BY 3\\n' became '#define BY 4\\n'",
+    ),
+    "entry": (
+        "scale.cu",
+        lambda p: replace(p, names=("scale<double>",)),
+        "sm_90",
+        "name[0]: 'scale<float>' became 'scale<double>'",
+    ),
+    "arch": ("saxpy.cu", lambda p: p, "sm_80", "arch: 'sm_90' became 'sm_80'"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_seal_names_what_differs_from_the_nearest(
+    what: str, baked: Baked, bare: Callable[..., Builder]
+) -> None:
+    label, change, arch, told = CHANGES[what]
+    builder = bare(bundles=(baked.path,), sealed=Mode.ERROR)
+    with pytest.raises(SealedError) as refused:
+        builder.build(change(baked.programs[label]), arch)
+    error = refused.value
+    assert (error.program, error.arch) == (label, arch)
+    assert error.caller.startswith("test_seal.py:")
+    assert error.nearest is not None
+    assert error.nearest.startswith(f"{label} for sm_90 (")
+    assert any(line.startswith(told) for line in error.differences), error.differences
+    assert len(error.differences) == 1
+    assert error.differences[0] in str(error)
+    assert "record and bake" in str(error.hint)
+    assert len(recorded(builder, "sealed")) == 1
+
+
+def recorded(builder: Builder, name: str) -> list[Any]:
+    (sink,) = builder.events.sinks
+    assert isinstance(sink, Recorder)
+    return sink.named(name)
+
+
+def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
+    baked: Baked, bare: Callable[..., Builder]
+) -> None:
+    with Gpu(EmulatorDevice(0, "sm_90"), bare(bundles=(baked.path,), sealed=Mode.ERROR)) as gpu:
+        with pytest.raises(SealedError) as refused:
+            gpu.kernel(TWO, "scale<double>", label="scale.cu")
+        assert refused.value.entry == "scale<double>"
+        assert str(refused.value).startswith("test_seal.py:")
+        assert "scale<double> of scale.cu for sm_90 would have to be compiled" in str(refused.value)
+        with pytest.raises(SealedError):
+            gpu.module(SAXPY, arch="sm_90a", label="saxpy.cu", options=["-lineinfo"])
+
+
+def test_an_empty_seal_says_that_nothing_is_stored(bare: Callable[..., Builder]) -> None:
+    with pytest.raises(SealedError, match="absent: nothing is stored") as refused:
+        bare(sealed=Mode.ERROR).build(PLAIN, "sm_90")
+    assert refused.value.nearest is None
+    assert refused.value.differences == ()
+
+
+def test_a_seal_says_which_bundle_could_not_be_used(
+    bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    builder = bare(sealed=Mode.ERROR, bundles=(tmp_path / "no.heat",))
+    with pytest.raises(SealedError, match=r"no\.heat cannot be read"):
+        builder.build(PLAIN, "sm_90")
+
+
+def test_what_the_cache_has_needs_no_compile_and_is_used_sealed(
+    config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
+) -> None:
+    open_builder().build(PLAIN, "sm_90")
+    builder = open_builder(replace(config, sealed=Mode.ERROR))
+    assert builder.build(PLAIN, "sm_90") == shared_builder.build(PLAIN, "sm_90")
+    with pytest.raises(SealedError) as refused:
+        builder.build(replace(PLAIN, options=()), "sm_90")
+    assert refused.value.differences == ("option[0]: '-lineinfo' is gone",)
+
+
+def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
+    baked: Baked, bare: Callable[..., Builder], shared_builder: Builder
+) -> None:
+    assert bare(bundles=(baked.path,), sealed=Mode.ERROR).build(CLOCK, "sm_90").label == "clock.cu"
+    with pytest.raises(ToolchainNotFoundError):
+        bare(bundles=(baked.path,)).build(CLOCK, "sm_90")
+    assert shared_builder.promise(CLOCK, "sm_90").note.endswith("__TIMESTAMP__")
+
+
+# Header files
+
+
+def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
+    baked: Baked, config: Config, open_builder: Callable[..., Builder], tmp_path: Path
+) -> None:
+    here = on_disk(tmp_path / "include")
+    builder = open_builder(replace(config, bundles=(baked.path,)))
+    assert not isinstance(builder.why(here, "sm_90"), preheat.builder.Miss)
+    (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
+    assert builder.why(here, "sm_90") == preheat.builder.Miss("headers: header inner.h changed")
+    for file in (tmp_path / "include").iterdir():
+        file.unlink()
+    assert not isinstance(builder.why(here, "sm_90"), preheat.builder.Miss)
+
+
+def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
+    baked: Baked, config: Config, open_builder: Callable[..., Builder], tmp_path: Path
+) -> None:
+    here = on_disk(tmp_path / "include")
+    (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
+    builder = open_builder(replace(config, bundles=(baked.path,), sealed=Mode.ERROR))
+    assert builder.build(here, "sm_90").label == "file.cu"
+    assert builder.why(here, "sm_90") == preheat.builder.Miss("headers: header inner.h changed")
+
+
+# Warning instead
+
+
+def test_a_warning_seal_counts_logs_and_compiles(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = Builder.open(replace(config, sealed=Mode.WARN), events=Events(log_faults()))
+    with caplog.at_level(logging.WARNING, "preheat"):
+        builder.build(PLAIN, "sm_90")
+        builder.build(PLAIN, "sm_90")
+    builder.close()
+    (line,) = caplog.messages
+    assert line.startswith("test_seal.py:")
+    assert "saxpy.cu for sm_90 is compiled, though sealed: absent" in line
+    assert builder.stats()["process"]["sealed"] == 1
+
+
+# The process
+
+
+@pytest.fixture(autouse=True)
+def unsealed() -> Iterator[None]:
+    yield
+    unseal()
+
+
+def test_a_seal_holds_for_every_builder_until_it_is_lifted(builder: Builder) -> None:
+    seal()
+    with pytest.raises(SealedError):
+        builder.build(PLAIN, "sm_90")
+    unseal()
+    assert builder.build(PLAIN, "sm_90")
+
+
+def test_of_several_seals_the_strictest_holds() -> None:
+    with sealed("warn"):
+        assert in_force() is Mode.WARN
+        with sealed():
+            assert in_force() is Mode.ERROR
+            with sealed("warn"):
+                assert in_force() is Mode.ERROR
+        assert in_force() is Mode.WARN
+        seal()
+        assert in_force() is Mode.ERROR
+    assert in_force() is Mode.ERROR
+    unseal()
+    assert in_force() is Mode.OFF
+
+
+def test_a_block_that_raises_is_no_longer_sealed() -> None:
+    with pytest.raises(PreheatError), sealed():
+        raise PreheatError("x")
+    assert in_force() is Mode.OFF
+
+
+def test_blocks_of_two_threads_that_overlap_both_hold_to_their_end() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with sealed():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    with sealed():
+        thread.start()
+        assert entered.wait(30)
+    assert in_force() is Mode.ERROR
+    leave.set()
+    thread.join(30)
+    assert in_force() is Mode.OFF
+
+
+@pytest.mark.parametrize("mode", ["", "yes", "Error", None, 3])
+def test_other_words_are_no_seal(mode: Any) -> None:
+    with pytest.raises(InputError, match="a seal is 'error' or 'warn'"):
+        seal(mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("1", Mode.ERROR), ("ON", Mode.ERROR), ("0", Mode.OFF), (" Warn ", Mode.WARN), ("", Mode.OFF)],
+)
+def test_the_environment_seals(text: str, mode: Mode) -> None:
+    assert Config.from_env({"PREHEAT_SEALED": text}).sealed is mode
+
+
+def test_a_seal_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match="PREHEAT_SEALED"):
+        Config.from_env({"PREHEAT_SEALED": "strict"})
+
+
+# Mounting
+
+
+def test_a_bundle_is_mounted_once_and_its_successor_too(baked: Baked, builder: Builder) -> None:
+    copy = baked.path.with_name("copy.heat")
+    copy.write_bytes(baked.path.read_bytes())
+    first = builder.mount(copy)
+    assert builder.mount(copy) is first
+    copy.unlink()
+    copy.write_bytes(baked.path.read_bytes())
+    assert builder.mount(copy) is not first
+    assert len(builder.bundles) == 2
+
+
+def test_a_bundle_that_others_can_write_is_refused(
+    baked: Baked, builder: Builder, tmp_path: Path
+) -> None:
+    open_to_all = tmp_path / "open.heat"
+    open_to_all.write_bytes(baked.path.read_bytes())
+    open_to_all.chmod(0o666)
+    with pytest.raises(BundleError, match=r"cannot be trusted: others can write to it \(mode 0666\)"):
+        builder.mount(open_to_all)
+    assert builder.bundles == ()
+
+
+def test_a_bundle_of_the_settings_that_cannot_be_used_is_an_event(
+    bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.heat").write_bytes(b"not a bundle")
+    builder = bare(bundles=(tmp_path / "bad.heat", tmp_path / "no.heat"))
+    assert [Path(row["path"]).name for row in recorded(builder, "refused")] == ["bad.heat", "no.heat"]
+
+
+def test_a_damaged_entry_of_a_bundle_is_a_miss(
+    baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    whole = bytearray(baked.path.read_bytes())
+    found = whole.find(b"saxpy.cu", len(whole) // 4)
+    while found > 0:
+        whole[found] ^= 1
+        found = whole.find(b"saxpy.cu", found)
+    (tmp_path / "bad.heat").write_bytes(whole)
+    builder = bare(bundles=(tmp_path / "bad.heat",), sealed=Mode.ERROR)
+    with pytest.raises(SealedError, match="damaged: the entry failed its check"):
+        builder.build(PLAIN, "sm_90")
+    assert recorded(builder, "damaged")
+
+
+def test_watchers_see_every_program_that_is_handed_out(builder: Builder) -> None:
+    seen: list[tuple[str, str, str]] = []
+    builder.watchers.append(lambda p, arch, made: seen.append((p.label, str(arch), str(made.arch))))
+    builder.build(PLAIN, "sm_80")
+    builder.find(PLAIN, "sm_86")
+    assert builder.find(PLAIN, "sm_86", exact=True) is None
+    assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]
