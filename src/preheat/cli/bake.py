@@ -62,12 +62,14 @@ def command(
     as_json: bool,
 ) -> int:
     """Compile the programs that MANIFEST lists, on all cores, into one bundle (.heat)."""
-    wanted = Manifest.read(manifest)
     output = output or manifest.with_suffix(".heat")
     if check:
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
-        return prove(wanted, archs, [output], as_json=as_json)
+        return prove(manifest, archs, [output], as_json=as_json)
+    wanted = Manifest.read(manifest)
+    if not (wanted.programs or wanted.unreadable):
+        say(f"{manifest} lists no program")
     baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(wanted, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
@@ -94,7 +96,7 @@ def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path)
         try:
             return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
         except KeyboardInterrupt:
-            told = f"{done} of {len(todo)} done; run it again to go on"
+            told = f"{done:,} of {len(todo):,} done; run it again to go on"
             raise KeyboardInterrupt(told) from None
 
 
@@ -117,11 +119,11 @@ def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) ->
             say(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")
     for text, hint in dict.fromkeys((str(error), error.hint) for _, _, error in baked.failures):
         complain(text, hint)
-    failed = f"; {len(baked.failures)} failed" if baked.failures else ""
+    failed = f"; {len(baked.failures):,} failed" if baked.failures else ""
     if baked.path is None:
         say(f"{output} is not written{failed}")
     else:
-        made = f"{len(baked.rows)} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
+        made = f"{len(baked.rows):,} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
         say(f"{output}: {made}{failed}{' and not in it' if failed else ''}")
 
 
@@ -143,7 +145,7 @@ def _as_dict(baked: Baked) -> dict[str, Any]:
         "seconds": round(baked.seconds, 3),
         "baked": [row._asdict() for row in baked.rows],
         "failed": [
-            {"program": title, "arch": arch, "error": str(error)}
+            {"program": title, "arch": arch, "error": str(error), "hint": error.hint}
             for title, arch, error in baked.failures
         ],
     }

@@ -128,7 +128,7 @@ def _faults(file: Path) -> list[str]:
         with Bundle.open(file) as bundle:
             return faults(bundle)
     except BundleError as error:
-        return [str(error)]
+        return [str(error).removeprefix(f"{file} is ")]
 
 
 @command.command(name="merge")
@@ -139,7 +139,8 @@ def _faults(file: Path) -> list[str]:
     type=click.Choice(["first", "last"]),
     help="Whose code to take where two differ; else an error.",
 )
-def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None) -> None:
+@_JSON
+def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:
     """Put the programs of several bundles into one.
 
     \b
@@ -149,4 +150,6 @@ def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None) -> 
     """
     bundles = [Bundle.open(file) for file in files]
     entries, nbytes = merge(bundles, output, prefer=prefer)
+    if as_json:
+        emit_json({"bundle": output, "entries": entries, "bytes": nbytes})
     say(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")

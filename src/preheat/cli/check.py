@@ -47,11 +47,12 @@ are compared where they are. Exit status 1 when something is missing.
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
     """See whether a sealed run finds all that MANIFEST lists. Compiles nothing."""
-    return prove(Manifest.read(manifest), archs, bundles, as_json=as_json)
+    return prove(manifest, archs, bundles, as_json=as_json)
 
 
-def prove(manifest: Manifest, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
+def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
+    wanted = Manifest.read(manifest)
     config = replace(Config.from_env(), sealed=Mode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's
@@ -59,17 +60,18 @@ def prove(manifest: Manifest, archs: Sequence[str], bundles: Sequence[Path], *, 
     builder = Builder.open(config)
     for path in bundles:
         builder.mount(path)
-    checked = check(manifest, archs, builder=builder)
-    _report(checked, as_json=as_json)
+    checked = check(wanted, archs, builder=builder)
+    _report(checked, manifest, bundles, as_json=as_json)
     return 0 if checked.ok else 1
 
 
-def _report(checked: Checked, *, as_json: bool) -> None:
+def _report(checked: Checked, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         emit_json(
             {
                 "programs": checked.programs,
                 "archs": checked.archs,
+                "bundles": bundles,
                 "missing": [hole._asdict() for hole in checked.holes],
                 "unchecked_headers": checked.unchecked,
             }
@@ -81,4 +83,11 @@ def _report(checked: Checked, *, as_json: bool) -> None:
         here = count(len(checked.unchecked), "header file")
         say(f"{here} not here to compare, {checked.unchecked[0]} among them")
     scope = f"{count(checked.programs, 'program')}, {count(len(checked.archs), 'architecture')}"
-    say(f"{scope}: {f'{len(checked.holes)} missing' if checked.holes else 'all covered'}")
+    place = ", ".join(map(str, bundles)) or "the cache, no bundle being named"
+    if checked.holes:
+        say(f"{scope}: {len(checked.holes):,} missing from {place}")
+        say(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+    elif checked.programs:
+        say(f"{scope}: all covered by {place}")
+    else:
+        say(f"{manifest} lists no program")

@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """`1 entry`, `2 entries`, `3 files`."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

@@ -31,12 +31,13 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
 
 \b
-The command keeps its input and output, and its exit status is ours; 127 when there is no such
-command, and 1 when it ended well but the manifest cannot be read or written. Its child processes
-are recorded too. What a killed process saw is merged by the next recording, or by
-'preheat record' without a command.
+The command keeps its input and output (with --json, what it prints goes to stderr), and its exit
+status is ours; 127 when there is no such command, and 1 when it ended well but the manifest cannot
+be read or written. Its child processes are recorded too. What a killed process saw is merged by the
+next recording, or by 'preheat record' without a command.
 """
 
+_STDERR = 2
 _NOTHING = (
     "the command did not get a kernel from preheat.device() or preheat.compile(), "
     "or it set a PREHEAT_RECORD of its own"
@@ -70,7 +71,8 @@ def command(
     """Run COMMAND and write the kernels and graphs it needs to a manifest."""
     target = Path(os.path.abspath(output))
     if not words and not others and not spool_of(target).is_dir():
-        raise click.UsageError("no COMMAND to run", click.get_current_context())
+        nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
+        raise click.UsageError(nothing, click.get_current_context())
     added = [_readable(path) for path in others]
     status = 0
     try:
@@ -78,7 +80,7 @@ def command(
         before = Manifest() if fresh else known(target)
         with _recording_to(target, fresh) as place:
             if words:
-                status = _run(words, place)
+                status = _run(words, place, output=_STDERR if as_json else None)
             recording = merge(place)
             if fresh and (made := known(place)) != before:
                 added.append(made)
@@ -92,7 +94,11 @@ def command(
     except _CannotRunError as error:
         complain(str(error))
         return error.status
-    _report(summary, output, recording, as_json=as_json)
+    if as_json:
+        told = {"manifest": str(output), "exit_status": status, **summary.json()}
+        emit_json({**told, "still_recording": recording})
+    else:
+        _report(summary, output, status)
     if recording and fresh:
         say(f"still running: {recording}; what they saw is not in {output}")
     elif recording:
@@ -109,10 +115,11 @@ def _readable(path: Path) -> Manifest:
 
 def _require_writable(target: Path) -> None:
     """Say so before the command has run in vain."""
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise InputError(
-            f"cannot write to {target.parent}", hint="name another place for the manifest with -o"
-        )
+    parent, hint = target.parent, "name another place for the manifest with -o"
+    if not parent.is_dir():
+        raise InputError(f"cannot write {target}: {parent} is not a directory", hint=hint)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to {parent}", hint=hint)
 
 
 @contextmanager
@@ -137,11 +144,11 @@ class _CannotRunError(Exception):
         super().__init__(f"cannot run {word}: {fault.strerror or fault}")
 
 
-def _run(words: Sequence[str], manifest: Path) -> int:
+def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
     """Run a command to its end, recording; its exit status as a shell gives it."""
     env = {**environ(), "PREHEAT_RECORD": str(manifest)}
     try:
-        child = subprocess.Popen(words, env=env)
+        child = subprocess.Popen(words, env=env, stdout=output)
     except OSError as fault:
         raise _CannotRunError(words[0], fault) from None
     with child, _signals_go_to(child):
@@ -198,7 +205,7 @@ class _Summary:
 
     def __str__(self) -> str:
         graphs = self.manifest.graphs
-        told = f"{count(len(self.programs), 'program')} ({len(self.new)} new)"
+        told = f"{count(len(self.programs), 'program')} ({len(self.new):,} new)"
         if graphs:
             keys = sum(len(graph.keys) for graph in graphs)
             told += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
@@ -230,10 +237,10 @@ def _content(wanted: Wanted) -> Program:
     return replace(wanted.program, include=())
 
 
-def _report(summary: _Summary, output: Path, recording: int, *, as_json: bool) -> None:
-    if as_json:
-        emit_json({"manifest": str(output), **summary.json(), "still_recording": recording})
-    elif summary.programs:
+def _report(summary: _Summary, output: Path, status: int) -> None:
+    if summary.programs:
         say(f"recorded {summary} → {output}")
+    elif status:
+        say(f"nothing was recorded: the command ended with exit status {status}")
     else:
         say(f"nothing was recorded\n\nhint: {_NOTHING}")

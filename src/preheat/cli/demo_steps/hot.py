@@ -1,0 +1,56 @@
+"""What `preheat demo` runs in a fresh process: every kernel found again, and two of them run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import preheat
+
+__all__: list[str] = []
+
+
+def main(kernels: Path, arch: str, spawned: float) -> None:
+    """Look up all that `kernels` holds, run two, and print what that came to.
+
+    `spawned` is the monotonic clock when this process was asked for.
+    """
+    processes: list[str] = []  # compilers run in processes of their own: looking up must start none
+    sys.addaudithook(lambda event, _: processes.append(event) if event == "subprocess.Popen" else None)
+    builder, cubins = preheat.default_builder(), {}
+    for file in sorted(kernels.glob("*.cu")):
+        artifact = builder.build(preheat.Program.from_file(file), arch)
+        cubins[file.stem] = hashlib.sha256(artifact.cubin).hexdigest()
+    seconds, started = time.monotonic() - spawned, len(processes)
+    gpu = preheat.device()
+    error = float(np.max([_softmax(gpu, kernels / "softmax.cu"), _gemm(gpu, kernels / "gemm.cu")]))
+    compiles = builder.stats()["process"].get("compiles", 0)
+    told = {"seconds": seconds, "compiles": compiles, "processes": started, "error": error}
+    print(json.dumps({**told, "cubins": cubins}))
+
+
+def _softmax(gpu: preheat.Gpu, file: Path) -> float:
+    rows = np.random.default_rng().normal(size=(8, 100)).astype("float32")
+    out = gpu.empty(rows.shape)
+    gpu.kernel(file, "softmax")[8, 64](gpu.array(rows), out, 100)
+    expected = np.exp(rows.astype("float64"))
+    return float(abs(out.numpy() - expected / expected.sum(axis=1, keepdims=True)).max())
+
+
+def _gemm(gpu: preheat.Gpu, file: Path) -> float:
+    m, n, k = 65, 33, 20  # over the edge of a tile
+    random = np.random.default_rng()
+    a, b = (random.random(shape, dtype="float32") for shape in ((m, k), (k, n)))
+    out = gpu.empty((m, n))
+    gpu.kernel(file, "gemm")[(1, 2), 256](gpu.array(a), gpu.array(b), out, m, n, k)
+    expected = a.astype("float64") @ b.astype("float64")
+    return float(abs(out.numpy() / expected - 1).max())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
