@@ -4,13 +4,15 @@ Contenders take turns, one fresh Python each. Before that each ran twice, to fil
 everything there, and the sum of all 50 kernels was checked. Import + context is the time from the
 script's first line until arrays are on the device; a kernel is what follows, up to the end of the last
 launch, divided by 50; "to last launch" counts from the start of the interpreter. "raw" reads cubin
-files and knows the names of the kernels: what is left is the driver's share.
+files and knows the names of the kernels: what is left is the driver's share. "preheat, sealed" has an
+empty cache, a bundle and a seal; "preheat, nothing cached" is what that spares: it compiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from typing import NamedTuple
 
 import preheat
 from common import options, report, spread
+from preheat.warm.manifest import Wanted
 
 COUNT, N = 50, 1000
 SOURCE = """
@@ -159,11 +162,13 @@ class Run(NamedTuple):
 
 @dataclass
 class Contender:
-    """A script, how often it runs, and what came of it."""
+    """A script, how often it runs, and what came of it; a `cold` one finds nothing in its cache."""
 
     title: str
     script: str
     rounds: int
+    cold: bool = False
+    sealed: bool = False
     runs: list[Run] = field(default_factory=list)
 
 
@@ -181,16 +186,26 @@ class Stage:
         own = ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR", "CUPY_CACHE_DIR", "TRITON_CACHE_DIR")
         return {**env, **{name: str(cache / name.lower()) for name in own}}
 
+    def bake(self, contender: Contender, arch: preheat.Arch) -> None:
+        """The bundle of a sealed contender."""
+        programs = (preheat.Program.of(SOURCE.replace("NUMBER", str(i))) for i in range(COUNT))
+        manifest = preheat.Manifest(tuple(Wanted(program) for program in programs))
+        preheat.bake(manifest, [arch], output=self.cache(contender) / "kernels.heat")
+
     def run(self, contender: Contender, *args: str) -> Run:
         """One fresh process; `CalledProcessError` with its words when it fails."""
         cache = self.cache(contender)
+        env = self.environment(cache)
+        if contender.cold:
+            shutil.rmtree(cache)
+            cache.mkdir()
+        if contender.sealed:
+            env |= {"PREHEAT_BUNDLE": str(cache / "kernels.heat"), "PREHEAT_SEALED": "1"}
         names = f"COUNT, N, SOURCE, CACHE = {COUNT}, {N}, {SOURCE!r}, {str(cache)!r}\n"
         script = names + HEAD + contender.script + TAIL
         command = [sys.executable, "-c", script, *args]
         started = time.monotonic()
-        output = subprocess.run(
-            command, env=self.environment(cache), check=True, capture_output=True, text=True
-        ).stdout
+        output = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
         ended = time.monotonic()
         first, ready, last = map(float, output.split()[-3:])
         return Run(ended - started, last - started, ready - first, last - ready)
@@ -203,6 +218,8 @@ class Stage:
             for i in range(COUNT):
                 made = preheat.compile(SOURCE.replace("NUMBER", str(i)), arch)
                 (cache / f"{i}.cubin").write_bytes(made.cubin)
+        if contender.sealed:
+            self.bake(contender, arch)
         if contender.script == TRITON:
             kernels = (TRITON_KERNEL.replace("NUMBER", str(i)) for i in range(COUNT))
             (cache / "triton_kernels.py").write_text(TRITON_HEAD + "".join(kernels))
@@ -268,6 +285,8 @@ def main() -> None:
         "CuPy RawKernel": CUPY,
     }
     contenders = [Contender(title, script, args.rounds) for title, script in scripts.items()]
+    contenders.append(Contender("preheat, sealed", PREHEAT, args.rounds, sealed=True))
+    contenders.append(Contender("preheat, nothing cached", PREHEAT, 2, cold=True))
     if not args.no_triton:
         contenders.append(Contender("Triton", TRITON, args.triton_rounds))
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:

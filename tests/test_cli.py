@@ -463,6 +463,17 @@ def test_talk_is_words_a_person_would_use() -> None:
     assert list(columns([("a", "bb"), ("ccc", "d")], right=(1,))) == ["a    bb", "ccc   d"]
 
 
+def test_without_a_terminal_long_work_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 5.0, 10.5, 10.5, 12.0, 21.0, 21.0])
+    monkeypatch.setattr("preheat.cli.output.time.monotonic", lambda: next(clock))
+    with progress("baking", 4) as bar:
+        for number in range(4):
+            bar.step(f"k{number}.cu")
+    assert capsys.readouterr().err == "baking: 2 of 4, k1.cu\nbaking: 4 of 4, k3.cu\n"
+
+
 def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("working", 3) as bar:
         bar.step("one")

@@ -5,29 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import preheat
-from preheat.builder import Builder
+from preheat import container
+from preheat.arch import Arch
+from preheat.artifact import Provenance
+from preheat.builder import Builder, Miss
 from preheat.config import Config
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
     BundleError,
+    CompileError,
     ConfigError,
     InputError,
     PreheatError,
     SealedError,
     ToolchainNotFoundError,
+    WarmError,
 )
 from preheat.events import Events, log_faults
 from preheat.gpu import Gpu
+from preheat.key import bundle_key
 from preheat.program import Program
 from preheat.seal import Mode, in_force, seal, sealed, unseal
-from preheat.store.bundle import write
+from preheat.store.bundle import Bundle, write
 from tests.conftest import SAXPY, Recorder
 
 PLAIN = Program.of(SAXPY, label="saxpy.cu", options=("-lineinfo",))
@@ -199,6 +205,39 @@ def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
             gpu.module(SAXPY, arch="sm_90a", label="saxpy.cu", options=["-lineinfo"])
 
 
+def test_the_search_for_the_nearest_ends_in_time(
+    baked: Baked, bare: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.builder._SEARCH", 0.0)
+    with pytest.raises(SealedError) as refused:
+        bare(bundles=(baked.path,), sealed=Mode.ERROR).build(replace(PLAIN, options=()), "sm_90")
+    assert refused.value.nearest is None
+
+
+def test_the_nearest_is_sought_in_caches_and_layers_too(
+    config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
+) -> None:
+    shared_builder.build(PLAIN, "sm_90")
+    assert shared_builder.disk is not None
+    builder = open_builder(replace(config, layers=(shared_builder.disk.root,)))
+    assert builder.disk is not None
+    builder.disk.put_note("ab" * 32, b"{}")  # of an entry that a layer or a bundle has
+    near = builder.nearest(replace(PLAIN, options=()), "sm_90")
+    assert near is not None
+    assert near.differences == ("option[0]: '-lineinfo' is gone",)
+
+
+def test_of_two_with_another_name_the_nearer_is_told_wherever_it_is(
+    baked: Baked, config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
+) -> None:
+    far = shared_builder.build(NAMED, "sm_90")
+    builder = open_builder(replace(config, bundles=(baked.path,)))
+    builder.store.put(far.digest, far.encode())
+    near = builder.nearest(replace(PLAIN, label="other.cu"), "sm_90")
+    assert near is not None
+    assert near.differences == ("label: 'saxpy.cu' became 'other.cu'",)
+
+
 def test_an_empty_seal_says_that_nothing_is_stored(bare: Callable[..., Builder]) -> None:
     with pytest.raises(SealedError, match="absent: nothing is stored") as refused:
         bare(sealed=Mode.ERROR).build(PLAIN, "sm_90")
@@ -234,7 +273,69 @@ def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
     assert shared_builder.promise(CLOCK, "sm_90").note.endswith("__TIMESTAMP__")
 
 
+def test_what_could_not_be_tracked_is_served_sealed_alone(
+    shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "maybe.h").write_text("#define BY 5\n")
+    source = '#if __has_include("maybe.h")\n#include "maybe.h"\n#endif\n'
+    source += "__global__ void k(int* x) { *x = BY; }"
+    program = Program.of(source, label="maybe.cu", include=[tmp_path])
+    promise = shared_builder.promise(program, "sm_90")
+    assert promise.note == "__has_include of maybe.h, which is not the toolkit's"
+    write(tmp_path / "maybe.heat", promise.encode(), {})
+    builder = open_builder(replace(config, bundles=(tmp_path / "maybe.heat",)))
+    with sealed():
+        assert builder.build(program, "sm_90").cubin == promise.artifact.cubin
+        assert builder.promise(program, "sm_90").note == promise.note
+    (tmp_path / "maybe.h").write_text("#define BY 6\n")
+    assert builder.why(program, "sm_90") == Miss(f"untracked: {promise.note}")
+    assert builder.build(program, "sm_90").cubin != promise.artifact.cubin
+
+
+def test_why_programs_could_not_be_stored_is_not_remembered_without_end(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.builder._FAILURES", 1)
+    for number in range(2):
+        assert builder.promise(replace(CLOCK, label=f"{number}.cu"), "sm_90").note
+    assert len(builder._untracked) == 1
+
+
 # Header files
+
+
+def test_what_is_known_of_header_files_outlives_the_process(
+    baked: Baked,
+    config: Config,
+    open_builder: Callable[..., Builder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, config = on_disk(tmp_path / "include"), replace(config, bundles=(baked.path,))
+    monkeypatch.setattr("preheat.toolchain.headers._RACY", -(10**18))  # as if they were old
+    open_builder(config).build(here, "sm_90")
+    monkeypatch.setattr("preheat.toolchain.headers.hashlib", None)  # so that hashing one again fails
+    assert open_builder(config).build(here, "sm_90").label == "file.cu"
+
+
+def test_what_is_known_of_header_files_is_bounded(
+    baked: Baked,
+    shared_builder: Builder,
+    builder: Builder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promise = shared_builder.promise(baked.programs["file.cu"], "sm_90")
+    others = [replace(baked.programs["file.cu"], label=f"{number}.cu") for number in range(5)]
+    entries: dict[str, bytes] = {}
+    for other in others:
+        entries |= replace(promise, key=bundle_key(other, Arch.parse("sm_90")).digest).encode()
+    write(tmp_path / "many.heat", entries, {})
+    builder.mount(tmp_path / "many.heat")
+    monkeypatch.setattr("preheat.builder._MEMOS", 3)
+    for other in others:
+        assert builder.build(other, "sm_90") == replace(promise.artifact, provenance=Provenance())
+    assert len(builder._memos) == 3
 
 
 def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
@@ -242,12 +343,12 @@ def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
 ) -> None:
     here = on_disk(tmp_path / "include")
     builder = open_builder(replace(config, bundles=(baked.path,)))
-    assert not isinstance(builder.why(here, "sm_90"), preheat.builder.Miss)
+    assert not isinstance(builder.why(here, "sm_90"), Miss)
     (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
-    assert builder.why(here, "sm_90") == preheat.builder.Miss("headers: header inner.h changed")
+    assert builder.why(here, "sm_90") == Miss("headers: header inner.h changed")
     for file in (tmp_path / "include").iterdir():
         file.unlink()
-    assert not isinstance(builder.why(here, "sm_90"), preheat.builder.Miss)
+    assert not isinstance(builder.why(here, "sm_90"), Miss)
 
 
 def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
@@ -257,7 +358,7 @@ def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
     (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
     builder = open_builder(replace(config, bundles=(baked.path,), sealed=Mode.ERROR))
     assert builder.build(here, "sm_90").label == "file.cu"
-    assert builder.why(here, "sm_90") == preheat.builder.Miss("headers: header inner.h changed")
+    assert builder.why(here, "sm_90") == Miss("headers: header inner.h changed")
 
 
 # Warning instead
@@ -275,6 +376,19 @@ def test_a_warning_seal_counts_logs_and_compiles(
     assert line.startswith("test_seal.py:")
     assert "saxpy.cu for sm_90 is compiled, though sealed: absent" in line
     assert builder.stats()["process"]["sealed"] == 1
+
+
+def test_a_warning_is_told_once_per_compile(config: Config) -> None:
+    builder = Builder.open(replace(config, sealed=Mode.WARN), events=Events())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: builder.build(PLAIN, "sm_90"), range(8)))
+    wrong = Program.of("__global__ void k() { nothing }", label="wrong.cu")
+    for _ in range(3):
+        with pytest.raises(CompileError):
+            builder.build(wrong, "sm_90")
+    builder.close()
+    told = builder.stats()["process"]
+    assert (told["compiles"], told["rejections"], told["sealed"]) == (1, 1, 2)
 
 
 # The process
@@ -355,15 +469,32 @@ def test_a_seal_that_cannot_be_read_is_named() -> None:
 # Mounting
 
 
-def test_a_bundle_is_mounted_once_and_its_successor_too(baked: Baked, builder: Builder) -> None:
-    copy = baked.path.with_name("copy.heat")
+def test_a_bundle_is_mounted_once_and_its_successor_takes_its_place(
+    baked: Baked, builder: Builder, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.heat"
     copy.write_bytes(baked.path.read_bytes())
-    first = builder.mount(copy)
+    first, last = builder.mount(copy), builder.mount(baked.path)
     assert builder.mount(copy) is first
-    copy.unlink()
+    write(copy, {}, {})
+    successor = builder.mount(copy)
+    assert builder.bundles == (successor, last)
+    assert first.get(next(first.digests()))  # those who hold it can still read it
+
+
+def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
+    baked: Baked, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.heat"
     copy.write_bytes(baked.path.read_bytes())
-    assert builder.mount(copy) is not first
-    assert len(builder.bundles) == 2
+
+    def replaced(*_: object, **__: object) -> None:
+        write(copy, {}, {})
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("preheat.builder.unusable", replaced)
+        assert len(builder.mount(copy)) > 0
+    assert len(builder.mount(copy)) == 0
 
 
 def test_a_bundle_that_others_can_write_is_refused(
@@ -398,6 +529,109 @@ def test_a_damaged_entry_of_a_bundle_is_a_miss(
     with pytest.raises(SealedError, match="damaged: the entry failed its check"):
         builder.build(PLAIN, "sm_90")
     assert recorded(builder, "damaged")
+
+
+def with_damage(baked: Baked, label: str, place: Path) -> Path:
+    """The bundle, its promise for one program damaged, its code whole."""
+    key = bundle_key(baked.programs[label], Arch.parse("sm_90")).digest
+    with Bundle.open(baked.path) as bundle:
+        promise = bundle.get(key)
+    assert promise is not None
+    bad = place / "bad.heat"
+    bad.write_bytes(baked.path.read_bytes().replace(promise, bytes([*promise[:-1], promise[-1] ^ 1])))
+    return bad
+
+
+@pytest.mark.parametrize("label", ["saxpy.cu", "file.cu"])
+def test_a_damaged_promise_hides_no_other(
+    label: str, baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    bad = with_damage(baked, label, tmp_path)
+    builder = bare(bundles=(bad,), sealed=Mode.ERROR)
+    for program in baked.programs.values():
+        with pytest.raises(SealedError) as refused:
+            builder.build(replace(program, options=("-G",)), "sm_90")
+        near = refused.value.nearest
+        assert near is not None
+        assert near.startswith(program.label) == (program.label != label)
+
+
+def test_a_promise_is_made_anew_where_a_bundle_has_a_damaged_one(
+    baked: Baked, shared_builder: Builder, config: Config, recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.forgive = True
+    program = baked.programs["file.cu"]
+    bad = with_damage(baked, "file.cu", tmp_path)
+    builder = Builder.open(replace(config, bundles=(bad,)), events=Events(recorder))
+    assert (
+        builder.promise(program, "sm_90").encode() == shared_builder.promise(program, "sm_90").encode()
+    )
+    builder.close()
+
+
+def test_code_of_a_bundle_that_a_device_refuses_is_replaced_once(
+    shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    promise = shared_builder.promise(PLAIN, "sm_90")
+    newer = replace(promise.artifact, digest="ab" * 32)  # as another compiler would have made it
+    bundle = config.lock_dir.with_name("newer.heat")
+    write(bundle, replace(promise, artifact=newer).encode(), {})
+    config = replace(config, bundles=(bundle,))
+    for process in range(2):
+        builder = open_builder(config)
+        assert builder.build(PLAIN, "sm_90").digest == newer.digest
+        mended = builder.rebuild(PLAIN, "sm_90", reason="too new for this driver")
+        assert mended.digest == promise.artifact.digest
+        assert builder.build(PLAIN, "sm_90") == mended
+        assert len(recorder.named("compile")) == 1, process
+    with sealed():
+        assert open_builder(config).rebuild(PLAIN, "sm_90", reason="too new") == mended
+        with pytest.raises(SealedError, match="invalid: too new"):
+            builder.rebuild(PLAIN, "sm_90", reason="too new")
+    assert builder.build(PLAIN, "sm_90") == mended
+
+
+NONSENSE: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+    ("promise", lambda meta: meta.update(entries="scale")),
+    ("promise", lambda meta: meta.update(entries=[{}])),
+    ("promise", lambda meta: meta.update(note=["why"])),
+    ("promise", lambda meta: meta.update(states=[])),
+    ("promise", lambda meta: meta["states"][0].update(entry=5)),
+    ("promise", lambda meta: meta["states"][0].update(entry="00" * 32)),
+    ("promise", lambda meta: meta["states"][0].update(headers=[[{}, "x.h", ""]])),
+    ("promise", lambda meta: meta["states"][0].update(absent=[[[], "x.h"]])),
+    ("promise", lambda meta: meta["states"][0].update(roots=[None])),
+    ("code", lambda meta: meta.update(label=["file.cu"])),
+    ("code", lambda meta: meta.update(toolchain=None)),
+    ("code", lambda meta: meta.update(parts=[[{}, "1"]])),
+    ("code", lambda meta: meta.update(headers=[["0", [], ""]])),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NONSENSE)))
+def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
+    case: int,
+    baked: Baked,
+    shared_builder: Builder,
+    open_builder: Callable[..., Builder],
+    recorder: Recorder,
+    tmp_path: Path,
+) -> None:
+    recorder.forgive = True
+    (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
+    promise = shared_builder.promise(program, "sm_90")
+    entries = promise.encode()
+    digest = promise.key if of == "promise" else promise.artifact.digest
+    meta, sections = container.unpack(digest, entries[digest])
+    spoil(meta)
+    write(tmp_path / "odd.heat", {**entries, digest: container.pack(digest, meta, sections)}, {})
+    builder = open_builder()
+    builder.mount(tmp_path / "odd.heat")
+    assert builder.why(program, "sm_90") == Miss("damaged: the entry failed its check")
+    assert builder.nearest(program, "sm_90") is None
+    with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu, pytest.raises(WarmError):
+        gpu.warm(tmp_path / "odd.heat")
 
 
 def test_watchers_see_every_program_that_is_handed_out(builder: Builder) -> None:

@@ -9,10 +9,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from preheat import container
 from preheat.arch import Arch, ladder
@@ -33,7 +33,7 @@ from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.flights import Flights
 from preheat.key import Key, bundle_key, request_key
 from preheat.program import Program
-from preheat.promise import Near, Promise, nearest, promised, promises
+from preheat.promise import Near, Promise, promised, search
 from preheat.seal import Mode, in_force
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
 from preheat.store.bundle import Bundle
@@ -58,10 +58,11 @@ __all__ = ["Builder", "Failure", "Miss", "open_disk"]
 
 _STATES = 16  # header states of one program kept side by side
 _MEMOS = 256  # requests whose header stamps are kept in memory
-_FAILURES = 1024  # rejected programs remembered
+_FAILURES = 1024  # rejected programs remembered, and those that could not be stored
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _SEARCH = 0.5  # seconds to look for a stored entry like the one that is missing
 
+T = TypeVar("T")
 Watcher = Callable[[Program, Arch, Artifact], None]
 
 
@@ -125,11 +126,12 @@ class Builder:
         trust: bool = False,
     ) -> None:
         self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
-        self._mounted: dict[tuple[int, ...], Bundle] = {}  # by what tells a file from its successor
+        self._mounted: dict[Path, Bundle] = {}
         self.watchers: list[Watcher] = []  # told of every program handed out
         self._sealed, self._trust = sealed, trust
         self._unmounted: list[str] = []  # bundles of the settings that could not be used, and why
-        self._untracked: dict[str, str] = {}  # why an artifact could not be stored, by its digest
+        self._refused: set[str] = set()  # artifacts that a device called invalid: bundles keep theirs
+        self._untracked: OrderedDict[str, str] = OrderedDict()  # why an artifact was not stored
         self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
         self._failures: OrderedDict[str, Failure] = OrderedDict()
         self._flights: Flights[Artifact] = Flights(events)
@@ -191,21 +193,28 @@ class Builder:
         found = self._find(request)
         if isinstance(found, Artifact):
             return found
-        self._require_open(request, found)
+        self._require_open(request, found)  # before a compiler is looked for: there may be none
         if request.program.uncacheable:
-            return self._compile(request)
+            return self._compile(request, found)
         return self._flights.share(request.digest, lambda: self._make(request))
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
-        """Compile again what a device called invalid, and put it in the place of what is stored."""
-        request = self._request(program, arch)
-        self._require_open(request, Miss(f"invalid: {reason}"))
+        """Other code in the place of what a device called invalid: a cache's, or compiled again."""
+        request, miss = self._request(program, arch), Miss(f"invalid: {reason}")
         found = self._find(request, count=False)
-        if isinstance(found, Artifact):
-            self.events.emit("damaged", tier="device", key=found.digest, reason=reason)
-            self._in_use.pop(found.digest, None)
-            self.store.remove(found.digest)
-        return self._compile(request)
+        if not isinstance(found, Artifact):
+            return self._compile(request, miss)
+        other = self._cached(request, miss)[1] if self._keyed(request, or_not=True) else miss
+        if other == found:
+            other = miss
+        self._require_open(request, other)
+        self.events.emit("damaged", tier="device", key=found.digest, reason=reason)
+        self._refused.add(found.digest)
+        if isinstance(other, Artifact):
+            return other
+        self._in_use.pop(found.digest, None)
+        self.store.remove(found.digest)
+        return self._compile(request, miss)
 
     def find(self, program: Program, device: Arch | str, *, exact: bool = False) -> Artifact | None:
         """A stored artifact that runs on `device`, best architecture first; never compiles.
@@ -230,6 +239,9 @@ class Builder:
         """The artifact of `program` for `arch`, built if need be, as a bundle takes it."""
         artifact = self.build(program, arch)
         request = self._request(program, arch)
+        for answer in self._answers(request):
+            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
+                return replace(answer, artifact=artifact, entries=entries)
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
         return Promise(request.asked.digest, artifact, self._state(request, artifact), entries, note)
 
@@ -245,7 +257,7 @@ class Builder:
             if isinstance(found, Artifact):
                 return found
             self._tell("miss", request, reason=found.reason)
-            return self._compile(request)
+            return self._compile(request, found)
 
     def _request(self, program: Program, arch: Arch | str) -> _Request:
         return _Request(program, Arch.parse(arch), self.toolchain)
@@ -258,60 +270,47 @@ class Builder:
         return max(self._sealed, in_force())
 
     def _require_open(self, request: _Request, found: Artifact | Miss) -> None:
-        """Nothing while compiling is allowed; where it is not, a word or the error that says why."""
-        mode = self.sealed
-        if mode is Mode.OFF or isinstance(found, Artifact):
+        """`SealedError` when nothing was found and nothing may be compiled."""
+        if self.sealed is not Mode.ERROR or isinstance(found, Artifact):
             return
+        told, near = self._tell_sealed(request, found), self._nearest(request)
+        raise SealedError(
+            reason="; ".join([found.reason, *self._unmounted]),
+            nearest=None if near is None else str(near),
+            differences=() if near is None else near.differences,
+            **told,
+        )
+
+    def _tell_sealed(self, request: _Request, miss: Miss) -> dict[str, str]:
         told = {"program": request.program.label, "arch": str(request.arch), "caller": caller()}
-        self.events.emit("sealed", mode=mode.name.lower(), reason=found.reason, **told)
-        if mode is Mode.ERROR:
-            near = self._nearest(request)
-            raise SealedError(
-                reason="; ".join([found.reason, *self._unmounted]),
-                nearest=None if near is None else str(near),
-                differences=() if near is None else near.differences,
-                **told,
-            )
+        self.events.emit("sealed", mode=self.sealed.name.lower(), reason=miss.reason, **told)
+        return told
 
     def nearest(self, program: Program, arch: Arch | str) -> Near | None:
         """The stored artifact most like the one that a build of `program` for `arch` would make."""
         return self._nearest(self._request(program, arch))
 
     def _nearest(self, request: _Request) -> Near | None:
-        label = request.program.label
-        found = nearest(request.asked.table, label, self._baked())
-        if found is None or found.artifact.label != label:
-            found = nearest(request.asked.table, label, self._stored()) or found
-        return found
-
-    def _baked(self) -> Iterator[Artifact]:
-        for bundle in self.bundles:
-            with suppress(container.DamagedEntryError):
-                yield from (promise.artifact for promise in promises(bundle))
-
-    def _stored(self) -> Iterator[Artifact]:
-        """Artifacts on disk, the most recently used first, for as long as one may look."""
-        until = time.monotonic() + _SEARCH
-        reader = None if self.disk is None else LayerStore(self.disk.root, Events())
-        for item in sorted(self.disk.items(), key=lambda i: -i.last_read) if self.disk else ():
-            blob = reader.get(item.digest) if reader and time.monotonic() < until else None
-            with suppress(container.DamagedEntryError):
-                if blob is not None:
-                    meta, sections = container.unpack_checked(blob)
-                    if meta.get("kind") == "artifact":
-                        yield Artifact.decode(item.digest, meta, sections)
+        wanted, label = request.asked.table, request.program.label
+        caches = [tier.root for tier in self.store.tiers if isinstance(tier, LayerStore)]
+        return search(wanted, label, self.bundles, caches, seconds=_SEARCH)
 
     # Bundles
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
-        """Ask the bundle at `path` before everything else; `BundleError` when it cannot be used."""
+        """Ask the bundle at `path` before everything else; `BundleError` when it cannot be used.
+
+        Again is fine, and takes up the file that has meanwhile replaced it.
+        """
         path = Path(os.path.abspath(path))
         made = Bundle.open(path)
         if why := unusable(path, trust=self._trust, write=False):
             raise BundleError(f"bundle {path} cannot be trusted: {why}")
-        found = os.stat(path)
-        stamp = (found.st_dev, found.st_ino, found.st_mtime_ns)
-        return self._mounted.setdefault(stamp, made)
+        known = self._mounted.get(path)
+        if known is not None and known.stamp == made.stamp:
+            return known
+        self._mounted[path] = made
+        return made
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -326,44 +325,61 @@ class Builder:
             self.events.emit("refused", path=str(path), reason=str(error))
             self._unmounted.append(str(error))
 
-    def _promised(self, request: _Request, *, verify: bool) -> Artifact | Miss:
+    def _promised(self, request: _Request, *, sealed: bool, verify: bool) -> Artifact | Miss:
         """What a bundle answers; with `verify` only while the header files that are there agree."""
-        miss = Miss("absent: no bundle has it, and no cache")
+        found: Artifact | Miss = Miss("absent: no bundle has it, and no cache")
+        for answer in self._answers(request):
+            if isinstance(answer, Miss):
+                found = answer
+            else:
+                found = self._kept(request, answer, sealed=sealed, verify=verify)
+            if isinstance(found, Artifact):
+                break
+        return found
+
+    def _answers(self, request: _Request) -> Iterator[Promise | Miss]:
+        """What each bundle that has the request says to it; what cannot be read is told."""
+        key = request.asked.digest
         for bundle in self.bundles:
             try:
-                promise = promised(bundle, request.asked.digest)
+                promise = promised(bundle, key, self._in_use)
             except OSError as fault:
                 self.events.fault("bundle", "read", fault)
-                continue
             except container.DamagedEntryError as bad:
-                digest = request.asked.digest
-                self.events.emit("damaged", tier="bundle", key=digest, reason=str(bad))
-                miss = Miss("damaged: the entry failed its check")
-                continue
-            if promise is None:
-                continue
-            changed = verify and promise.state.headers and self._changed(request, promise.state)
-            if not changed:
-                return self._in_use.setdefault(promise.artifact.digest, promise.artifact)
-            miss = Miss(f"headers: {changed}")
-        return miss
+                self.events.emit("damaged", tier="bundle", key=key, reason=str(bad))
+                yield Miss("damaged: the entry failed its check")
+            else:
+                if promise is not None:
+                    yield promise
+
+    def _kept(
+        self, request: _Request, promise: Promise, *, sealed: bool, verify: bool
+    ) -> Artifact | Miss:
+        """What `promise` holds, or why that cannot be used here and now."""
+        digest, state = promise.artifact.digest, promise.state
+        if digest in self._refused:
+            return Miss("invalid: a device refused the code in the bundle")
+        if promise.note:  # nothing could be checked, so only a seal makes it right
+            return promise.artifact if sealed else Miss(f"untracked: {promise.note}")
+        if verify and state.headers and (changed := self._changed(request, state)):
+            return Miss(f"headers: {changed}")
+        return self._in_use.setdefault(digest, promise.artifact)
 
     def _changed(self, request: _Request, state: HeaderState) -> str | None:
-        memo = self._memos.setdefault(request.asked.digest, Memo())
-        return change(state, request.roots, memo, present=True)
+        memo = self._memo(request.asked)
+        changed = change(state, request.roots, memo, present=True)
+        self._keep_memo(request.asked, memo)
+        return changed
 
     def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
         """The files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
-        for bundle in self.bundles:
-            promise = promised(bundle, request.asked.digest)
-            if promise is not None and promise.artifact.digest == artifact.digest:
-                return promise.state
         for found in self.store.each(request.digest):
-            for state, digest in decode_states(container.unpack_checked(found.blob).meta):
-                if digest == artifact.digest:
-                    return state
+            with suppress(container.DamagedEntryError):
+                for state, digest in decode_states(container.unpack_checked(found.blob).meta):
+                    if digest == artifact.digest:
+                        return state
         return HeaderState(artifact.headers, (), tuple(request.roots))
 
     # Looking up
@@ -385,8 +401,9 @@ class Builder:
         """
         sealed, tier = self.sealed is not Mode.OFF, "bundle"
         found: Artifact | Miss = Miss("absent: nothing is stored under this key")
-        if self.bundles and (sealed or not request.program.uncacheable):
-            found = self._promised(request, verify=not sealed if verify is None else verify)
+        if self.bundles:
+            check = not sealed if verify is None else verify
+            found = self._promised(request, sealed=sealed, verify=check)
         if isinstance(found, Miss) and self._keyed(request, or_not=sealed or verify is True):
             tier, found = self._cached(request, found)
         if count and isinstance(found, Artifact):
@@ -438,20 +455,23 @@ class Builder:
 
     def _current_state(self, request: _Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
         """The digest of the state that matches the files as they are now."""
-        memo = self._memo(request)
+        memo = self._memo(request.key)
         reason = "no header state is stored"
         for state, digest in reversed(states):
             changed = change(state, request.roots, memo)
             if changed is None:
-                self._keep_memo(request, memo)
+                self._keep_memo(request.key, memo)
                 return digest
             reason = changed
         return Miss(f"headers: {reason}")
 
     # Compiling
 
-    def _compile(self, request: _Request) -> Artifact:
+    def _compile(self, request: _Request, miss: Miss) -> Artifact:
         """Run the compiler and store what it made, unless no key could describe that honestly."""
+        self._require_open(request, miss)
+        if self.sealed is Mode.WARN:
+            self._tell_sealed(request, miss)
         program, arch = request.program, request.arch
         started = time.perf_counter()
         try:
@@ -465,7 +485,7 @@ class Builder:
         except Untrackable as reason:
             self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(reason))
             artifact = self._artifact(request, request.key, compiled, ())
-            self._untracked[artifact.digest] = str(reason)
+            _remember(self._untracked, artifact.digest, str(reason), _FAILURES)
         else:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
@@ -483,10 +503,10 @@ class Builder:
             return HeaderState((), ())
         if compiled.opened is None:
             raise Untrackable("the compiler did not tell which headers it opened")
-        memo = self._memo(request)
+        memo = self._memo(request.key)
         toolkit = self.toolchain.located.roots
         state = observe(program, compiled.opened, request.roots, toolkit, memo, compiled.started_ns)
-        self._keep_memo(request, memo)
+        self._keep_memo(request.key, memo)
         return state
 
     def _artifact(
@@ -540,9 +560,8 @@ class Builder:
     def _remember_failure(self, request: _Request, error: PreheatError) -> None:
         """Keep a rejection that nothing outside the program could change."""
         if not request.program.may_include and not request.program.uncacheable:
-            self._failures[request.digest] = Failure(error, 1, time.time())
-            while len(self._failures) > _FAILURES:
-                self._failures.popitem(last=False)
+            failure = Failure(error, 1, time.time())
+            _remember(self._failures, request.digest, failure, _FAILURES)
 
     def _recall_failure(self, request: _Request) -> None:
         failure = self._failures.get(request.digest)
@@ -616,21 +635,19 @@ class Builder:
         except OSError as fault:
             self.events.fault("journal", "write", fault)
 
-    def _memo(self, request: _Request) -> Memo:
-        """What is known about the files of this request: in this process, else from the last one."""
-        memo = self._memos.get(request.digest)
+    def _memo(self, key: Key) -> Memo:
+        """What is known about the files of a request: in this process, else from the last one."""
+        memo = self._memos.get(key.digest)
         if memo is None:
-            memo = Memo(self.disk.note(request.digest) if self.disk else None)
-            self._memos[request.digest] = memo
-            while len(self._memos) > _MEMOS:
-                self._memos.popitem(last=False)
+            memo = Memo(self.disk.note(key.digest) if self.disk else None)
+            _remember(self._memos, key.digest, memo, _MEMOS)
         return memo
 
-    def _keep_memo(self, request: _Request, memo: Memo) -> None:
+    def _keep_memo(self, key: Key, memo: Memo) -> None:
         if memo.changed and self.disk is not None:
             memo.changed = False
             try:
-                self.disk.put_note(request.digest, memo.note())
+                self.disk.put_note(key.digest, memo.note())
             except OSError as fault:
                 self.events.fault("disk", "note header stamps", fault)
 
@@ -644,6 +661,13 @@ class Builder:
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:
         program, arch = request.program.label, str(request.arch)
         self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
+
+
+def _remember(kept: OrderedDict[str, T], digest: str, value: T, most: int) -> None:
+    """Keep a value, and at most so many: the oldest goes."""
+    kept[digest] = value
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def open_disk(config: Config, events: Events) -> DiskStore | None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.artifact import Artifact, Provenance
+from preheat.events import Events
 from preheat.key import Part, explain
+from preheat.store import LayerStore
 from preheat.store.bundle import Bundle
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 
-__all__ = ["Near", "Promise", "nearest", "promised", "promises"]
+__all__ = ["Near", "Promise", "nearest", "promised", "promises", "search"]
+
+_NONE: Mapping[str, Artifact] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -45,15 +54,13 @@ class Promise:
         }
 
 
-def promised(bundle: Bundle, key: str) -> Promise | None:
-    """What `bundle` answers to the request `key`; `DamagedEntryError` when that cannot be read."""
-    blob = bundle.get(key)
-    if blob is None:
-        return None
-    meta = container.unpack_checked(blob).meta
-    if meta.get("kind") != "promise":
-        return None
-    return _whole(bundle, key, meta)
+def promised(bundle: Bundle, key: str, held: Mapping[str, Artifact] = _NONE) -> Promise | None:
+    """What `bundle` answers to the request `key`; `DamagedEntryError` when that cannot be read.
+
+    An artifact that is `held`, by digest, is not read again.
+    """
+    meta = _meta(bundle, key)
+    return None if meta is None else _whole(bundle, key, meta, held)
 
 
 def promises(bundle: Bundle) -> Iterator[Promise]:
@@ -64,19 +71,40 @@ def promises(bundle: Bundle) -> Iterator[Promise]:
             yield promise
 
 
-def _whole(bundle: Bundle, key: str, meta: dict[str, object]) -> Promise:
+def _meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
+    """What a promise says; None where there is no such entry, or it is code."""
+    blob = bundle.get(key)
+    meta = {} if blob is None else container.unpack_checked(blob).meta
+    return meta if meta.get("kind") == "promise" else None
+
+
+def _whole(bundle: Bundle, key: str, meta: dict[str, Any], held: Mapping[str, Artifact]) -> Promise:
     try:
         ((state, digest),) = decode_states(meta)
-        code = bundle.get(digest)
-        if code is None:
-            raise ValueError(f"its code {digest[:12]} is missing")
         entries, note = meta["entries"], meta["note"]
-        if not isinstance(entries, list) or not all(isinstance(name, str) for name in entries):
-            raise ValueError("entries are not names")
+        if not isinstance(entries, list):
+            raise TypeError("its entries are not a list")
+        _require_text(entries, (digest, note), state.roots, *state.headers, *state.absent)
+        artifact = held.get(digest) or _code(bundle, digest)
+    except container.DamagedEntryError:
+        raise
     except (KeyError, TypeError, ValueError) as bad:
         raise container.DamagedEntryError(f"not a promise: {bad}") from None
-    artifact = Artifact.decode(digest, *container.unpack_checked(code))
-    return Promise(key, artifact, state, tuple(entries), str(note))
+    return Promise(key, artifact, state, tuple(entries), note)
+
+
+def _code(bundle: Bundle, digest: str) -> Artifact:
+    blob = bundle.get(digest)
+    if blob is None:
+        raise ValueError(f"its code {digest[:12]} is missing")
+    artifact = Artifact.decode(digest, *container.unpack_checked(blob))
+    _require_text((artifact.label, artifact.toolchain), *artifact.parts, *artifact.headers)
+    return artifact
+
+
+def _require_text(*rows: Iterable[str]) -> None:
+    """`TypeError` where anything in `rows` is something else, as under a right checksum it may be."""
+    "".join(chain.from_iterable(rows))
 
 
 class Near(NamedTuple):
@@ -103,3 +131,42 @@ def nearest(wanted: tuple[Part, ...], label: str, stored: Iterable[Artifact]) ->
         if best is None or rank < best[0]:
             best = rank, near
     return None if best is None else best[1]
+
+
+def search(
+    wanted: tuple[Part, ...],
+    label: str,
+    bundles: Iterable[Bundle],
+    caches: Iterable[Path],
+    *,
+    seconds: float,
+) -> Near | None:
+    """The `nearest` there is: in bundles one called `label`, else wherever; after `seconds`, so far."""
+    until = time.monotonic() + seconds
+    found = nearest(wanted, label, _baked(bundles, until, label))
+    return found or nearest(wanted, label, chain(_cached(caches, until), _baked(bundles, until)))
+
+
+def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) -> Iterator[Artifact]:
+    """What bundles have, under one label or any."""
+    for bundle in bundles:
+        for digest in bundle.digests():
+            if time.monotonic() >= until:
+                return
+            with suppress(container.DamagedEntryError, OSError):
+                meta = _meta(bundle, digest)
+                if meta is not None and label in (None, meta.get("label")):
+                    yield _whole(bundle, digest, meta, _NONE).artifact
+
+
+def _cached(caches: Iterable[Path], until: float) -> Iterator[Artifact]:
+    """What cache directories have, the most recently used first."""
+    for cache in caches:
+        reader = LayerStore(cache, Events())  # looking around uses no entry, and mends none
+        with suppress(OSError):
+            for item in sorted(reader.items(), key=lambda item: -item.last_read):
+                if time.monotonic() >= until:
+                    return
+                if blob := reader.get(item.digest):  # else it is a note alone
+                    with suppress(container.DamagedEntryError):
+                        yield Artifact.decode(item.digest, *container.unpack_checked(blob))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.promise import promises
 from preheat.seal import Mode
-from preheat.store.bundle import Bundle
+from preheat.store.bundle import Bundle, write
 from preheat.toolchain.locate import Located
 from preheat.warm.bake import Failed, Job, Row, _ended, bake, check, plan
 from preheat.warm.manifest import GraphKeys, Manifest, Unreadable, Wanted
@@ -139,17 +140,26 @@ def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp
 def test_nothing_is_written_when_nothing_could_be_baked(
     shared_builder: Builder, tmp_path: Path
 ) -> None:
-    (tmp_path / "k.heat").write_bytes(b"the one before")
+    write(tmp_path / "k.heat", {}, {})
+    before = (tmp_path / "k.heat").read_bytes()
     baked = bake(listed(BAD), output=tmp_path / "k.heat", builder=shared_builder)
     assert baked.path is None
-    assert (tmp_path / "k.heat").read_bytes() == b"the one before"
+    assert (tmp_path / "k.heat").read_bytes() == before
 
 
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
-    builder: Builder, recorder: Recorder, tmp_path: Path
+    builder: Builder, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="nowhere is not a directory"):
         bake(listed(A), output=tmp_path / "nowhere" / "k.heat", builder=builder)
+    with pytest.raises(InputError, match="what is there is not a file"):
+        bake(listed(A), output=tmp_path, builder=builder)
+    (tmp_path / "mine").write_text("text")
+    with pytest.raises(InputError, match="what is there is not a bundle"):
+        bake(listed(A), output=tmp_path / "mine", builder=builder)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="cannot be written to"):
+        bake(listed(A), output=tmp_path / "k.heat", builder=builder)
     assert recorder.named("compile") == []
 
 
@@ -357,7 +367,7 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
     lost = Unreadable("lost.cu", InputError("cannot read lost.cu"))
     wanted = (Wanted(other), Wanted(B, entries=("bb", "cc")), Wanted(CLOCK), Wanted(program("new")))
     checked = check(Manifest(wanted, unreadable=(lost,)), ["sm_90"], builder=builder)
-    assert not checked.ok
+    assert (checked.ok, checked.programs) == (False, 5)
     assert holes(checked) == [
         "lost.cu None: cannot read lost.cu",
         "a.cu sm_90: option[0]: '-use_fast_math' became '-G'",
@@ -406,6 +416,41 @@ def test_without_bundles_the_cache_is_what_counts(builder: Builder, recorder: Re
     bake(listed(A), builder=builder)
     assert check(listed(A), builder=builder).ok
     assert holes(check(listed(A), ["sm_80"], builder=builder)) == [
-        "a.cu sm_80: arch: 'sm_90' became 'sm_80'"
+        "a.cu sm_80: not baked for this architecture"
     ]
     assert len(recorder.named("compile")) == 1
+
+
+def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
+    mounted: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = mounted(listed(*(program(name, options=["-G"]) for name in ("a", "bb", "cc"))))
+    clock = [0.0]
+    search = builder.nearest
+
+    def slow(*args: Any) -> Any:
+        clock[0] += 0.6
+        return search(*args)
+
+    monkeypatch.setattr(builder, "nearest", slow)
+    monkeypatch.setattr("preheat.warm.bake.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    told = [hole.reason for hole in check(listed(A, B, program("cc")), builder=builder).holes]
+    assert told == ["option[0]: '-G' is gone"] * 2 + ["not baked"]
+    builder.close()
+
+
+def test_a_manifest_is_named_by_its_path_and_one_architecture_by_itself(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
+    listed(A).write(tmp_path / "k.toml")
+    for path in (tmp_path / "k.toml", str(tmp_path / "k.toml")):
+        for arch in ("sm_90", SM_90, ["sm_90"]):
+            (row,) = bake(path, arch, builder=shared_builder).rows
+            assert (row.label, row.arch) == ("a.cu", SM_90)
+            assert check(path, arch, builder=shared_builder).ok
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_fewer_jobs_than_one_are_refused(shared_builder: Builder, jobs: int) -> None:
+    with pytest.raises(InputError, match=f"jobs must be at least 1, not {jobs}"):
+        bake(listed(A), jobs=jobs, builder=shared_builder)

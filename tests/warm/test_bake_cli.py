@@ -115,6 +115,43 @@ def test_bake_tells_failures_in_the_compilers_words_and_bakes_the_rest(cli: Cli)
     assert [row["program"] for row in as_json.json()["failed"]] == ["bad.cu", "gone.cu"]
 
 
+def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli) -> None:
+    manifest('file = "t.cu"\nentries = ["t<int>"]')
+    Path("t.cu").write_text("template <class T> __global__ void t(T* x) { *x = 1; }")
+    ran = cli("bake", "k.toml", "--arch", "sm_90", "--json")
+    (failed,) = ran.json()["failed"]
+    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: no kernels at all"
+    assert failed["hint"].endswith("add names = ['t<int>'] to the program")
+
+
+def test_a_manifest_without_programs_is_said_to_be_one(cli: Cli) -> None:
+    manifest()
+    for command in ("bake", "check"):
+        ran = cli(command, "k.toml", "--arch", "sm_90")
+        assert (ran.code, ran.out) == (0, "")
+        assert "k.toml lists no program\n" in ran.err
+
+
+@pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])
+def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) -> None:
+    manifest(ONE)
+    before = Path("k.toml").read_text(), Path("a.cu").read_text()
+    whole = bundle("whole.heat", promise())
+    for args in (["bake", "k.toml", "--arch", "sm_90"], ["bundle", "merge", whole]):
+        ran = cli(*args, "-o", output)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"error: cannot write {output}: what is there is not a " in ran.err
+        assert "hint: name another place for the bundle" in ran.err
+    assert (Path("k.toml").read_text(), Path("a.cu").read_text()) == before
+
+
+def test_a_bundle_that_was_cut_short_is_replaced(cli: Cli) -> None:
+    manifest(ONE)
+    for left in (b"", Path(bundle("whole.heat", promise())).read_bytes()[:20]):
+        Path("k.heat").write_bytes(left)
+        assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
+
+
 def test_bake_says_when_nothing_could_be_written(cli: Cli) -> None:
     manifest(BAD)
     ran = cli("bake", "k.toml", "--arch", "sm_90")
@@ -128,7 +165,7 @@ def test_bake_notes_what_changed_and_what_is_never_cached(cli: Cli) -> None:
     Path("t.cu").write_text('extern "C" __global__ void t(char* p) { *p = __TIME__[0]; }')
     ran = cli("bake", "k.toml", "--arch", "sm_90")
     assert ran.code == 0
-    assert "a.cu changed since it was recorded; its present content is baked" in ran.err
+    assert "a.cu changed since it was recorded; its present content is taken" in ran.err
     assert "t.cu for sm_90 is compiled again by every bake: the source uses __DATE__" in ran.err
 
 
@@ -137,6 +174,10 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
     "no architecture": (["bake", "k.toml"], "--arch"),
     "a bad architecture": (["bake", "k.toml", "--arch", "hopper"], "'hopper' is not"),
     "no place to write": (["bake", "k.toml", "--arch", "sm_90", "-o", "no/k.heat"], "no is not a dir"),
+    "a bundle for a manifest": (["bake", "whole.heat"], "whole.heat is a bundle, not text"),
+    "a bundle to check": (["check", "whole.heat"], "hint: name the manifest that it was baked from"),
+    "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a sound bundle"),
+    "how to come by a manifest": (["bake", "none.toml"], "'preheat record -- COMMAND' writes"),
     "no jobs": (["bake", "k.toml", "--arch", "sm_90", "-j0"], "0 is not in the range"),
     "a bundle that is none": (["check", "k.toml", "--arch", "sm_90", "--bundle", "a.cu"], "a.cu"),
     "a bundle that is not there": (["bundle", "ls", "none.heat"], "does not exist"),
@@ -147,6 +188,7 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize(("args", "said"), BAD_CALLS.values(), ids=BAD_CALLS)
 def test_calls_that_make_no_sense_are_refused_in_a_line(cli: Cli, args: list[str], said: str) -> None:
     manifest(ONE)
+    bundle("whole.heat", promise())
     ran = cli(*args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
@@ -222,18 +264,22 @@ def test_check_proves_that_a_bundle_alone_has_everything(
     manifest(ONE, TWO)
     assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
     whole = cli("check", "k.toml", "--arch", "sm_90", "--bundle", "k.heat")
-    assert whole == Ran(0, "", "2 programs, 1 architecture: all covered\n")
+    assert whole == Ran(0, "", "2 programs, 1 architecture: all covered by k.heat\n")
     assert cli("bake", "k.toml", "--arch", "sm_80", "-o", "other.heat").code == 0
     holes = cli("check", "k.toml", "--arch", "sm_80", "--bundle", "k.heat")  # the cache has them
     assert holes.code == 1
     assert holes.out.splitlines() == [
         f"{name}.cu sm_80: not baked for this architecture" for name in "ab"
     ]
-    assert holes.err == "2 programs, 1 architecture: 2 missing\n"
+    told, _, hint = holes.err.splitlines()
+    assert told == "2 programs, 1 architecture: 2 missing from k.heat"
+    assert hint == "hint: 'preheat bake k.toml' with the same --arch bakes what is missing"
     monkeypatch.setenv("PREHEAT_BUNDLE", "k.heat")
     assert cli("check", "k.toml", "--arch", "sm_80").code == 1
     monkeypatch.delenv("PREHEAT_BUNDLE")
-    assert cli("check", "k.toml", "--arch", "sm_80").code == 0
+    cached = cli("check", "k.toml", "--arch", "sm_80")
+    assert cached.code == 0
+    assert "all covered by the cache, no bundle being named" in cached.err
 
 
 def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> None:
@@ -249,6 +295,7 @@ def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> 
         assert ran.json() == {
             "programs": 1,
             "archs": ["sm_90"],
+            "bundles": ["k.heat"],
             "missing": [{"title": "a.cu", "arch": "sm_90", "reason": "header v.h changed"}],
             "unchecked_headers": [],
         }
@@ -351,6 +398,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
         strict=True,
     ):
         assert why in line
+        assert line.count(".heat") == 1
     listed = cli("bundle", "verify", good, "orphan.heat", "--json").json()
     assert (listed["good.heat"], len(listed["orphan.heat"])) == ([], 1)
     assert cli("bundle", "ls", "damaged.heat").err.startswith("error: bundle damaged.heat is damaged")
@@ -363,6 +411,8 @@ def test_bundle_merge_unites_what_agrees_into_the_bundle_that_one_bake_makes(cli
     ran = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat")
     assert ran.code == 0
     assert ran.err.startswith("m.heat: 3 entries, ")
+    as_json = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat", "--json").json()
+    assert as_json == {"bundle": "m.heat", "entries": 3, "bytes": Path("m.heat").stat().st_size}
     united = replace(a, entries=("a", "also"))
     bundle("same.heat", c, united, b, keys=[GraphKeys("g", ("1", "2", "3"))])
     assert Path("m.heat").read_bytes() == Path("same.heat").read_bytes()

@@ -349,6 +349,7 @@ def test_a_program_that_cannot_be_read_does_not_stop_the_others(
     assert [wanted.program.source for wanted in manifest.programs] == ["x"]
     ((_, error),) = manifest.unreadable
     assert message in str(error)
+    assert str(error).endswith(f"({manifest_file}:2)")
     assert manifest.merged(Manifest()).unreadable == manifest.unreadable
 
 
@@ -357,6 +358,7 @@ def test_a_program_that_cannot_be_read_does_not_stop_the_others(
 K = '[[program]]\nfile = "k.cu"\n'
 REJECTS: dict[str, tuple[str, str, str | None]] = {
     "not TOML": ("version = 1\n[[program]\n", ":2: not TOML: ", None),
+    "an open text": ('version = 1\n[[program]]\nlabel = "a', ":3: not TOML: Unterminated", None),
     "a key twice": ("version = 1\n\nversion = 1\n", ":3: not TOML: Cannot overwrite a value", None),
     "a long number": (f"version = {'1' * 5000}\n", ": not TOML: ", None),
     "deep": (f"version = {'[' * 5000}\n", ": not TOML: ", None),
@@ -791,3 +793,17 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
             with pytest.raises(InputError, match="what is there is not a file"):
                 Manifest().write(taken)
     assert Path("taken").is_socket()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_file_of_an_installed_package_is_stored_beside(tmp_path: Path, installed: bool) -> None:
+    package = tmp_path / ("lib/site-packages" if installed else "lib/sources") / "theirs"
+    package.mkdir(parents=True)
+    (package / "k.cu").write_text('extern "C" __global__ void k() {}')
+    program = Program.from_file(package / "k.cu")
+    Manifest((Wanted(program),)).write(tmp_path / "kernels.toml")
+    text = (tmp_path / "kernels.toml").read_text()
+    assert ('source = "kernels.sources/' in text) is installed
+    assert ("theirs" in text) is not installed
+    (again,) = Manifest.read(tmp_path / "kernels.toml").programs
+    assert bundle_key(again.program, SM_90) == bundle_key(program, SM_90)

@@ -16,6 +16,7 @@ import pytest
 
 from preheat.cli import main
 from preheat.program import Program
+from preheat.store.bundle import write
 from preheat.warm.manifest import Manifest, Wanted
 from preheat.warm.recorder import spool_of
 from tests.processes import SOURCE, start
@@ -90,6 +91,16 @@ def test_fresh_replaces_what_cannot_be_read(cli: Cli, tmp_path: Path) -> None:
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
 
 
+def test_fresh_replaces_no_file_that_is_not_a_manifest(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "kernels.heat", {}, {})
+    for name in ("app.py", "kernels.heat"):
+        before = (tmp_path / name).read_bytes()
+        ran = cli("--fresh", "-o", name, "--", *APP, "1")
+        assert (ran.code, ran.out) == (1, "")
+        assert f"{tmp_path / name} is not a manifest, and --fresh does not replace it" in ran.err
+        assert (tmp_path / name).read_bytes() == before
+
+
 def test_fresh_leaves_the_old_manifest_when_nothing_was_recorded(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "kernels.toml").write_text("version = 1\n# mine\n")
     ran = cli("--fresh", "--", *python("raise SystemExit(4)"))
@@ -107,6 +118,17 @@ def test_the_summary_as_json(cli: Cli) -> None:
     assert (made["graphs"], made["still_recording"], ran.err) == ([], 0, "")
 
 
+def test_with_json_what_the_command_prints_does_not_mix_with_it(cli: Cli) -> None:
+    ran = cli("--json", "--", *python("print('out'); raise SystemExit(3)"))
+    assert (ran.code, ran.err) == (3, "out\n")
+    assert json.loads(ran.out)["exit_status"] == 3
+
+
+def test_nothing_recorded_by_a_command_that_failed_is_due_to_that(cli: Cli) -> None:
+    ran = cli("--", *python("raise SystemExit(3)"))
+    assert ran == (3, "", "nothing was recorded: the command ended with exit status 3\n")
+
+
 def test_nothing_recorded_comes_with_what_that_may_be_due_to(cli: Cli, tmp_path: Path) -> None:
     ran = cli("--", *python("pass"))
     assert ran.code == 0
@@ -119,9 +141,10 @@ def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
         rows = tuple(Wanted(Program.of(text), asked=1) for text in ("both", name))
         (tmp_path / name).mkdir()
         Manifest(rows).write(tmp_path / name / "kernels.toml")
-    ran = cli("-o", "all.toml", "--merge", "a/kernels.toml", "--merge", "b/kernels.toml")
+    twice = ("--merge", "b/kernels.toml") * 2
+    ran = cli("-o", "all.toml", "--merge", "a/kernels.toml", *twice)
     assert ran == (0, "", "recorded 3 programs (3 new) → all.toml\n")
-    ran = cli("-o", "all.toml", "--fresh", "--merge", "a/kernels.toml", "--merge", "b/kernels.toml")
+    ran = cli("-o", "all.toml", "--fresh", "--merge", "a/kernels.toml", *twice)
     assert ran == (0, "", "recorded 3 programs (3 new) → all.toml\n")
     rows = Manifest.read(tmp_path / "all.toml").programs
     assert {row.program.source: row.asked for row in rows} == {"a": 1, "b": 1, "both": 2}
@@ -156,7 +179,8 @@ def test_a_manifest_broken_meanwhile_keeps_the_recording_until_it_is_mended(
 def test_a_place_that_is_not_there_stops_it_before_the_command_runs(cli: Cli, tmp_path: Path) -> None:
     ran = cli("-o", "no/such/kernels.toml", "--", *APP, "1")
     assert (ran.code, ran.out) == (1, "")
-    assert f"cannot write to {tmp_path / 'no' / 'such'}" in ran.err
+    place = tmp_path / "no" / "such"
+    assert f"cannot write {place / 'kernels.toml'}: {place} is not a directory" in ran.err
 
 
 def test_what_killed_processes_saw_is_merged_after_the_command(cli: Cli, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) ->
     for wanted in manifest.programs:
         if wanted.changed:
             file = os.path.relpath(wanted.program.path or wanted.program.label)
-            say(f"{file} changed since it was recorded; its present content is baked")
+            say(f"{file} changed since it was recorded; its present content is taken")
     for row in baked.rows:
         if row.note:
             say(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")

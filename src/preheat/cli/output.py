@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -13,6 +15,8 @@ import click
 from preheat.config import environ
 
 __all__ = ["columns", "complain", "count", "data", "duration", "emit_json", "progress", "say", "size"]
+
+_EVERY = 10.0  # seconds between two lines where no bar is shown
 
 
 def data(text: str) -> None:
@@ -82,22 +86,32 @@ class Progress(Protocol):
     def step(self, doing: str, advance: int = 1, work: float | None = None) -> None: ...
 
 
-class _Silent:
+class _Log:
+    """Progress where nobody watches a bar, such as the build of an image: a line now and then."""
+
+    def __init__(self, title: str, total: int, every: float) -> None:
+        self._title, self._total, self._every = title, total, every
+        self._count, self._due = 0, time.monotonic() + every
+
     def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
-        del doing, advance, work
+        del work
+        self._count += advance
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every
+            say(f"{self._title}: {self._count:,} of {self._total:,}, {doing}")
 
 
 @contextmanager
 def progress(
     title: str, total: int, *, work: float | None = None, show: bool | None = None
 ) -> Iterator[Progress]:
-    """A bar on stderr with count and time left, where there is a terminal to show it on.
+    """A bar on stderr with count and time left; a line every ten seconds where there is no terminal.
 
     Where steps take unequal time, `work` is what all of them come to in any unit, and each says its
     part: the time left follows that and not the count.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield _Silent()
+        yield _Log(title, total, _EVERY if show is None else math.inf)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn

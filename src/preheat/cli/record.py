@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -73,10 +74,12 @@ def command(
     if not words and not others and not spool_of(target).is_dir():
         nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
         raise click.UsageError(nothing, click.get_current_context())
-    added = [_readable(path) for path in others]
+    added = [_readable(path) for path in dict.fromkeys(others)]
     status = 0
     try:
         _require_writable(target)
+        if fresh:
+            _require_replaceable(target)
         before = Manifest() if fresh else known(target)
         with _recording_to(target, fresh) as place:
             if words:
@@ -120,6 +123,16 @@ def _require_writable(target: Path) -> None:
         raise InputError(f"cannot write {target}: {parent} is not a directory", hint=hint)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"cannot write to {parent}", hint=hint)
+
+
+def _require_replaceable(target: Path) -> None:
+    """A manifest may be broken; what never was one is somebody's."""
+    there = target.read_bytes() if target.is_file() else b""
+    if there.strip() and not re.search(rb"^\s*version\b", there, re.MULTILINE):
+        raise InputError(
+            f"{target} is not a manifest, and --fresh does not replace it",
+            hint="name another manifest with -o, or remove that file",
+        )
 
 
 @contextmanager

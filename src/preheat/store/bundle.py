@@ -51,11 +51,12 @@ class Bundle:
     """A bundle open for reading, by any number of threads and forked processes.
 
     The index is held in memory; an entry is read when it is asked for. Replacing the file by a rename
-    changes nothing for those who have it open. One that is overwritten in place has damaged entries.
+    changes nothing for those who have it open; `stamp` tells it from its successor. One that is
+    overwritten in place has damaged entries.
     """
 
     def __init__(self, path: Path, file: _File, front: _Front) -> None:
-        self.path, self.nbytes = path, front.file_size
+        self.path, self.nbytes, self.stamp = path, front.file_size, front.stamp
         self.meta: Mapping[str, Any] = front.meta
         self._records, self._first = front.records, front.end
         self._file: _File | None = file
@@ -188,6 +189,7 @@ class _Front(NamedTuple):
     records: bytes
     end: int
     file_size: int
+    stamp: tuple[int, ...]
 
 
 def _opened(path: Path) -> tuple[_File, _Front]:
@@ -217,7 +219,9 @@ def _front(descriptor: int) -> _Front:
         raise _RefusedError("the checksum of its index does not match")
     records = front[meta_end:records_end]
     _check_records(records, end, found.st_size)
-    return _Front(_parsed(front[_HEAD.size : meta_end]), records, end, found.st_size)
+    meta = _parsed(front[_HEAD.size : meta_end])
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _Front(meta, records, end, found.st_size, stamp)
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:

@@ -17,11 +17,12 @@ from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact
 from preheat.builder import Builder, Miss
 from preheat.config import Config
-from preheat.errors import InputError, PreheatError, ToolchainError
+from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, fresh
+from preheat.program import Program
 from preheat.seal import Mode
 from preheat.store.bundle import write
 from preheat.warm.bundles import archs as baked_for
-from preheat.warm.bundles import meta
+from preheat.warm.bundles import meta, require_place
 from preheat.warm.manifest import GraphKeys, Manifest, Wanted
 
 if TYPE_CHECKING:  # costs every process milliseconds to import
@@ -31,7 +32,9 @@ __all__ = ["Baked", "Checked", "Failed", "Hole", "Job", "Row", "bake", "check", 
 
 _GUESS = {True: 2.0, False: 0.2}  # seconds of a compile nobody has timed: with includes, without
 _LOOK = 0.1  # seconds between two looks at what an executor has begun
-_EXPLAINED = 25  # holes that are worth a search for the stored entry most like them
+_EXPLAINED = 25  # holes that are worth a search for the stored entry most like them,
+_EXPLAINING = 1.0  # and the seconds that all of these may take
+_OTHER_ARCH = "not baked for this architecture"
 
 
 class Job(NamedTuple):
@@ -96,8 +99,8 @@ class _Made(NamedTuple):
 
 
 def bake(
-    manifest: Manifest,
-    archs: Iterable[Arch | str] | None = None,
+    manifest: Manifest | str | os.PathLike[str],
+    archs: Arch | str | Iterable[Arch | str] | None = None,
     *,
     output: str | os.PathLike[str] | None = None,
     builder: Builder | None = None,
@@ -107,16 +110,20 @@ def bake(
     on_start: Callable[[Job], None] | None = None,
     on_done: Callable[[Job, Row | Failed], None] | None = None,
 ) -> Baked:
-    """Compile every program of `manifest`, longest first, and write the bundle `output`.
+    """Compile every program of `manifest`, or of the file so named, and write the bundle `output`.
 
-    For `archs`, else for the architectures each was recorded with. `jobs` at once (one a processor),
-    through `builder`; an `executor` instead opens builders from `config` in its own processes, which
-    need not share a cache with this one. What fails is listed, and the rest baked all the same; what
-    was finished when a bake ends early is in the cache. `on_start` and `on_done` run in this thread.
+    Longest first, for `archs`, else for the architectures each was recorded with. `jobs` at once (one a
+    processor), through `builder`; an `executor` instead opens builders from `config` in its own
+    processes, which need not share a cache with this one. What fails is listed, and the rest baked all
+    the same; what was finished when a bake ends early is in the cache. `on_start` and `on_done` run in
+    this thread.
     """
     started = time.perf_counter()
-    if output is not None and not Path(output).parent.is_dir():  # rather now than after an hour
-        raise InputError(f"cannot write {output}: {Path(output).parent} is not a directory")
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs must be at least 1, not {jobs}")
+    if output is not None:  # rather now than after an hour
+        require_place(output)
+    manifest = _read(manifest)
     todo = plan(manifest, archs)
     made: list[_Made] = []
     failures = [Failed(title, None, error) for title, error in manifest.unreadable]
@@ -138,8 +145,14 @@ def bake(
     return replace(baked, seconds=time.perf_counter() - started)
 
 
-def plan(manifest: Manifest, archs: Iterable[Arch | str] | None = None) -> list[Job]:
+def _read(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
+    return manifest if isinstance(manifest, Manifest) else Manifest.read(manifest)
+
+
+def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:
     """What a bake does, longest first: as timed when it was recorded, else by a guess."""
+    if isinstance(archs, Arch | str):
+        archs = [archs]
     wanted = manifest.jobs(None if archs is None else [Arch.parse(arch) for arch in archs])
     todo = [Job(w, arch, w.seconds or _GUESS[w.program.may_include]) for w, arch in wanted]
     return sorted(todo, key=lambda job: -job.guess)
@@ -177,7 +190,7 @@ class _Bench:
         promise = self.builder.promise(program, job.arch, job.wanted.entries)
         artifact = promise.artifact
         for name in promise.entries:
-            artifact.entry(name)
+            _require_entry(artifact, name, program)
         entries = promise.encode()
         row = Row(
             label=program.label,
@@ -193,6 +206,16 @@ class _Bench:
 
     def leave(self) -> None:
         self.builder.events.sinks.remove(self._see)
+
+
+def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
+    try:
+        artifact.entry(name)
+    except UnknownEntryError as unknown:
+        if "<" not in name or name in program.names:
+            raise
+        hint = f"a template becomes a kernel by `names`: add names = [{name!r}] to the program"
+        raise fresh(unknown, hint=hint) from None
 
 
 @functools.cache
@@ -329,27 +352,33 @@ class Checked:
 
 
 def check(
-    manifest: Manifest, archs: Iterable[Arch | str] | None = None, *, builder: Builder
+    manifest: Manifest | str | os.PathLike[str],
+    archs: Arch | str | Iterable[Arch | str] | None = None,
+    *,
+    builder: Builder,
 ) -> Checked:
     """Which programs of `manifest` a run through `builder` would have to compile; compiles nothing.
 
     Code for another architecture counts where the one asked for runs it, as it does for a device.
     """
+    manifest = _read(manifest)
     todo = plan(manifest, archs)
-    programs = {id(job.wanted) for job in todo}
+    programs = len({id(job.wanted) for job in todo}) + len(manifest.unreadable)
     targets = tuple(sorted({job.arch for job in todo}))
     holes = [Hole(title, None, str(error)) for title, error in manifest.unreadable]
     unchecked: set[str] = set()
+    until = time.monotonic() + _EXPLAINING
     for job in sorted(todo, key=lambda job: (job.wanted.program.label, job.arch)):
         found = _stored(builder, job)
         if isinstance(found, Artifact):
             unchecked |= _not_here(builder, job, found)
             reason = _lacking(found, job.wanted.entries)
         else:
-            reason = _why(builder, job, found, targets, explain=len(holes) < _EXPLAINED)
+            explain = len(holes) < _EXPLAINED and time.monotonic() < until
+            reason = _why(builder, job, found, targets, explain=explain)
         if reason is not None:
             holes.append(Hole(job.wanted.program.label, job.arch, reason))
-    return Checked(len(programs), targets, tuple(holes), tuple(sorted(unchecked)))
+    return Checked(programs, targets, tuple(holes), tuple(sorted(unchecked)))
 
 
 def _stored(builder: Builder, job: Job) -> Artifact | Miss:
@@ -379,7 +408,7 @@ def _why(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, exp
         return what
     others = {*targets, *(arch for bundle in builder.bundles for arch in baked_for(bundle))}
     if any(isinstance(builder.why(program, arch), Artifact) for arch in others - {job.arch}):
-        return "not baked for this architecture"
+        return _OTHER_ARCH
     if program.uncacheable:
         return f"not baked, and no cache keeps it: {program.uncacheable}"
     near = builder.nearest(program, job.arch) if explain else None
@@ -387,6 +416,8 @@ def _why(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, exp
         return "not baked"
     if not near.differences:
         return f"not baked by this compiler, only by {near.artifact.toolchain}"
+    if [difference.partition(": ")[0] for difference in near.differences] == ["arch"]:
+        return _OTHER_ARCH
     return "; ".join(near.differences)
 
 

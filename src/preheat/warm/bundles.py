@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from preheat.arch import Arch
@@ -13,10 +14,10 @@ from preheat.container import DamagedEntryError
 from preheat.errors import BundleError, InputError
 from preheat.key import explain
 from preheat.promise import Promise, promised, promises
-from preheat.store.bundle import Bundle, write
+from preheat.store.bundle import MAGIC, Bundle, write
 from preheat.warm.manifest import GraphKeys, Manifest
 
-__all__ = ["archs", "faults", "graphs", "held", "merge", "meta"]
+__all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place"]
 
 
 def meta(
@@ -53,7 +54,7 @@ def held(bundle: Bundle) -> Iterator[Promise]:
     try:
         yield from promises(bundle)
     except DamagedEntryError as bad:
-        hint = f"see 'preheat bundle verify {bundle.path}'"
+        hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy it again or bake anew"
         raise BundleError(f"bundle {bundle.path} is damaged: {bad}", hint=hint) from None
 
 
@@ -79,6 +80,29 @@ def _unkept(bundle: Bundle) -> Iterator[str]:
     yield from (f"entry {d[:12]}: no promise leads to it" for d in bundle.digests() if d not in reached)
 
 
+def require_place(output: str | os.PathLike[str]) -> None:
+    """`InputError` unless `output` can become a bundle: it is new, or a bundle is there to replace."""
+    path, why = Path(output), None
+    if not path.parent.is_dir():
+        why = f"{path.parent} is not a directory"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        why = f"{path.parent} cannot be written to"
+    elif path.exists():
+        why = _not_to_replace(path)
+    if why is not None:
+        raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
+
+
+def _not_to_replace(path: Path) -> str | None:
+    if not path.is_file():
+        return "what is there is not a file"
+    try:
+        with open(path, "rb") as file:  # a bundle that was cut short is one, too
+            return None if MAGIC.startswith(file.read(len(MAGIC))) else "what is there is not a bundle"
+    except OSError as fault:
+        return fault.strerror or str(fault)
+
+
 def merge(
     bundles: Sequence[Bundle], output: str | os.PathLike[str], *, prefer: str | None = None
 ) -> tuple[int, int]:
@@ -87,6 +111,7 @@ def merge(
     Two that answer a request with different code are an error that names them, unless the "first" or
     the "last" of them is preferred.
     """
+    require_place(output)
     merged: dict[str, tuple[Promise, Bundle]] = {}
     for bundle in reversed(bundles) if prefer == "last" else bundles:
         for promise in held(bundle):

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 from preheat.arch import Arch
 from preheat.errors import InputError, did_you_mean
 from preheat.program import Program
+from preheat.store.bundle import MAGIC
 from preheat.store.publish import publish
 
 __all__ = ["GraphKeys", "Manifest", "Unreadable", "Wanted", "literal"]
@@ -257,7 +258,7 @@ class _Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, self.home = os.fspath(path), os.path.dirname(os.path.realpath(path))
-        self.text = _text(self.path)
+        self.text = _text(self.path, hint="'preheat record -- COMMAND' writes a manifest")
 
     def manifest(self) -> Manifest:
         """All of it: strict about what it says, forgiving about programs that are not there."""
@@ -271,7 +272,8 @@ class _Reader:
             try:
                 program = self._program(table.row)
             except InputError as error:
-                unreadable.append(Unreadable(table.title, error))
+                told = f"{error} ({self._place(table)})"
+                unreadable.append(Unreadable(table.title, InputError(told, hint=error.hint)))
             else:
                 programs.append(_wanted(program, archs, table.row))
         return Manifest(tuple(programs), graphs, tuple(unreadable))
@@ -285,7 +287,8 @@ class _Reader:
         except (ValueError, RecursionError) as bad:  # also for a number of thousands of digits
             why, _, place = str(bad).partition(" (at ")
             line = re.match(r"line (\d+)", place)
-            raise self._error(f"not TOML: {why}", line=int(line[1]) if line else None) from None
+            last = len(self.text.splitlines()) if place.startswith("end of document") else None
+            raise self._error(f"not TOML: {why}", line=int(line[1]) if line else last) from None
         if "version" not in top:
             raise self._error("there is no version", hint=f"its first line is: version = {_VERSION}")
         version = top["version"]
@@ -379,9 +382,12 @@ class _Reader:
         line: int | None = None,
         hint: str | None = None,
     ) -> InputError:
-        line = line or _line(self.text, at, key)
-        place = self.path if line is None else f"{self.path}:{line}"
+        place = self._place(at, key, line)
         return InputError(f"{place}: {at.title + ': ' if at else ''}{message}", hint=hint)
+
+    def _place(self, at: _Table | None, key: str = "", line: int | None = None) -> str:
+        line = line or _line(self.text, at, key)
+        return self.path if line is None else f"{self.path}:{line}"
 
 
 _HEAD = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)
@@ -404,14 +410,17 @@ def _line(text: str, at: _Table | None, key: str) -> int | None:
     return text.count("\n", 0, found.start() if found else start) + 1
 
 
-def _text(path: str) -> str:
+def _text(path: str, hint: str | None = None) -> str:
     """The text of a file; `InputError` when there is none."""
     try:
         raw = Path(path).read_bytes()
         return raw.decode()
     except OSError as fault:
-        raise InputError(f"cannot read {path}: {fault.strerror or fault}") from None
+        raise InputError(f"cannot read {path}: {fault.strerror or fault}", hint=hint) from None
     except UnicodeDecodeError as bad:
+        if raw.startswith(MAGIC):
+            hint = "name the manifest that it was baked from; 'preheat bundle ls' shows what it holds"
+            raise InputError(f"{path} is a bundle, not text", hint=hint) from None
         line = raw.count(b"\n", 0, bad.start) + 1
         raise InputError(f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text") from None
 
@@ -462,7 +471,9 @@ class _Writer:
         label, language, path = program.label, program.language, program.path
         if path is None or not self._can_name(path, program):
             suffix = ".ptx" if language == "ptx" else ".cu"
-            return {"label": label, "source": self._stored(program.source, suffix)}, program.include
+            unneeded = path is not None and self._away(path) and not program.may_include
+            include = () if unneeded else program.include
+            return {"label": label, "source": self._stored(program.source, suffix)}, include
         origin = {
             "label": label if label != os.path.basename(path) else "",
             "file": self._named(path),
@@ -473,12 +484,18 @@ class _Writer:
 
     def _can_name(self, path: str, program: Program) -> bool:
         """Whether `Program.from_file(path)` would find this source and look for headers alike."""
+        if self._away(path):
+            return False
         try:
             as_is = Path(path).read_bytes() == program.source.encode()
             self._named(path).encode()  # a name need not be text
         except (OSError, UnicodeEncodeError):
             return False
         return as_is and program.include[:1] == (os.path.dirname(path),)
+
+    def _away(self, path: str) -> bool:
+        """Whether a bake elsewhere would not find `path`: it is nowhere near, or a package's."""
+        return os.path.isabs(self._named(path)) or f"-packages{os.sep}" in path
 
     def _named(self, path: str) -> str:
         """`path` from the manifest's directory, or itself when they have but the root in common."""
