@@ -23,6 +23,7 @@ from preheat.arch import Arch
 from preheat.cli.output import columns, count, data, duration, emit_json, say, size
 from preheat.config import environ
 from preheat.errors import PreheatError
+from preheat.warm.manifest import Manifest
 
 __all__ = ["APP", "KERNELS", "Row", "bare_python", "closing", "command"]
 
@@ -168,14 +169,13 @@ class _Demo:
         say("  $ preheat record -o kernels.toml -- python server.py")
         started = time.perf_counter()
         server_py = (self._interpreter, "server.py")
-        told = self._preheat("record", "-o", "kernels.toml", "--json", "--", *server_py)
+        server = json.loads(self._preheat("record", "-o", "kernels.toml", "--", *server_py))
         seconds = time.perf_counter() - started
-        log, _, summary = told.partition("\n")
-        server, recorded = json.loads(log), json.loads(summary)
+        recorded = Manifest.read(self.here / "kernels.toml")
         self._compare("server.py", server["error"])
         self.facts["cold_ready"] = server["ready"]
-        keys = sum(len(graph["keys"]) for graph in recorded["graphs"])
-        what = f"server.py: {count(len(recorded['programs']), 'program')}, {count(keys, 'graph')}"
+        keys = sum(len(graph.keys) for graph in recorded.graphs)
+        what = f"server.py: {count(len(recorded.programs), 'program')}, {count(keys, 'graph')}"
         return Row("record", what, seconds, f"{server['compiles']:.0f} compiled, into kernels.toml")
 
     def _baked(self) -> Row:
