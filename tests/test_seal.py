@@ -217,12 +217,13 @@ def test_the_search_for_the_nearest_ends_in_time(
 def test_the_nearest_is_sought_in_caches_and_layers_too(
     config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:
-    shared_builder.build(PLAIN, "sm_90")
+    program = replace(PLAIN, label="near.cu")
+    shared_builder.build(program, "sm_90")
     assert shared_builder.disk is not None
     builder = open_builder(replace(config, layers=(shared_builder.disk.root,)))
     assert builder.disk is not None
     builder.disk.put_note("ab" * 32, b"{}")  # of an entry that a layer or a bundle has
-    near = builder.nearest(replace(PLAIN, options=()), "sm_90")
+    near = builder.nearest(replace(program, options=()), "sm_90")
     assert near is not None
     assert near.differences == ("option[0]: '-lineinfo' is gone",)
 

@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -306,9 +306,11 @@ def artifact(seconds: float = 0.5) -> Artifact:
 
 
 @pytest.fixture
-def record(manifest: Path, events: Events) -> Recorder:
+def record(manifest: Path, events: Events) -> Iterator[Recorder]:
     """A recorder that no builder has: what it sees is up to the test."""
-    return Recorder(manifest, events)
+    recorder = Recorder(manifest, events)
+    yield recorder
+    recorder.close()
 
 
 def see(record: Recorder, text: str = "text", times: int = 1) -> Program:
@@ -361,6 +363,7 @@ def test_a_file_that_is_no_recording_is_kept_and_named(record: Recorder, manifes
     with pytest.raises(InputError, match=r"alien\.jsonl was not recorded by this preheat"):
         merge(manifest)
     assert alien.exists()
+    alien.unlink()
 
 
 BROKEN = {
