@@ -40,6 +40,7 @@ carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 bench: $(READY)        ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_hit.py
+	$(BIN)/python benchmarks/bench_bake.py
 	$(BIN)/python benchmarks/bench_emulator.py
 
 # On a machine with a GPU and the peers installed, beside which they are measured.
