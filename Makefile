@@ -17,8 +17,8 @@ $(READY): pyproject.toml
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
-test: $(READY) lint types    ## everything CI checks
-	$(BIN)/python -m pytest
+test: $(READY) lint types    ## everything CI checks, a file of tests on each core
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)         ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -48,6 +48,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
 
 clean:                 ## remove everything that was built
 	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis
