@@ -185,18 +185,30 @@ class Gpu:
         if found is not None:
             return found
         life.context.require()
+        more = {"label": label, "options": options, "include": include, "names": names}
+        program = partial(_program, source, headers=headers, **more)
+        if life.context.captures():
+            ready = self._ready(life, program(), target, strict=strict)
+            if ready is not None:
+                return life.modules.setdefault(key, ready)
         life.context.forbid(LOAD)
 
         def load() -> Module:
             if key in life.modules:  # the thread before us made it
                 return life.modules[key]
-            program = _program(
-                source, label=label, options=options, include=include, headers=headers, names=names
-            )
-            code = self._code(program, target, strict=strict)
+            code = self._code(program(), target, strict=strict)
             return life.modules.setdefault(key, self._loaded(life, code))
 
         return life.loading.share(key, load, title=f"load on {self.name}")
+
+    def _ready(
+        self, life: _Life, program: Program, target: Arch | None, *, strict: bool
+    ) -> Module | None:
+        """The module of a program that nobody has asked for yet, where a warm-up has loaded it."""
+        exact = strict or target is not None
+        artifact = self.builder.find(program, target or self.arch, exact=exact)
+        found = None if artifact is None else life.loaded.get(artifact.digest)
+        return None if found is None or found.artifact != artifact else found
 
     def _code(self, program: Program, target: Arch | None, *, strict: bool = False) -> Code:
         ladder, target = target is None, target or self.arch

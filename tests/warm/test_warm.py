@@ -36,6 +36,7 @@ from preheat.program import Program
 from preheat.runtime.code import Code
 from preheat.seal import sealed
 from preheat.store.bundle import Bundle, write
+from preheat.warm.bake import bake as bake_all
 from preheat.warm.manifest import GraphKeys, Manifest, Wanted
 from preheat.warm.report import WarmReport
 from tests.conftest import Recorder
@@ -723,3 +724,20 @@ def test_a_report_reads_well() -> None:
         "1 graph captured (0.062 s)",
         "0.500 s in all",
     ]
+
+
+@pytest.mark.parametrize("baked", [True, False])
+def test_what_was_warmed_can_first_be_asked_for_inside_a_capture(
+    device: Gpu, tmp_path: Path, baked: bool
+) -> None:
+    wanted = manifest(program(ONE, "inside.cu"))
+    if baked:
+        bake_all(wanted, [device.arch], output=tmp_path / "k.heat", builder=device.builder)
+    device.warm(tmp_path / "k.heat" if baked else wanted)
+    x = device.zeros(4, "int32")
+    with device.capture() as graph:
+        device.kernel(ONE, "one", label="inside.cu")[1, 1](x)
+    graph.replay()
+    assert x.numpy().tolist() == [1, 0, 0, 0]
+    with pytest.raises(CaptureError, match="loading a program inside a capture"), device.capture():
+        device.kernel(ONE + " ", "one", label="inside.cu")
