@@ -36,6 +36,8 @@ LAYERS = (
     {"graph"},
     {"gpu"},
     {"kernels"},
+    {"adapters"},
+    {"lora"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

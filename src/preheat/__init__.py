@@ -19,6 +19,7 @@ from preheat._version import __version__
 
 TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
+    from preheat import lora as lora
     from preheat.api import compile, default_builder
     from preheat.arch import Arch
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
@@ -65,7 +66,9 @@ if TYPE_CHECKING:
     from preheat.graph.graph import Graph
     from preheat.graph.pool import Pool
     from preheat.graph.slots import Graphs
+    from preheat.kernels.blas import Blas
     from preheat.kernels.decode import DecodeKernel, DecodeState
+    from preheat.kernels.ops import Ops
     from preheat.key import Key, explain
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
@@ -133,7 +136,9 @@ _HOME = {
     "preheat.graph.graph": ("Graph",),
     "preheat.graph.pool": ("Pool",),
     "preheat.graph.slots": ("Graphs",),
+    "preheat.kernels.blas": ("Blas",),
     "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
+    "preheat.kernels.ops": ("Ops",),
     "preheat.key": ("Key", "explain"),
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
@@ -146,6 +151,7 @@ _HOME = {
     "preheat.warm.manifest": ("Manifest",),
     "preheat.warm.report": ("WarmReport",),
 }
+_MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -155,6 +161,7 @@ __all__ = [
     "Attributes",
     "Baked",
     "BakedError",
+    "Blas",
     "Bound",
     "Builder",
     "Bundle",
@@ -193,6 +200,7 @@ __all__ = [
     "Module",
     "NoGpuError",
     "Occupancy",
+    "Ops",
     "OutOfMemoryError",
     "Parameter",
     "Pointer",
@@ -234,6 +242,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"preheat.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'preheat' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -242,4 +252,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_MODULES]

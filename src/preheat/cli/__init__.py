@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
     "record": "Run a command and write down the kernels it needs",
+    "plan": "List the kernels of a training step before it runs",
     "bake": "Compile all that a manifest lists into one bundle",
     "check": "Prove that nothing is left to compile",
     "bundle": "Look into bundles, verify and merge them",

@@ -1,0 +1,741 @@
+"""The shipped kernels beside torch and a plain copy, on one GPU and in one run.
+
+Every result is checked against float64 first. A time is what CUDA events measure around a burst of
+calls that wait behind a sleeping GPU, so that no cost of the host is in it; contenders take turns, and
+the median of their rounds counts. Calls go round several sets of operands, so that none is still in the
+L2 cache.
+Bytes are those of the operands and results, each counted once; the ceiling is a copy within the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import os
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import preheat
+from common import options, report, us
+from preheat.dtypes import dtype_of
+from preheat.kernels import elementwise, gemm, rms_norm, softmax
+from preheat.kernels.blas import Blas, find
+from preheat.kernels.op import Op, cpp_of, watching
+from preheat.kernels.ops import Ops
+from preheat.kernels.rms_norm import Groups
+from preheat.kernels.rows import Spread
+from preheat.warm.manifest import Manifest, Wanted
+
+try:
+    torch: Any = importlib.import_module("torch")
+except ImportError:
+    sys.exit("torch is not installed")
+
+OURS, TORCH, SHIPPED, CUBLAS, COPY = "preheat", "torch", "shipped", "cuBLAS", "copy"
+DTYPES = "float32", "bfloat16"
+EPS = 1e-6
+L2 = 50 << 20  # bytes; sets of operands have several times as many in all
+SLEEP, LONGEST = 4_000_000, 1 << 30  # cycles: about 2 ms and half a second
+ELEMENTS, ROWS = (8192, 14336), (8192, 4096)  # of silu and of rms_norm
+SOFTMAX, WIDTHS = (
+    1 << 28,
+    (1024, 4096, 16384),
+)  # elements, 1 GiB of float32, and how wide their rows are
+SQUARE, LORA = 4096, (2048, 4096, 16)  # of products; tokens, width and rank
+CHECKED = 64  # rows at either end of a result
+TOLERANCE = {"float32": 2e-5, "bfloat16": 1e-2}
+
+Act = Callable[[int], object]  # told which call of a burst it is, and so which operands to take
+
+
+@dataclass(frozen=True)
+class Case:
+    """What contenders do, how much work that is, and how far ours is from float64."""
+
+    title: str
+    work: float  # bytes, or operations of products
+    contenders: dict[str, Act]
+    error: Callable[[], float]  # of ours, as a share of what is tolerated
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: the seconds that each contender took, round by round."""
+
+    title: str
+    work: float
+    rounds: dict[str, list[float]]
+
+    def seconds(self, name: str) -> float:
+        """The median; not a number for who did not take part."""
+        return statistics.median(self.rounds[name]) if name in self.rounds else math.nan
+
+    def rate(self, name: str) -> float:
+        """Work in 10^12 a second."""
+        return self.work / self.seconds(name) / 1e12
+
+
+class Bench:
+    """The GPU and how things are timed on it."""
+
+    def __init__(self, gpu: preheat.Gpu, args: argparse.Namespace) -> None:
+        self.gpu, self.args, self.place = gpu, args, torch.device("cuda")
+        self.ops = Ops(gpu, blas=None)
+        found = find(gpu)
+        self.blas = None if isinstance(found, str) else Blas(gpu, "default", found=found)
+        self.without = found if isinstance(found, str) else None
+        self.sleep = SLEEP
+
+    def random(self, *shape: int, dtype: str) -> Any:
+        return torch.randn(*shape, device=self.place, dtype=torch.float32).to(getattr(torch, dtype))
+
+    def sets(self, *shapes: tuple[int, ...], dtype: str) -> list[tuple[Any, ...]]:
+        """Operands of these shapes, so often that they do not fit into the cache by far."""
+        size = sum(map(math.prod, shapes)) * dtype_of(dtype).size
+        times = max(2, -(-6 * L2 // size))
+        return [tuple(self.random(*shape, dtype=dtype) for shape in shapes) for _ in range(times)]
+
+    def burst(self, act: Act, calls: int) -> float:
+        """Seconds a call, the host ahead of the GPU throughout."""
+        while self.sleep < LONGEST:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(self.sleep)
+            start.record()
+            for call in range(calls):
+                act(call)
+            late = start.query()  # the GPU woke up before everything was submitted
+            end.record()
+            end.synchronize()
+            if not late:
+                return float(start.elapsed_time(end)) / calls / 1e3
+            self.sleep *= 2
+        sys.exit("a contender waits for the GPU")
+
+    def compete(self, case: Case) -> Result:
+        """Check ours, warm everyone up, then let them take turns."""
+        error = case.error()
+        if not error <= 1:
+            sys.exit(f"{case.title}: {error:.3g} times the tolerated error")
+        for act in case.contenders.values():
+            act(0)
+        torch.cuda.synchronize()
+        self.sleep = SLEEP
+        longest = max(self.burst(act, 2) for act in case.contenders.values())
+        calls = max(4, min(24, int(self.args.burst / 1e3 / longest)))
+        rounds: dict[str, list[float]] = {name: [] for name in case.contenders}
+        for _ in range(self.args.rounds):
+            for name, act in case.contenders.items():
+                rounds[name].append(self.burst(act, calls))
+        return Result(case.title, case.work, rounds)
+
+
+def off(found: Any, wanted: Any, dtype: str) -> float:
+    """The largest error as a share of what is tolerated, relative to the result's usual magnitude."""
+    room = TOLERANCE[dtype] * (wanted.abs() + wanted.square().mean().sqrt())
+    return float(((found.double() - wanted).abs() / room).max())
+
+
+def ends(*tensors: Any) -> list[Any]:
+    """The first and the last rows of each, in float64."""
+    return [torch.cat((each[:CHECKED], each[-CHECKED:])).double() for each in tensors]
+
+
+# Kernels that memory bounds
+
+
+def silu_cases(bench: Bench, dtype: str) -> Iterator[Case]:
+    ops, aten, shape = bench.ops, torch.ops.aten, ELEMENTS
+    sets = bench.sets(*[shape] * 5, dtype=dtype)
+    one, title = math.prod(shape) * dtype_of(dtype).size, f"{shape[0]}x{shape[1]} {dtype}"
+    at = partial(_at, sets)
+
+    def backward_error() -> float:
+        gy, x, gx, *_ = sets[0]
+        ops.silu_backward(gy, x, out=gx)
+        dy, v, found = ends(gy, x, gx)
+        s = torch.sigmoid(v)
+        return off(found, dy * s * (1 + v * (1 - s)), dtype)
+
+    def error() -> float:
+        _, x, y, *_ = sets[0]
+        ops.silu(x, out=y)
+        v, found = ends(x, y)
+        return off(found, v * torch.sigmoid(v), dtype)
+
+    def swiglu_error() -> float:
+        gy, gate, up, g_gate, g_up = sets[0]
+        ops.swiglu_backward(gy, gate, up, out=(g_gate, g_up))
+        dy, a, b, found_a, found_b = ends(gy, gate, up, g_gate, g_up)
+        s = torch.sigmoid(a)
+        return max(off(found_a, dy * b * s * (1 + a * (1 - s)), dtype), off(found_b, dy * a * s, dtype))
+
+    yield Case(
+        f"silu_backward {title}",
+        3 * one,
+        {
+            OURS: at(lambda gy, x, gx, *_: ops.silu_backward(gy, x, out=gx)),
+            TORCH: at(lambda gy, x, gx, *_: aten.silu_backward.grad_input(gy, x, grad_input=gx)),
+        },
+        backward_error,
+    )
+    yield Case(
+        f"silu {title}",
+        2 * one,
+        {
+            OURS: at(lambda _, x, y, *__: ops.silu(x, out=y)),
+            TORCH: at(lambda _, x, y, *__: aten.silu.out(x, out=y)),
+        },
+        error,
+    )
+    yield Case(
+        f"swiglu_backward {title}",
+        5 * one,
+        {OURS: at(lambda gy, a, b, ga, gb: ops.swiglu_backward(gy, a, b, out=(ga, gb)))},
+        swiglu_error,
+    )
+
+
+def softmax_cases(bench: Bench, width: int, dtype: str) -> Iterator[Case]:
+    ops, aten, rows = bench.ops, torch.ops.aten, SOFTMAX // width
+    sets = bench.sets(*[(rows, width)] * 3, dtype=dtype)
+    for _, y, _ in sets:
+        y.copy_(torch.softmax(y, -1))
+    one, kind = rows * width * dtype_of(dtype).size, getattr(torch, dtype)
+    at = partial(_at, sets)
+
+    def backward_error() -> float:
+        gy, y, gx = sets[0]
+        ops.softmax_backward(gy, y, out=gx)
+        dy, v, found = ends(gy, y, gx)
+        return off(found, v * (dy - (dy * v).sum(-1, keepdim=True)), dtype)
+
+    def error() -> float:
+        x, _, y = sets[0]
+        ops.softmax(x, out=y)
+        v, found = ends(x, y)
+        return off(found, torch.softmax(v, -1), dtype)
+
+    def torch_backward(gy: Any, y: Any, gx: Any) -> object:
+        return aten._softmax_backward_data.out(gy, y, -1, kind, grad_input=gx)
+
+    title = f"{rows}x{width} {dtype}"
+    yield Case(
+        f"softmax_backward {title}",
+        3 * one,
+        {
+            OURS: at(lambda gy, y, gx: ops.softmax_backward(gy, y, out=gx)),
+            TORCH: at(torch_backward),
+        },
+        backward_error,
+    )
+    yield Case(
+        f"softmax {title}",
+        2 * one,
+        {
+            OURS: at(lambda x, _, y: ops.softmax(x, out=y)),
+            TORCH: at(lambda x, _, y: aten._softmax.out(x, -1, False, out=y)),
+        },
+        error,
+    )
+
+
+def rms_norm_cases(bench: Bench, dtype: str) -> Iterator[Case]:
+    ops, (rows, width) = bench.ops, ROWS
+    sets, one = bench.sets(*[(rows, width)] * 3, dtype=dtype), rows * width * dtype_of(dtype).size
+    gamma, g_gamma = (bench.random(width, dtype=dtype) for _ in range(2))
+    room = torch.empty(ops.rms_norm_workspace(rows, width, dtype), device=bench.place)
+    at = partial(_at, sets)
+
+    def backward(gy: Any, x: Any, gx: Any) -> object:
+        return ops.rms_norm_backward(gy, x, gamma, eps=EPS, out=(gx, g_gamma), workspace=room)
+
+    def backward_error() -> float:
+        gy, x, gx = sets[0]
+        backward(gy, x, gx)
+        dy, v, g = gy.double(), x.double(), gamma.double()
+        mean = v.square().mean(-1, keepdim=True) + EPS
+        pull = v / mean * (v * dy * g).mean(-1, keepdim=True)
+        columns = dy * v / mean.sqrt()
+        return max(off(gx, (g * dy - pull) / mean.sqrt(), dtype), off(g_gamma, columns.sum(0), dtype))
+
+    def error() -> float:
+        _, x, y = sets[0]
+        ops.rms_norm(x, gamma, eps=EPS, out=y)
+        v, found = ends(x, y)
+        by = (v.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return off(found, v * by * gamma.double(), dtype)
+
+    title = f"{rows}x{width} {dtype}"
+    known = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+    theirs, theirs_backward = (fused if known else by_autograd)(sets, gamma)
+    yield Case(
+        f"rms_norm_backward {title}",
+        3 * one,
+        {OURS: at(backward), TORCH: theirs_backward},
+        backward_error,
+    )
+    yield Case(
+        f"rms_norm {title}",
+        2 * one,
+        {OURS: at(lambda _, x, y: ops.rms_norm(x, gamma, eps=EPS, out=y)), TORCH: theirs},
+        error,
+    )
+
+
+def fused(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
+    """torch's own RMSNorm, forward and backward."""
+    aten, shape, number = torch.ops.aten, list(gamma.shape), len(sets)
+    scales = [aten._fused_rms_norm(x, shape, gamma, EPS)[1] for _, x, _ in sets]
+
+    def backward(i: int) -> object:
+        gy, x, _ = sets[i % number]
+        wanted = [True, True]
+        return aten._fused_rms_norm_backward(gy, x, shape, scales[i % number], gamma, wanted)
+
+    return lambda i: aten._fused_rms_norm(sets[i % number][1], shape, gamma, EPS), backward
+
+
+def by_autograd(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
+    """The same where torch has no such thing."""
+    norm, shape, number = torch.nn.functional.rms_norm, list(gamma.shape), len(sets)
+    leaves = [(x.detach().requires_grad_(), gamma.detach().requires_grad_()) for _, x, _ in sets]
+    results = [norm(x, shape, weight, EPS) for x, weight in leaves]
+
+    def backward(i: int) -> object:
+        i %= number
+        return torch.autograd.grad(results[i], leaves[i], sets[i][0], retain_graph=True)
+
+    return lambda i: norm(sets[i % number][1], shape, gamma, EPS), backward
+
+
+def _at(sets: list[tuple[Any, ...]], do: Callable[..., object]) -> Act:
+    """`do` with one set of operands after the other."""
+    return lambda call: do(*sets[call % len(sets)])
+
+
+def memory_cases(bench: Bench) -> Iterator[Case]:
+    for dtype in DTYPES:
+        yield from silu_cases(bench, dtype)
+    for dtype in DTYPES:
+        for width in WIDTHS:
+            yield from softmax_cases(bench, width, dtype)
+    for dtype in DTYPES:
+        yield from rms_norm_cases(bench, dtype)
+
+
+# Products
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product as each of us asks for it; shapes are those of two operands and the result."""
+
+    title: str
+    shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    flops: float
+    ours: Callable[..., object]  # of ops, a, b, c
+    theirs: Callable[..., object]  # of a, b, c
+    add: bool = False
+
+
+def products(m: int, n: int, k: int) -> Iterator[Product]:
+    flops, title = 2.0 * m * n * k, f"m={m} n={n} k={k}"
+    yield Product(
+        f"gemm {title}",
+        ((m, k), (k, n), (m, n)),
+        flops,
+        lambda ops, a, b, c: ops.gemm(a, b, out=c),
+        lambda a, b, c: torch.mm(a, b, out=c),
+    )
+    yield Product(
+        f"gemm_backward_a {title}",
+        ((m, n), (k, n), (m, k)),
+        flops,
+        lambda ops, gc, b, ga: ops.gemm_backward_a(gc, b, out=ga),
+        lambda gc, b, ga: torch.mm(gc, b.T, out=ga),
+    )
+    yield Product(
+        f"gemm_backward_b {title}",
+        ((m, k), (m, n), (k, n)),
+        flops,
+        lambda ops, a, gc, gb: ops.gemm_backward_b(a, gc, out=gb),
+        lambda a, gc, gb: torch.mm(a.T, gc, out=gb),
+    )
+
+
+def lora_products(s: int, h: int, r: int) -> Iterator[Product]:
+    """What LoRA's y = (xA)B with x[s, h] and a rank of r asks for."""
+    into, back, weight = products(s, r, h)
+    yield _named(into, f"xA: gemm [{s}x{h}] [{h}x{r}]")
+    out, inner, second = products(s, h, r)
+    yield _named(inner, f"gI: gemm_backward_a [{s}x{h}] [{r}x{h}]^T")
+    yield _named(second, f"gB: gemm_backward_b [{s}x{r}]^T [{s}x{h}]")
+    yield _named(weight, f"gA: gemm_backward_b [{s}x{h}]^T [{s}x{r}]")
+    yield Product(
+        f"gx +=: gemm_backward_a [{s}x{r}] [{h}x{r}]^T",
+        back.shapes,
+        back.flops,
+        lambda ops, gc, b, ga: ops.gemm_backward_a(gc, b, out=ga, accumulate=True),
+        lambda gc, b, ga: torch.addmm(ga, gc, b.T, out=ga),
+        add=True,
+    )
+    yield _named(out, f"(xA)B: gemm [{s}x{r}] [{r}x{h}]")
+
+
+def _named(product: Product, title: str) -> Product:
+    return Product(title, product.shapes, product.flops, product.ours, product.theirs)
+
+
+def product_case(bench: Bench, product: Product, dtype: str, *, in_bytes: bool) -> Case:
+    sets, blas = bench.sets(*product.shapes, dtype=dtype), bench.blas
+    touched = sum(map(math.prod, product.shapes)) + product.add * math.prod(product.shapes[2])
+    contenders: dict[str, Act] = {
+        SHIPPED: _at(sets, partial(product.ours, bench.ops)),
+        TORCH: _at(sets, product.theirs),
+    }
+    makers = [bench.ops]
+    if blas is not None:
+        makers.append(Ops(bench.gpu, blas=blas))
+        contenders[CUBLAS] = _at(sets, partial(product.ours, makers[-1]))
+
+    def error() -> float:
+        a, b, c = sets[0]
+        before = c.clone()
+        exact = torch.empty_like(c, dtype=torch.float64)
+        exact.copy_(before)
+        product.theirs(a.double(), b.double(), exact)
+        worst = 0.0
+        for ops in makers:
+            c.copy_(before)
+            product.ours(ops, a, b, c)
+            worst = max(worst, off(c, exact, dtype))
+        c.copy_(before)
+        return worst
+
+    work = touched * dtype_of(dtype).size if in_bytes else product.flops
+    return Case(f"{product.title} {dtype}", work, contenders, error)
+
+
+def product_cases(bench: Bench) -> Iterator[Case]:
+    for dtype in DTYPES:
+        for product in products(SQUARE, SQUARE, SQUARE):
+            yield product_case(bench, product, dtype, in_bytes=False)
+
+
+def lora_cases(bench: Bench) -> Iterator[Case]:
+    for dtype in DTYPES:
+        for product in lora_products(*LORA):
+            yield product_case(bench, product, dtype, in_bytes=True)
+
+
+# Other parameters than those that are shipped
+
+
+class Variant(NamedTuple):
+    """A kernel, and what to do with one set of operands."""
+
+    op: Op
+    do: Callable[..., object]
+
+
+class Tuner:
+    """The same kernels spread over threads in other ways, as programs of their own."""
+
+    def __init__(self, bench: Bench, place: Path) -> None:
+        self.bench, self.place = bench, place
+
+    def cases(self) -> Iterator[tuple[str, Callable[[], Case]]]:
+        """What there is to choose from, by name: each is compiled only when it is made."""
+        for dtype in DTYPES:
+            yield f"silu_backward {dtype}", partial(self.silu, dtype)
+            for width in WIDTHS:
+                yield f"softmax_backward {width} {dtype}", partial(self.softmax, width, dtype)
+            yield f"rms_norm_backward {dtype}", partial(self.rms_norm, dtype)
+        for product in lora_products(*LORA):
+            yield product.title, partial(self.tiles, product)
+
+    def silu(self, dtype: str) -> Case:
+        n, chunk = math.prod(ELEMENTS), 16 // dtype_of(dtype).size
+        made = elementwise.silu_backward(n, dtype)
+        variants = {"shipped": self.plain(made, n)}
+        for threads in (128, 256, 512):
+            for chunks in (1, 2, 4):
+                source, shape = self.edited(made.source, BLOCK=threads, CHUNKS=chunks)
+                grid = (-(-n // (threads * chunks * chunk)),)
+                op = made._replace(source=source, grid=grid, block=(threads,))
+                variants[shape] = self.plain(op, n)
+        return self.case(f"silu_backward {n} {dtype}", [(n,)] * 3, dtype, variants)
+
+    def softmax(self, width: int, dtype: str) -> Case:
+        rows = SOFTMAX // width
+        made = softmax.softmax_backward(rows, width, dtype)
+        variants = {"shipped": self.plain(made, rows, width)}
+        for at in self.spreads(width, dtype):
+            op = softmax._op("softmax_backward", rows, width, dtype, (at,))
+            variants[op.entry] = self.plain(op, rows, width)
+            if at.lanes > 32 and at.chunks(dtype_of(dtype)) % 2 == 0:
+                again = op.entry.replace("backward<", "backward_again<")
+                variants[again] = self.plain(op._replace(entry=again), rows, width)
+        title = f"softmax_backward {rows}x{width} {dtype}"
+        return self.case(title, [(rows, width)] * 3, dtype, variants)
+
+    def rms_norm(self, dtype: str) -> Case:
+        (rows, width), (element, cpp) = ROWS, cpp_of(dtype)
+        made, _ = rms_norm.rms_norm_backward(rows, width, dtype)
+        variants = {"shipped": self.normed(made, rms_norm.groups(rows, width, dtype), dtype)}
+        for at in self.spreads(width, dtype):
+            for threads in (2**16, 2**17, 3 * 2**16, 2**18):
+                share = -(-rows // (threads // at.lanes))
+                groups = Groups(-(-rows // share), share)
+                entry = f"rms_norm_backward<{cpp}, {at.lanes}, {at.chunks(element)}>"
+                grid = (-(-groups.number // at.rows),)
+                op = made._replace(entry=entry, grid=grid, block=(at.threads,))
+                variants[f"{entry} share {share}"] = self.normed(op, groups, dtype)
+        title = f"rms_norm_backward {rows}x{width} {dtype}"
+        return self.case(title, [(rows, width)] * 3, dtype, variants)
+
+    def normed(self, op: Op, groups: Groups, dtype: str) -> Variant:
+        """Both launches of the gradient."""
+        gpu, (rows, width), (number, share) = self.bench.gpu, ROWS, groups
+        gamma = torch.ones(width, device=self.bench.place, dtype=getattr(torch, dtype))
+        g_gamma, room = gamma.clone(), torch.empty(number, width, device=self.bench.place)
+        second = rms_norm._gamma(number, width, cpp_of(dtype)[1])
+
+        def do(gy: Any, x: Any, gx: Any) -> None:
+            op.launch(gpu, gy, x, gamma, gx, room, EPS, rows, width, share)
+            second.launch(gpu, room, g_gamma, number, width)
+
+        return Variant(op, do)
+
+    def tiles(self, product: Product) -> Case:
+        """The tiles of one of LoRA's products, in float32."""
+        with watching() as seen:
+            operands = [self.bench.random(*shape, dtype="float32") for shape in product.shapes]
+            product.ours(self.bench.ops, *operands)
+        (made,), sizes = seen, dict(seen[0].dims)
+        make = getattr(gemm, made.name)
+        ops = {f"tile {side}": make(**sizes, dtype="float32", tile=side) for side in gemm.TILES}
+        variants = {
+            name: self.plain(op, *sizes.values(), product.add)
+            for name, op in {"shipped": made, **ops}.items()
+        }
+        return self.case(f"{product.title} float32", product.shapes, "float32", variants)
+
+    def spreads(self, width: int, dtype: str) -> Iterator[Spread]:
+        """All that hold a row in up to 64 elements a thread, none of them idle."""
+        for lanes in (32, 64, 128, 256, 512, 1024):
+            elements = -(-width // lanes)
+            if 16 // dtype_of(dtype).size <= elements <= 64:
+                yield Spread(lanes, elements)
+
+    def edited(self, source: Path, **constants: int) -> tuple[Path, str]:
+        """A copy of a source with other constants, and what to call it."""
+        text = source.read_text()
+        for name, value in constants.items():
+            text, count = re.subn(rf"\b{name} = \d+", f"{name} = {value}", text, count=1)
+            assert count == 1, name
+        copy = self.place / f"{source.stem}_{'_'.join(map(str, constants.values()))}.cu"
+        copy.write_text(text)
+        return copy, " ".join(f"{name}={value}" for name, value in constants.items())
+
+    def plain(self, op: Op, *sizes: int) -> Variant:
+        return Variant(op, lambda *operands: op.launch(self.bench.gpu, *operands, *sizes))
+
+    def case(
+        self, title: str, shapes: Sequence[tuple[int, ...]], dtype: str, variants: dict[str, Variant]
+    ) -> Case:
+        """Variants on operands of these shapes, the result last, compared with what is shipped."""
+        prepare(self.bench.gpu, (variant.op for variant in variants.values()))
+        sets = self.bench.sets(*shapes, dtype=dtype)
+        *_, result = sets[0]
+        before = result.clone()
+
+        def outcome(variant: Variant) -> Any:
+            result.copy_(before)
+            variant.do(*sets[0])
+            return result.double()
+
+        def error() -> float:
+            wanted = outcome(variants["shipped"])
+            return max(off(outcome(variant), wanted, dtype) for variant in variants.values())
+
+        work = sum(map(math.prod, shapes)) * dtype_of(dtype).size
+        return Case(title, work, {name: _at(sets, each.do) for name, each in variants.items()}, error)
+
+
+def prepare(gpu: preheat.Gpu, ops: Iterable[Op]) -> None:
+    """Compile what they need, on all processors at once."""
+    wanted = {(op.program, op.entry): Wanted(op.program, entries=(op.entry,)) for op in ops}
+    gpu.warm(Manifest(tuple(wanted.values())))
+
+
+def shipped_ops() -> Iterator[Op]:
+    """What the cases will launch."""
+    for dtype in DTYPES:
+        for elements in (elementwise.silu, elementwise.silu_backward, elementwise.swiglu_backward):
+            yield elements(math.prod(ELEMENTS), dtype)
+        for width in WIDTHS:
+            yield softmax.softmax(SOFTMAX // width, width, dtype)
+            yield softmax.softmax_backward(SOFTMAX // width, width, dtype)
+        yield rms_norm.rms_norm(*ROWS, dtype)
+        yield from rms_norm.rms_norm_backward(*ROWS, dtype)
+        tokens, width, rank = LORA
+        for m, n, k in ((SQUARE,) * 3, (tokens, rank, width), (tokens, width, rank)):
+            for product in (gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b):
+                yield product(m, n, k, dtype)
+
+
+# Tables
+
+
+def share(value: float, other: float) -> str:
+    return "-" if math.isnan(value / other) else f"{value / other:.1%}"
+
+
+def times(theirs: float, ours: float) -> str:
+    return "-" if math.isnan(theirs / ours) else f"{theirs / ours:.3f} x"
+
+
+def shown(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else us(seconds * 1e6)
+
+
+def rate(value: float, unit: str) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f} {unit}"
+
+
+def memory_row(case: Result, copy: float, ours: str = OURS) -> tuple[str, ...]:
+    mine, theirs = case.rate(ours), case.rate(TORCH)
+    return (
+        case.title, f"{case.work / 2**20:.0f} MiB",
+        shown(case.seconds(ours)), rate(mine, "TB/s"), share(mine, copy),
+        shown(case.seconds(TORCH)), rate(theirs, "TB/s"), share(theirs, copy),
+        times(case.seconds(TORCH), case.seconds(ours)),
+        shown(case.seconds(CUBLAS)) if ours == SHIPPED else "",
+    )  # fmt: skip
+
+
+def product_row(case: Result) -> tuple[str, ...]:
+    return (
+        case.title,
+        *(shown(case.seconds(SHIPPED)), rate(case.rate(SHIPPED), "TFLOP/s")),
+        *(shown(case.seconds(TORCH)), rate(case.rate(TORCH), "TFLOP/s")),
+        share(case.rate(SHIPPED), case.rate(TORCH)),
+        *(shown(case.seconds(CUBLAS)), share(case.rate(CUBLAS), case.rate(TORCH))),
+    )
+
+
+def target_rows(memory: list[Result], large: list[Result], copy: float) -> Iterator[tuple[str, ...]]:
+    for case in memory:
+        if "_backward" in case.title and TORCH in case.rounds:
+            yield target(case.title, "of the copy", case.rate(OURS) / copy, 0.85)
+            yield target(case.title, "of torch", case.rate(OURS) / case.rate(TORCH), 1.0)
+    for case in large:
+        if case.title.endswith("float32"):
+            yield target(case.title, "of torch", case.rate(SHIPPED) / case.rate(TORCH), 0.6)
+        if CUBLAS in case.rounds:
+            value = case.rate(CUBLAS) / case.rate(TORCH)
+            yield target(case.title, "cuBLAS, of torch", value, 0.97)
+
+
+def target(title: str, of: str, value: float, least: float) -> tuple[str, ...]:
+    met = "met" if value >= least else "missed"
+    return title, of, f"{value:.1%}", f"at least {least:.0%}", met
+
+
+def copy_case(bench: Bench) -> Case:
+    """The ceiling: what it takes to copy 512 MiB within the device."""
+    sets = bench.sets(*[(1 << 27,)] * 2, dtype="float32")
+    copy = _at(sets, lambda a, b: b.copy_(a))
+    return Case("copy of 512 MiB", 2 * 4 << 27, {COPY: copy}, lambda: 0.0)
+
+
+def compare(bench: Bench) -> None:
+    args = bench.args
+
+    def table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+        report("bench_kernels", title, head, list(rows), into=args.json)
+
+    def timed(cases: Iterable[Case]) -> list[Result]:
+        chosen = (case for case in cases if re.search(args.only, case.title))
+        return [bench.compete(case) for case in chosen]
+
+    before = bench.compete(copy_case(bench))
+    memory, large, lora = (timed(cases(bench)) for cases in (memory_cases, product_cases, lora_cases))
+    after = bench.compete(copy_case(bench))
+    copy = max(before.rate(COPY), after.rate(COPY))
+    rows = [
+        (each.title, when, shown(each.seconds(COPY)), rate(each.rate(COPY), "TB/s"))
+        for when, each in (("first", before), ("last", after))
+    ]
+    table("The ceiling, of which the faster counts", ("", "", "time", "rate"), rows)
+    head = ("", "bytes", "preheat", "rate", "of the copy", "torch", "rate", "of the copy", "of torch")
+    table(
+        "Kernels that memory bounds",
+        (*head, ""),
+        (memory_row(case, copy) for case in memory),
+    )
+    table(
+        "Products: shipped kernels, torch.mm (TF32 off) and cuBLAS through preheat",
+        ("", "shipped", "rate", "torch", "rate", "of torch", "cuBLAS", "of torch"),
+        map(product_row, large),
+    )
+    table(
+        "Products of LoRA: {} tokens, {} wide, rank {}".format(*LORA),
+        (*head, "cuBLAS"),
+        (memory_row(case, copy, SHIPPED) for case in lora),
+    )
+    table("Targets", ("", "", "measured", "wanted", ""), target_rows(memory, large, copy))
+    if bench.without:
+        print(f"\ncuBLAS through preheat was not measured: {bench.without}.")
+
+
+def tune(bench: Bench, place: Path) -> None:
+    copy = bench.compete(copy_case(bench)).rate(COPY)
+    for name, make in Tuner(bench, place).cases():
+        if not re.search(bench.args.only, name):
+            continue
+        found = bench.compete(make())
+        rows = []
+        for variant in sorted(found.rounds, key=found.seconds):
+            pace = found.rate(variant)
+            rows.append((variant, shown(found.seconds(variant)), rate(pace, "TB/s"), share(pace, copy)))
+        head = ("", "time", "rate", "of the copy")
+        report("bench_kernels", f"Variants: {found.title}", head, rows, into=bench.args.json)
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--burst", type=float, default=8, help="milliseconds of a turn, about")
+    parser.add_argument("--only", default="", help="rows whose title this regular expression finds")
+    parser.add_argument("--tune", action="store_true", help="variants of our kernels instead of torch")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as name:
+        place = Path(name)
+        for variable in ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR"):
+            os.environ[variable] = str(place / variable)
+        try:
+            gpu = preheat.device("cuda")
+        except preheat.NoGpuError as why:
+            sys.exit(str(why))
+        torch.set_float32_matmul_precision("highest")
+        torch.manual_seed(20261115)
+        prepare(gpu, shipped_ops())
+        bench = Bench(gpu, args)
+        if args.tune:
+            tune(bench, place)
+        else:
+            compare(bench)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The shipped kernels as functions of torch, with gradients that are shipped kernels as well.
+
+    from preheat.adapters import torch as kernels
+
+    y = kernels.rms_norm(x, gamma, eps=1e-6)
+    y.sum().backward()
+
+Tensors are float32, float16 or bfloat16, all of one type and on one GPU; those that are not contiguous
+are copied first. Work goes to torch's current stream and memory comes from torch. Gradients cannot be
+differentiated again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import types
+from functools import cache
+from typing import Any
+
+from preheat.callers import caller
+from preheat.errors import CaptureError, InputError
+from preheat.gpu import device
+from preheat.kernels.blas import find
+from preheat.kernels.ops import Ops
+
+__all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
+
+Tensor = Any  # torch is imported by who calls
+
+
+def silu(x: Tensor) -> Tensor:
+    """`x / (1 + exp(-x))`"""
+    return _apply(_Silu, x=x)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) up`"""
+    return _apply(_Swiglu, gate=gate, up=up)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """The softmax of each row, which is the last axis."""
+    return _apply(_Softmax, x=x)
+
+
+def rms_norm(x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
+    """Each row of `x` over the root of its mean square and `eps`, times `gamma`."""
+    return _apply(_RmsNorm, eps, x=x, gamma=gamma)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """`a b` for `a[…, k]` and `b[k, n]`."""
+    return _multiplied(_Matmul, 0, a=a, b=b)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x weight^T` for `x[…, k]` and `weight[n, k]`, as of `torch.nn.Linear` without a bias."""
+    return _multiplied(_Linear, 1, x=x, weight=weight)
+
+
+# What torch makes functions of: see `_function`
+
+
+class _Silu:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _ops(x).silu(x, out=_new(x))
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return _ops(x).silu_backward(gy.contiguous(), x, out=_new(x))
+
+
+class _Swiglu:
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return _ops(gate).swiglu(gate, up, out=_new(gate))
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        out = _new(gate), _new(up)
+        return _ops(gate).swiglu_backward(gy.contiguous(), gate, up, out=out)
+
+
+class _Softmax:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = _ops(x).softmax(x, out=_new(x))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return _ops(y).softmax_backward(gy.contiguous(), y, out=_new(y))
+
+
+class _RmsNorm:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, gamma)
+        ctx.eps = eps
+        return _ops(x).rms_norm(x, gamma, eps=eps, out=_new(x))
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, Tensor, None]:
+        (x, gamma), width = ctx.saved_tensors, gy.shape[-1]
+        ops, out = _ops(x), (_new(x), _new(gamma))
+        shape = ops.rms_norm_workspace(gy.numel() // width, width, x.dtype)
+        room = x.new_empty(shape, dtype=_torch().float32)
+        gx, g_gamma = ops.rms_norm_backward(
+            gy.contiguous(), x, gamma, eps=ctx.eps, out=out, workspace=room
+        )
+        return gx, g_gamma, None
+
+
+class _Matmul:
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _products(a).gemm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))
+
+    @staticmethod
+    def backward(ctx: Any, gc: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (a, b), gc = ctx.saved_tensors, gc.contiguous()
+        ops, (for_a, for_b) = _products(a), ctx.needs_input_grad
+        return (
+            ops.gemm_backward_a(gc, b, out=_new(a)) if for_a else None,
+            ops.gemm_backward_b(a, gc, out=_new(b)) if for_b else None,
+        )
+
+
+class _Linear:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = x.new_empty((x.shape[0], weight.shape[0]))
+        return _products(x).gemm_backward_a(x, weight, out=y)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (x, weight), gy = ctx.saved_tensors, gy.contiguous()
+        ops, (for_x, for_weight) = _products(x), ctx.needs_input_grad
+        return (
+            ops.gemm(gy, weight, out=_new(x)) if for_x else None,
+            ops.gemm_backward_b(gy, x, out=_new(weight)) if for_weight else None,
+        )
+
+
+def _apply(kernels: type, /, *more: Any, **tensors: Tensor) -> Tensor:
+    """A function of torch on tensors, which their names stand for in errors."""
+    _check(tensors)
+    return _function(kernels).apply(*(each.contiguous() for each in tensors.values()), *more)
+
+
+def _multiplied(kernels: type, axis: int, /, **matrices: Tensor) -> Tensor:
+    """The same for the product of rows of any shape and a matrix, which is summed over its `axis`."""
+    _check(matrices)
+    (first, rows), (second, matrix) = matrices.items()
+    if rows.dim() == 0 or matrix.dim() != 2 or rows.shape[-1] != matrix.shape[axis]:
+        shapes = f"{first} of shape {tuple(rows.shape)} and {second} of shape {tuple(matrix.shape)}"
+        raise InputError(f"{shapes} cannot be multiplied")
+    flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+    result = _function(kernels).apply(flat.contiguous(), matrix.contiguous())
+    return result.reshape(*rows.shape[:-1], result.shape[-1])
+
+
+@cache
+def _function(kernels: type) -> Any:
+    """What torch calls a function, with these kernels."""
+    autograd = _torch().autograd
+    backward = autograd.function.once_differentiable(kernels.backward)  # type: ignore[attr-defined]
+    bases = (kernels, autograd.Function)
+    name = kernels.__name__.removeprefix("_")
+    return types.new_class(
+        name, bases, exec_body=lambda body: body.update(backward=staticmethod(backward))
+    )
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _new(like: Tensor) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+def _check(tensors: dict[str, Tensor]) -> None:
+    """Refuse what is no tensor on a GPU, and tensors that are not alike in place and type."""
+    first, like = next(iter(tensors.items()))
+    for name, given in tensors.items():
+        if not _on_gpu(given):
+            what = type(given).__name__ + (f" on {given.device}" if hasattr(given, "device") else "")
+            hint = f"move it: {name}.cuda(); without a GPU, preheat.Ops takes arrays of the emulator"
+            raise InputError(f"{name} is {what}, not a tensor of torch on a GPU", hint=hint)
+        for found, wanted in ((given.device, like.device), (given.dtype, like.dtype)):
+            if found != wanted:
+                raise InputError(f"{name} is {found}, not {wanted} as {first}")
+
+
+def _on_gpu(given: Any) -> bool:
+    return getattr(given, "is_cuda", False) is True
+
+
+_known: dict[int, Ops] = {}  # by GPU
+
+
+def _ops(tensor: Tensor) -> Ops:
+    """The kernels on the GPU of a tensor."""
+    index = tensor.get_device()
+    found = _known.get(index)
+    if found is None or found.gpu._closed:
+        found = _known[index] = Ops(device(f"cuda:{index}"))
+    return found
+
+
+def _products(tensor: Tensor) -> Ops:
+    """The same for products, which torch's own captures hold only when no cuBLAS makes them."""
+    ops = _ops(tensor)
+    capturing = _torch().cuda.is_current_stream_capturing()
+    if capturing and ops.gpu._context.window() is None and not isinstance(find(ops.gpu), str):
+        raise CaptureError(
+            "cuBLAS cannot work in a capture that preheat knows nothing of",
+            where=caller(),
+            hint="capture with gpu.capture(), or use torch.matmul",
+        )
+    return ops

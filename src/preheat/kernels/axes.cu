@@ -1,0 +1,21 @@
+// y[c, r, :] = scale x[r, c, :], or added to what is there; with one column, the sum of two arrays.
+
+constexpr int BLOCK = 256;
+
+template <class T>
+__global__ void __launch_bounds__(BLOCK)
+swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool add) {
+    // A thread has one chunk of one line of `width` elements; of those there are rows * columns.
+    int chunks = (width + Chunk<T>::SIZE - 1) / Chunk<T>::SIZE;
+    long long at = (long long)blockIdx.x * BLOCK + threadIdx.x;
+    int line = (int)(at / chunks), lane = (int)(at % chunks);
+    if (line >= rows * columns) return;
+    const T* from = x + (long long)line * width;
+    T* to = y + ((long long)(line % columns) * rows + line / columns) * width;
+    Chunk<T> v[1], old[1];
+    load<1>(v, from, width, lane);
+    if (add) load<1>(old, (const T*)to, width, lane);
+#pragma unroll
+    for (int i = 0; i < v[0].SIZE; i++) v[0].put(i, fmaf(scale, v[0][i], add ? old[0][i] : 0.0f));
+    store<1>(to, v, width, lane);
+}

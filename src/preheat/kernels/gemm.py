@@ -1,0 +1,78 @@
+"""Products of matrices and their gradients: row-major, any dimensions and alignment, summed in fp32.
+
+A sum of `length` products is within `error_bound(length)` of the exact one, relative to the sum of
+their magnitudes; then it is rounded to the storage type. A result that is added to what was there has
+one addition more. The order of a sum depends on the shape alone: the same operands give the same bits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from preheat.errors import InputError
+from preheat.kernels.op import Op, cpp_of, dimension
+from preheat.kernels.rows import COMMON
+
+__all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b"]
+
+#: Sides of the squares that a block can make of a result, the fastest first.
+TILES = (128, 64, 32)
+
+_SOURCE = Path(__file__).with_name("gemm.cu")
+_BLOCK = 256  # as in gemm.cu
+_BUSY = 128  # blocks that a large GPU needs at least
+_MOST = 2**31 - 256  # of a dimension: kernels count in ints, up to a tile beyond the end
+_BLOCKS = 2**31 - 1  # of a grid
+
+
+def error_bound(length: int) -> float:
+    """`length u / (1 - length u)` with `u = 2**-24`: 6e-8 for 1, 2.4e-4 for 4096."""
+    return length / (2**24 - length)
+
+
+def gemm(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
+    """c[m, n] = a[m, k] b[k, n]. Arguments: a, b, c, m, n, k, add."""
+    return _op("gemm", {"m": m, "n": n, "k": k}, ("m", "n"), dtype, tile)
+
+
+def gemm_backward_a(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
+    """ga[m, k] = gc[m, n] b[k, n]^T. Arguments: gc, b, ga, m, n, k, add."""
+    return _op("gemm_backward_a", {"m": m, "n": n, "k": k}, ("m", "k"), dtype, tile)
+
+
+def gemm_backward_a_nf4(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
+    """The same with b in NF4. Arguments: gc, codes, scales, ga, m, n, k, add."""
+    return _op("gemm_backward_a_nf4", {"m": m, "n": n, "k": k}, ("m", "k"), dtype, tile)
+
+
+def gemm_backward_b(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
+    """gb[k, n] = a[m, k]^T gc[m, n]. Arguments: a, gc, gb, m, n, k, add."""
+    return _op("gemm_backward_b", {"m": m, "n": n, "k": k}, ("k", "n"), dtype, tile)
+
+
+def _op(
+    name: str, dims: dict[str, int], result: tuple[str, str], dtype: object, tile: int | None
+) -> Op:
+    sizes = {each: dimension(each, size, _MOST) for each, size in dims.items()}
+    rows, columns = (sizes[each] for each in result)
+    side = _tile(rows, columns) if tile is None else tile
+    if side not in TILES:
+        raise InputError(f"tile {side!r} is none of {', '.join(map(str, TILES))}")
+    blocks = _blocks(rows, columns, side)
+    if blocks > _BLOCKS:
+        high, wide = result
+        raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {_BLOCKS} tiles")
+    entry = f"{name}<{cpp_of(dtype)[1]}, {side}>"
+    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shares=COMMON)
+
+
+def _tile(rows: int, columns: int) -> int:
+    """The largest tile that is not mostly beyond the result's edges and leaves no processor idle."""
+    for side in TILES[:-1]:
+        if 2 * min(rows, columns) > side and _blocks(rows, columns, side) >= _BUSY:
+            return side
+    return TILES[-1]
+
+
+def _blocks(rows: int, columns: int, side: int) -> int:
+    return -(-rows // side) * -(-columns // side)

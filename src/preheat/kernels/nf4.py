@@ -1,0 +1,97 @@
+"""NF4, the 4-bit format of QLoRA: codes of 16 values, and a scale for every 64 elements.
+
+Laid out as bitsandbytes does without double quantisation: elements in row-major order, whatever the
+rows, two codes a byte with the first in the upper half, scales in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from preheat.dtypes import dtype_of
+from preheat.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from preheat.gpu import Gpu
+
+__all__ = ["BLOCK", "VALUES", "Nf4", "dequantize", "quantize"]
+
+#: Elements that share a scale.
+BLOCK = 64
+
+#: What the codes 0 to 15 stand for, as in gemm.cu: quantiles of the normal distribution.
+VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+class Nf4(NamedTuple):
+    """A quantised matrix: `codes` (uint8) and `scales` (float32), flat, on the host or on a device."""
+
+    codes: Any
+    scales: Any
+    shape: tuple[int, int]
+
+    def check(self) -> None:
+        """Raise unless codes and scales are what a matrix of this shape has."""
+        size = math.prod(self.shape)
+        for what, given, kind, wanted in (
+            ("codes", self.codes, "uint8", -(-size // 2)),
+            ("scales", self.scales, "float32", -(-size // BLOCK)),
+        ):
+            if tuple(given.shape) != (wanted,) or dtype_of(given.dtype).name != kind:
+                raise InputError(
+                    f"{what} of a {self.shape} matrix are {kind} of shape {(wanted,)}, "
+                    f"not {dtype_of(given.dtype)} of shape {tuple(given.shape)}"
+                )
+
+    def on(self, gpu: Gpu) -> Nf4:
+        """A copy on a device."""
+        return self._replace(codes=gpu.array(self.codes), scales=gpu.array(self.scales))
+
+
+def quantize(weight: Any) -> Nf4:
+    """A matrix of the host in NF4: the value nearest to each element over its block's largest one.
+
+    Halfway between two, it is the lower one.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        matrix = np.asarray(weight, "float32")
+    if matrix.ndim != 2 or not matrix.size:
+        raise InputError(f"weight of shape {matrix.shape} is not a matrix with elements")
+    if not np.isfinite(matrix).all():
+        raise InputError("weight has elements that are infinite or not a number")
+    size = matrix.size
+    blocks = np.pad(matrix.ravel(), (0, -size % BLOCK)).reshape(-1, BLOCK)
+    scales = np.abs(blocks).max(axis=1)
+    relative = blocks / np.where(scales > 0, scales, 1)[:, None]
+    values = _values()
+    codes = np.searchsorted((values[1:] + values[:-1]) / 2, relative).astype("uint8").ravel()
+    packed = codes[0::2] << 4 | codes[1::2]
+    return Nf4(packed[: -(-size // 2)], scales, (matrix.shape[0], matrix.shape[1]))
+
+
+def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What a quantised matrix of the host stands for: exactly what kernels make of it."""
+    import numpy as np
+
+    quantized.check()
+    codes, scales, shape = quantized
+    size = math.prod(shape)
+    flat = np.stack([codes >> 4, codes & 15], axis=1).ravel()[:size]
+    matrix: np.ndarray[Any, np.dtype[np.float32]] = _values()[flat] * np.repeat(scales, BLOCK)[:size]
+    return matrix.reshape(shape)
+
+
+def _values() -> np.ndarray[Any, np.dtype[np.float32]]:
+    import numpy as np
+
+    return np.array(VALUES, "float32")

@@ -1,0 +1,103 @@
+"""One launch of a shipped kernel, described before it happens."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from preheat.dtypes import DType, dtype_of
+from preheat.errors import InputError
+from preheat.gpu import Gpu
+from preheat.program import Program
+
+__all__ = ["Op", "cpp_of", "dimension", "tell", "watching"]
+
+_LARGEST = 2**31 - 1  # of an int, which is how kernels take dimensions
+_CPP = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+class Op(NamedTuple):
+    """What one launch compiles and how it runs, as one value: a plan cannot differ from what runs.
+
+    The functions that make one know shape and element type alone, neither the device nor the memory,
+    so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
+    `shares` is a file whose text stands in front of the source's: a program opens no file. `by` is the
+    library that does it instead, such as cuBLAS: then nothing is compiled for it.
+    """
+
+    name: str
+    dims: tuple[tuple[str, int], ...]
+    source: Path
+    entry: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int = 0
+    shares: Path | None = None
+    by: str | None = None
+
+    @property
+    def program(self) -> Program:
+        """What has to be compiled."""
+        return _program(self.source, self.shares, self.entry)
+
+    def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
+        """Launch it on `gpu`; everyone who is watching sees it."""
+        kernel = gpu.kernel(self.program, self.entry)
+        kernel.launch(*args, grid=self.grid, block=self.block, shared=self.shared, stream=stream)
+        tell(self)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
+
+
+_watching: ContextVar[tuple[list[Op], ...]] = ContextVar("watching", default=())
+
+
+@contextmanager
+def watching() -> Iterator[list[Op]]:
+    """Collect what this thread launches meanwhile, or has other libraries do, in order."""
+    seen: list[Op] = []
+    token = _watching.set((*_watching.get(), seen))
+    try:
+        yield seen
+    finally:
+        _watching.reset(token)
+
+
+def tell(op: Op) -> None:
+    """Let everyone who is watching know that it was done."""
+    for seen in _watching.get():
+        seen.append(op)
+
+
+@cache
+def _program(source: Path, shares: Path | None, entry: str) -> Program:
+    if shares is None:
+        return Program.from_file(source, names=(entry,))
+    text = "".join(f'#line 1 "{part.name}"\n{part.read_text()}' for part in (shares, source))
+    return Program.of(text, label=source.name, names=(entry,))
+
+
+def dimension(name: str, size: Any, most: int = _LARGEST) -> int:
+    """`size` as a dimension that kernels can take; `InputError` with its `name` when it is none."""
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise InputError(f"{name} {size!r} is not an integer") from None
+    if not 1 <= number <= most:
+        raise InputError(f"{name} {number} is outside 1 to {most}")
+    return number
+
+
+def cpp_of(dtype: object) -> tuple[DType, str]:
+    """An element type that the shipped kernels know, and what C++ calls it."""
+    found = dtype_of(dtype)
+    if found.name not in _CPP:
+        hint = f"they take {', '.join(_CPP)}"
+        raise InputError(f"the shipped kernels do not take {found}", hint=hint)
+    return found, _CPP[found.name]

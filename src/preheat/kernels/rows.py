@@ -1,0 +1,65 @@
+"""How kernels spread rows over threads; `common.cuh` is their side of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from preheat.dtypes import DType, dtype_of
+
+__all__ = ["COMMON", "WIDE", "WIDEST", "Spread", "chunk_of", "once", "spread"]
+
+COMMON = Path(__file__).with_name("common.cuh")
+WIDE = 1024  # threads for a row that no spread holds
+WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
+
+_BLOCK = 128  # threads of a block that several rows share
+
+
+class Spread(NamedTuple):
+    """A row in the registers of `lanes` threads, each with its `elements`, which come in chunks."""
+
+    lanes: int
+    elements: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return _BLOCK // self.lanes if self.lanes <= 32 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.lanes * self.rows
+
+    def chunks(self, dtype: DType) -> int:
+        """Chunks of a thread: no fewer registers hold them once they are floats, whatever the type."""
+        return -(-self.elements // chunk_of(dtype))
+
+
+_ONCE = (
+    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(128, 16),
+    Spread(256, 16), Spread(512, 16), Spread(512, 32),
+)  # fmt: skip
+# The same for halves: a thread that has more of them spends less on what threads put together.
+_HALVES = (
+    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(64, 32), Spread(128, 32),
+    Spread(256, 32), Spread(512, 32),
+)  # fmt: skip
+
+
+def once(dtype: object) -> tuple[Spread, ...]:
+    """Spreads for one operand that is read once."""
+    return _ONCE if dtype_of(dtype).size == 4 else _HALVES
+
+
+def chunk_of(dtype: DType) -> int:
+    """Elements in 16 bytes, which a thread reads or writes at a time."""
+    return 16 // dtype.size
+
+
+def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
+    """The first of `spreads`, narrow ones first, that holds a row of `width` elements."""
+    chunks = -(-width // chunk_of(dtype))
+    return next((each for each in spreads if each.lanes * each.chunks(dtype) >= chunks), None)

@@ -1,0 +1,152 @@
+"""What the tests of shipped kernels share: operands with their exact values, and tolerances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from preheat import Array, Builder, Gpu
+from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
+from preheat.kernels.op import Op
+from preheat.kernels.ops import Ops
+from preheat.warm.manifest import Manifest, Wanted
+
+DTYPES = "float32", "float16", "bfloat16"
+Exact = NDArray[np.float64]
+
+#: Half a unit in the last place: what rounding a result to its storage type may cost, relatively.
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: What arithmetic in float32 may cost, relative to the magnitude of the terms that were added up.
+ARITHMETIC = 2e-6
+_TINY = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # below normal numbers
+
+
+def cases(shapes: Sequence[tuple[int, int]]) -> list[Any]:
+    """Types, rows and widths: all of them in float32 and every other in halves."""
+    return [
+        *(("float32", *shape) for shape in shapes),
+        *((dtype, *shape) for dtype in DTYPES[1:] for shape in shapes[1::2]),
+    ]
+
+
+class Operand(NamedTuple):
+    """An array on the device and the values it holds, exactly."""
+
+    array: Array
+    exact: Exact
+
+
+@pytest.fixture
+def ops(device: Gpu) -> Ops:
+    return Ops(device)
+
+
+def every_op() -> Iterator[Op]:
+    """What the tests launch: every kernel at widths of every kind."""
+    for dtype in DTYPES:
+        for elements in (
+            elementwise.silu, elementwise.silu_backward, elementwise.swiglu, elementwise.swiglu_backward
+        ):  # fmt: skip
+            yield elements(1, dtype)
+        yield axes.swap_axes(1, 1, 1, dtype)
+        yield axes.add(1, 1, dtype)
+        for width in (1, 31, 127, 255, 300, 1000, 2000, 4096, 8192, 16384, 70000):
+            yield softmax.softmax(1, width, dtype)
+            yield softmax.softmax_backward(1, width, dtype)
+            yield rms_norm.rms_norm(1, width, dtype)
+            yield from rms_norm.rms_norm_backward(1, width, dtype)
+        for product in (
+            gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b, gemm.gemm_backward_a_nf4
+        ):  # fmt: skip
+            for tile in gemm.TILES:
+                yield product(1, 1, 1, dtype, tile=tile)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_compiled(request: pytest.FixtureRequest, shared_builder: Builder) -> None:
+    """Where there is a GPU: everything is compiled for it first, on all processors at once."""
+    marked = [item for item in request.session.items if item.get_closest_marker("gpu")]
+    if any(not item.get_closest_marker("skip") for item in marked):
+        from preheat.devices.cuda.device import CudaDevice
+
+        wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
+        with Gpu(CudaDevice(0), shared_builder) as gpu:
+            gpu.warm(Manifest(tuple(wanted.values())))
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def on_gpu(torch: Any, open_device: Callable[..., Gpu]) -> Ops:
+    """For tests of real sizes: operands and references are tensors beside it."""
+    torch.manual_seed(20261115)
+    return Ops(open_device("cuda"))
+
+
+@pytest.fixture
+def random(device: Gpu) -> Callable[..., Operand]:
+    """Makes normally distributed operands, different ones each time."""
+    rng = np.random.default_rng(20261115)
+
+    def make(*shape: int, dtype: str = "float32") -> Operand:
+        values = rng.standard_normal(shape, dtype=np.float32)
+        array = device.array(values.astype("float16") if dtype == "float16" else values, dtype)
+        return Operand(array, exact(array))
+
+    return make
+
+
+def exact(array: Array) -> Exact:
+    """What an array holds, in float64."""
+    host = array.numpy()
+    if array.dtype.name == "bfloat16":
+        host = (host.astype(np.uint32) << 16).view(np.float32)
+    return host.astype(np.float64)
+
+
+def shifted(gpu: Gpu, array: Array) -> Array:
+    """A copy that begins one element after an aligned address."""
+    room = gpu.empty(array.size + 1, array.dtype)
+    view = Array(room.buffer, room.dtype, array.shape, room.dtype.size)
+    return view.write(array.numpy())
+
+
+def agree(result: Array, wanted: Exact, magnitude: Exact | None = None) -> None:
+    """Check a result against its reference, within rounding and float32 arithmetic."""
+    assert result.shape == wanted.shape
+    found, name = exact(result), result.dtype.name
+    terms = np.abs(wanted) if magnitude is None else magnitude
+    bound = 1.01 * ROUNDING[name] * np.abs(wanted) + ARITHMETIC * terms + _TINY[name]
+    worst = np.max(np.abs(found - wanted) / bound)
+    assert worst <= 1, f"{worst:.3g} times the tolerance"
+
+
+def tensors_agree(found: Any, wanted: Any, terms: Any = None) -> None:
+    """The same for tensors on the device."""
+    name = str(found.dtype).removeprefix("torch.")
+    terms = wanted.abs() if terms is None else terms
+    bound = 1.01 * ROUNDING[name] * wanted.abs() + ARITHMETIC * terms + _TINY[name]
+    worst = float(((found.double() - wanted).abs() / bound).max())
+    assert worst <= 1, f"{worst:.3g} times the tolerance"
+
+
+def gradient(function: Callable[[Exact], Exact], at: Exact, gy: Exact) -> Exact:
+    """The gradient of sum(gy function(x)) by central differences, one element after the other."""
+    slopes, step = np.empty_like(at), 1e-5
+    for index in np.ndindex(*at.shape):
+        nudge = np.zeros_like(at)
+        nudge[index] = step
+        slopes[index] = np.sum(gy * (function(at + nudge) - function(at - nudge))) / (2 * step)
+    return slopes
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two arrays hold the same bits."""
+    return bool(one.numpy().tobytes() == other.numpy().tobytes())

@@ -1,0 +1,501 @@
+"""cuBLAS: in which order it is called, on whose behalf, and what happens where there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import gc
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat import Array, Gpu
+from preheat.arch import Arch
+from preheat.builder import Builder
+from preheat.dtypes import DTYPES
+from preheat.errors import CaptureError, DeviceError, InputError, LaunchError, StaleBufferError
+from preheat.kernels import blas as module
+from preheat.kernels.blas import Blas, Found, find
+from preheat.kernels.op import Op, watching
+from preheat.kernels.ops import Ops
+from tests.conftest import Recorder
+from tests.kernels.conftest import exact
+from tests.kernels.test_gemm import FORMS, agree, op_of, shape_of
+
+DIMS = {"m": 5, "n": 3, "k": 7}
+forms = pytest.mark.parametrize("name", FORMS)
+
+
+class Cublas:
+    """The bindings of cuBLAS, computing at once in the emulator's memory, as its manual says."""
+
+    class cuBLASError(Exception):  # noqa: N801
+        pass
+
+    Operation = enum.IntEnum("Operation", {"N": 0, "T": 1})
+    Math = enum.IntEnum(
+        "Math",
+        {
+            "DEFAULT_MATH": 0,
+            "PEDANTIC_MATH": 2,
+            "TF32_TENSOR_OP_MATH": 3,
+            "DISALLOW_REDUCED_PRECISION_REDUCTION": 16,
+        },
+    )
+    ComputeType = enum.IntEnum(
+        "ComputeType",
+        {"COMPUTE_32F": 68, "COMPUTE_32F_PEDANTIC": 69, "COMPUTE_32F_FAST_TF32": 77},
+    )
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: str | None = None
+        self._handles = itertools.count(1000)
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of every call of one function."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    def _called(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call[0] == self.fails:
+            raise self.cuBLASError("INVALID_VALUE (7)")
+
+    def create(self) -> int:
+        handle = next(self._handles)
+        self._called("create", handle)
+        return handle
+
+    def destroy(self, handle: int) -> None:
+        self._called("destroy", handle)
+
+    def set_stream(self, handle: int, stream: int) -> None:
+        self._called("set_stream", handle, stream)
+
+    def set_workspace(self, handle: int, address: int, size: int) -> None:
+        self._called("set_workspace", handle, address, size)
+
+    def set_math_mode(self, handle: int, mode: int) -> None:
+        self._called("set_math_mode", handle, mode)
+
+    def gemm_ex(self, handle: int, *given: Any) -> None:
+        transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, *how = given
+        self._called("gemm_ex", handle, atype, *how)
+        assert atype == btype == ctype
+        left = columns(a, (k, m) if transa else (m, k), lda, atype)
+        right = columns(b, (n, k) if transb else (k, n), ldb, btype)
+        result = columns(c, (m, n), ldc, ctype)
+        product = (left.T if transa else left).astype(float) @ (right.T if transb else right).astype(
+            float
+        )
+        old = ctypes.c_float.from_address(beta).value
+        result[:] = ctypes.c_float.from_address(alpha).value * product + (old * result if old else 0)
+
+
+def columns(address: int, shape: tuple[int, int], stride: int, kind: int) -> Any:
+    """A column-major matrix in memory."""
+    assert stride >= shape[0]
+    dtype = np.dtype({0: "float32", 2: "float16"}[kind])
+    size = ((shape[1] - 1) * stride + shape[0]) * dtype.itemsize
+    flat = np.frombuffer(memoryview((ctypes.c_char * size).from_address(address)), dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, (dtype.itemsize, stride * dtype.itemsize))
+
+
+@pytest.fixture
+def cublas() -> Cublas:
+    return Cublas()
+
+
+@pytest.fixture
+def emulator(open_device: Callable[..., Gpu]) -> Gpu:
+    return open_device("emulator")
+
+
+@pytest.fixture
+def blas(emulator: Gpu, cublas: Cublas) -> Blas:
+    return Blas(emulator, found=Found(cublas, "13.0.0"))
+
+
+class Product:
+    """One product of zeros that can be made again and again."""
+
+    def __init__(self, gpu: Gpu, dtype: str = "float32") -> None:
+        self.op: Op = op_of("gemm", DIMS, dtype)
+        self.dtype = DTYPES[dtype]
+        self.arrays = tuple(gpu.zeros(shape_of(axes, DIMS), dtype) for axes in FORMS["gemm"])
+
+    def __call__(self, blas: Blas, **more: Any) -> None:
+        blas.multiply(self.op, self.dtype, *self.arrays, **more)
+
+
+def test_a_handle_gets_its_stream_before_its_workspace_and_then_works(
+    blas: Blas, cublas: Cublas, emulator: Gpu
+) -> None:
+    Product(emulator)(blas)
+    mine = [call for call in cublas.calls if call[1] == 1000]
+    assert [call[0] for call in mine] == [
+        "create", "set_stream", "set_workspace", "set_math_mode", "gemm_ex"
+    ]  # fmt: skip
+    assert mine[1][2] == emulator._context.stream.handle
+
+
+def test_a_stream_keeps_its_handle_and_another_has_its_own(
+    blas: Blas, cublas: Cublas, emulator: Gpu
+) -> None:
+    product, other = Product(emulator), emulator.stream()
+    for stream in (None, other, None, other):
+        product(blas, stream=stream)
+    used = [handle for handle, *_ in cublas.named("gemm_ex")]
+    assert used[0] == used[2] != used[1] == used[3]
+    streams = dict(cublas.named("set_stream"))
+    assert [streams[handle] for handle in used[:2]] == [emulator._context.stream.handle, other.handle]
+    rooms = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(rooms) == len(set(rooms)) == 2
+
+
+@forms
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("add", [False, True])
+def test_rows_are_multiplied_by_a_library_that_knows_columns(
+    blas: Blas, emulator: Gpu, name: str, dtype: str, add: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    a, b, c = (
+        emulator.array(rng.standard_normal(shape_of(axes, DIMS)).astype(dtype)) for axes in FORMS[name]
+    )
+    old = exact(c)
+    blas.multiply(op_of(name, DIMS, dtype), DTYPES[dtype], a, b, c, add=add)
+    agree(name, exact(c), exact(a), exact(b), dtype, old=old if add else None)
+
+
+@pytest.mark.parametrize(
+    ("math", "mode", "of_float32", "of_float16"),
+    [("fp32", 2, 69, 69), ("tf32", 3 | 16, 77, 68), ("default", 0 | 16, 68, 68)],
+)
+def test_the_math_mode_is_always_said(
+    emulator: Gpu, cublas: Cublas, math: str, mode: int, of_float32: int, of_float16: int
+) -> None:
+    blas = Blas(emulator, math, found=Found(cublas, "13.0.0"))
+    for dtype in ("float32", "float16"):
+        Product(emulator, dtype)(blas)
+    assert [given for _, given in cublas.named("set_math_mode")] == [mode]
+    assert [how for *_, how, _ in cublas.named("gemm_ex")] == [of_float32, of_float16]
+
+
+def test_an_unknown_math_mode_is_refused(emulator: Gpu, cublas: Cublas) -> None:
+    with pytest.raises(InputError, match="math 'tf23' is not a math mode") as error:
+        Blas(emulator, "tf23", found=Found(cublas, "13.0.0"))
+    assert "tf32" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size"), [("sm_80", 4 << 20), ("sm_90", 32 << 20), ("sm_120", 32 << 20)]
+)
+def test_a_workspace_has_the_recommended_size(
+    open_device: Callable[..., Gpu], cublas: Cublas, arch: str, size: int
+) -> None:
+    gpu = open_device("emulator", arch=arch)
+    assert gpu.arch == Arch.parse(arch)
+    Product(gpu)(Blas(gpu, found=Found(cublas, "13.0.0")))
+    assert [given for *_, given in cublas.named("set_workspace")] == [size]
+
+
+def test_operands_are_checked_like_those_of_a_kernel(
+    blas: Blas, cublas: Cublas, emulator: Gpu, open_device: Callable[..., Gpu]
+) -> None:
+    product = Product(emulator)
+    a, b, c = product.arrays
+    elsewhere = open_device("emulator:1").zeros(a.shape)
+    with pytest.raises(LaunchError, match=r"cublasGemmEx.*another device"):
+        blas.multiply(product.op, product.dtype, elsewhere, b, c)
+    with pytest.raises(LaunchError, match="cannot take an array of float16"):
+        blas.multiply(product.op, product.dtype, a, emulator.zeros(b.shape, "float16"), c)
+    b.close()
+    with pytest.raises(StaleBufferError, match="freed"):
+        product(blas)
+    assert cublas.named("gemm_ex") == []
+
+
+def test_an_error_of_cublas_says_which_call_it_was(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
+    cublas.fails = "gemm_ex"
+    with pytest.raises(DeviceError, match=r"gemm_ex of cuBLAS failed: INVALID_VALUE \(7\)"):
+        Product(emulator)(blas)
+
+
+# Its life
+
+
+def test_closing_the_device_gives_every_handle_back(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
+    Product(emulator)(blas)
+    Product(emulator)(blas, stream=emulator.stream())
+    emulator.close()
+    assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
+
+
+def test_dropping_it_gives_every_handle_back_at_the_next_safe_point(
+    emulator: Gpu, cublas: Cublas
+) -> None:
+    blas = Blas(emulator, found=Found(cublas, "13.0.0"))
+    Product(emulator)(blas)
+    del blas
+    gc.collect()
+    assert cublas.named("destroy") == []  # a finalizer calls nothing
+    emulator.synchronize()
+    assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
+
+
+# Captures
+
+
+@pytest.fixture
+def launched(emulator: Gpu) -> Callable[[], None]:
+    """A launch of ours, so that no graph is empty."""
+    ops, x, y = Ops(emulator), emulator.zeros(5), emulator.zeros(5)
+    ops.silu(x, out=y)
+    return partial(ops.silu, x, out=y)
+
+
+def test_a_capture_has_its_own_workspace_and_makes_no_handle(
+    blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product = Product(emulator)
+    product(blas)
+    before = len(cublas.named("create"))
+    with emulator.capture() as graph:
+        launched()
+        product(blas)
+        product(blas)
+    inside = cublas.named("gemm_ex")[1:]
+    assert len(cublas.named("create")) == before
+    assert inside[0][0] == inside[1][0] != cublas.named("gemm_ex")[0][0]
+    rooms = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(rooms) == len(set(rooms)) == 2
+    assert rooms[1] in {buffer.address for buffer in graph._buffers}
+    assert {array.address for array in product.arrays} <= {buffer.address for buffer in graph._buffers}
+
+
+def test_two_graphs_never_share_a_workspace_and_reuse_handles(
+    blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product, graphs = Product(emulator), []
+    for _ in range(3):
+        product(blas)
+        with emulator.capture() as graph:
+            launched()
+            product(blas)
+        graphs.append(graph)
+    rooms = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(rooms) == len(set(rooms)) == 1 + len(graphs)
+    assert len(cublas.named("create")) <= 3  # the stream's, a capture's, a spare one
+
+
+def test_a_capture_without_a_workspace_is_refused_and_reserve_helps(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product = Product(emulator)
+
+    def capture() -> Any:
+        with emulator.capture() as graph:
+            launched()
+            product(blas)
+        return graph
+
+    kept = [capture()]
+    with pytest.raises(CaptureError, match="cuBLAS has no workspace ready") as error:
+        capture()
+    assert "reserve" in str(error.value.hint)
+    blas.reserve(2)
+    kept += [capture(), capture()]
+    assert len({id(buffer) for graph in kept for buffer in graph._buffers if buffer.size > 1000}) == 3
+
+
+def test_a_graph_keeps_operands_of_other_libraries(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product, host = Product(emulator), np.zeros((5, 7), "float32")
+    before = sys.getrefcount(host)
+    with emulator.capture() as graph:
+        launched()
+        blas.multiply(product.op, product.dtype, host, *product.arrays[1:])
+    assert sys.getrefcount(host) > before
+    graph.close()
+    del graph
+    blas.reserve(2)  # the handle lets go of the workspace, too
+    gc.collect()
+    assert sys.getrefcount(host) == before
+
+
+def test_nothing_is_reserved_inside_a_capture(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    def capture() -> None:
+        with emulator.capture():
+            launched()
+            blas.reserve(5)
+
+    with pytest.raises(CaptureError, match="allocating memory inside a capture"):
+        capture()
+
+
+# Where there is none
+
+
+def test_the_emulator_has_none(emulator: Gpu) -> None:
+    assert find(emulator) == "emulator:0 is no GPU"
+    with pytest.raises(DeviceError, match="there is no cuBLAS: emulator:0 is no GPU"):
+        Blas(emulator)
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Found | str]]:
+    """Looks for bindings where those given are installed."""
+
+    def look(cublas: Any) -> Found | str:
+        package = ModuleType("nvmath.bindings")
+        package.cublas = cublas  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "nvmath", ModuleType("nvmath"))
+        monkeypatch.setitem(sys.modules, "nvmath.bindings", package if cublas else None)
+        module._bindings.cache_clear()
+        return module._bindings()
+
+    yield look
+    module._bindings.cache_clear()
+
+
+def test_without_the_bindings_it_says_so(looking: Callable[[Any], Found | str]) -> None:
+    assert looking(None) == "nvmath-python is not installed"
+
+
+def test_without_the_library_it_says_so_once(looking: Callable[[Any], Found | str]) -> None:
+    asked = []
+
+    class Broken:
+        def get_property(self, part: int) -> int:
+            asked.append(part)
+            raise RuntimeError('Failure finding "libcublas.so.13"\n  listdir("/usr/lib")')
+
+    assert looking(Broken()) == 'Failure finding "libcublas.so.13"'
+    assert module._bindings() == 'Failure finding "libcublas.so.13"'
+    assert asked == [0]
+
+
+def test_with_both_it_has_a_version(looking: Callable[[Any], Found | str]) -> None:
+    class Whole:
+        def get_property(self, part: int) -> int:
+            return (13, 1, 2)[part]
+
+    found = looking(Whole())
+    assert isinstance(found, Found)
+    assert found.version == "13.1.2"
+
+
+def test_numbers_are_those_of_the_bindings() -> None:
+    nvmath = pytest.importorskip("nvmath")
+    for name, number in module._TYPES.items():
+        short = {"float32": "32F", "float16": "16F", "bfloat16": "16BF"}[name]
+        assert nvmath.CudaDataType[f"CUDA_R_{short}"] == number
+    real = nvmath.bindings.cublas
+    assert module._ALGORITHM in [int(algorithm) for algorithm in real.GemmAlgo]
+    for mine in (Cublas.Operation, Cublas.Math, Cublas.ComputeType):
+        theirs = getattr(real, mine.__name__)
+        assert all(theirs[each.name] == each for each in mine)
+
+
+# Which one is used
+
+
+def test_an_event_says_once_which_makes_products(
+    open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
+) -> None:
+    gpu = open_device("emulator", builder=builder)
+    ops, a, b = Ops(gpu), gpu.zeros((5, 7)), gpu.zeros((7, 3))
+    for _ in range(2):
+        ops.gemm(a, b)
+    (event,) = recorder.named("blas")
+    assert event == {
+        "device": "emulator:0", "uses": "shipped kernels", "reason": "emulator:0 is no GPU"
+    }  # fmt: skip
+    assert ops.blas is None
+
+
+def test_products_go_to_the_blas_that_is_given(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
+    ops, rng = Ops(emulator, blas=blas), np.random.default_rng(12)
+    a, b = (emulator.array(rng.standard_normal(shape).astype("f4")) for shape in ((5, 7), (7, 3)))
+    with watching() as seen:
+        c = ops.gemm(a, b)
+    assert seen == [op_of("gemm", {"m": 5, "n": 3, "k": 7})._replace(by="cuBLAS")]
+    agree("gemm", exact(c), exact(a), exact(b), "float32")
+    agree("gemm_backward_a", exact(ops.gemm_backward_a(c, b)), exact(c), exact(b), "float32")
+    agree("gemm_backward_b", exact(ops.gemm_backward_b(a, c)), exact(a), exact(c), "float32")
+    assert len(cublas.named("gemm_ex")) == 3
+    assert ops.blas is blas
+
+
+# The real one
+
+
+@pytest.fixture
+def real(open_device: Callable[..., Gpu]) -> Gpu:
+    gpu = open_device("cuda")
+    if isinstance(found := find(gpu), str):
+        pytest.skip(found)
+    return gpu
+
+
+@pytest.mark.gpu
+@forms
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("math", ["fp32", "default"])
+def test_cublas_keeps_the_bound_of_the_shipped_kernels(
+    real: Gpu, name: str, dtype: str, math: str
+) -> None:
+    rng, dims = np.random.default_rng(9), {"m": 129, "n": 333, "k": 1000}
+    a, b, c = (
+        as_stored(real, rng.standard_normal(shape_of(axes, dims), dtype=np.float32), dtype)
+        for axes in FORMS[name]
+    )
+    old = exact(c)
+    ops = Ops(real, blas=Blas(real, math))
+    agree(name, exact(getattr(ops, name)(a, b)), exact(a), exact(b), dtype)
+    getattr(ops, name)(a, b, out=c, accumulate=True)
+    agree(name, exact(c), exact(a), exact(b), dtype, old=old)
+
+
+@pytest.mark.gpu
+def test_tf32_is_less_precise_and_only_where_asked_for(real: Gpu) -> None:
+    rng = np.random.default_rng(10)
+    a, b = (real.array(rng.standard_normal((512, 512), dtype=np.float32)) for _ in range(2))
+    wanted = exact(a) @ exact(b)
+    errors = {
+        math: np.abs(exact(Ops(real, blas=Blas(real, math)).gemm(a, b)) - wanted).max()
+        for math in ("fp32", "tf32", "default")
+    }
+    assert errors["tf32"] > 10 * errors["fp32"]
+    assert errors["default"] < 2 * errors["fp32"]
+
+
+@pytest.mark.gpu
+def test_a_captured_product_is_replayed_with_new_data_beside_another_graph(real: Gpu) -> None:
+    rng, ops = np.random.default_rng(11), Ops(real, blas=Blas(real))
+    a, b = (real.array(rng.standard_normal((300, 300), dtype=np.float32)) for _ in range(2))
+    results, graphs = [real.zeros((300, 300)) for _ in range(2)], []
+    for result in results:
+        ops.gemm(a, b, out=result)
+        with real.capture() as graph:
+            ops.gemm(a, b, out=result)
+        graphs.append(graph)
+    a.write(rng.standard_normal((300, 300), dtype=np.float32))
+    for graph in graphs:
+        graph.replay()
+    for result in results:
+        agree("gemm", exact(result), exact(a), exact(b), "float32")
+
+
+def as_stored(gpu: Gpu, host: Any, dtype: str) -> Array:
+    return gpu.array(host.astype("float16") if dtype == "float16" else host, dtype)

@@ -1,0 +1,361 @@
+"""Products of matrices and their gradients, against float64 within the bound that `gemm` states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from preheat import Array, Gpu
+from preheat.arch import Arch
+from preheat.builder import Builder
+from preheat.errors import InputError
+from preheat.kernels import gemm
+from preheat.kernels.nf4 import quantize
+from preheat.kernels.op import Op, watching
+from preheat.kernels.ops import Ops
+from tests.kernels.conftest import DTYPES, ROUNDING, Exact, Operand, exact, gradient, same_bits, shifted
+
+Random = Callable[..., Operand]
+Dims = dict[str, int]
+
+# What each product is, by the axes of its operands and its result: the reference, too.
+FORMS = {
+    "gemm": ("mk", "kn", "mn"),
+    "gemm_backward_a": ("mn", "kn", "mk"),
+    "gemm_backward_b": ("mk", "mn", "kn"),
+}
+SIZES = 1, 7, 31, 33, 65, 129
+ROUND_TRIP = [(SIZES[i], SIZES[i - 1], SIZES[i - 2]) for i in range(len(SIZES))]  # each in every place
+EDGE = 3  # elements around a result that nobody may touch
+
+forms = pytest.mark.parametrize("name", FORMS)
+
+
+def op_of(name: str, dims: Dims, dtype: str = "float32", tile: int | None = None) -> Op:
+    made: Op = getattr(gemm, name)(**dims, dtype=dtype, tile=tile)
+    return made
+
+
+def shape_of(axes: str, dims: Dims) -> tuple[int, ...]:
+    return tuple(dims[axis] for axis in axes)
+
+
+def agree(name: str, found: Exact, a: Exact, b: Exact, dtype: str, old: Exact | None = None) -> None:
+    """Check a product against float64, within the stated bound and the rounding of its storage."""
+    left, right, result = FORMS[name]
+    (summed,) = set(left) - set(result)
+    spec, length = f"{left},{right}->{result}", a.shape[left.index(summed)]
+    wanted = np.einsum(spec, a, b, optimize=True)
+    most = np.einsum(spec, np.abs(a), np.abs(b), optimize=True)
+    if old is not None:
+        wanted, most, length = wanted + old, most + np.abs(old), length + 1
+    tiny = 2.0**-25 if dtype == "float16" else 0  # half the distance of subnormal numbers
+    bound = gemm.error_bound(length) * most + 1.01 * ROUNDING[dtype] * np.abs(wanted) + tiny
+    assert found.shape == wanted.shape
+    assert (np.abs(found - wanted) <= bound).all()
+
+
+def framed(gpu: Gpu, shape: tuple[int, ...], dtype: str, shift: int = 0) -> tuple[Array, Array]:
+    """Memory for a result that holds NaN, and the same with what lies around it."""
+    size = int(np.prod(shape))
+    whole = gpu.array(np.full(size + 2 * EDGE + 1 + shift, np.nan, "float16"), "float16")
+    if dtype != "float16":
+        whole = gpu.empty(whole.size, dtype).fill(np.nan)
+    offset = (EDGE + 1 + shift) * whole.dtype.size
+    return Array(whole.buffer, whole.dtype, shape, offset), whole
+
+
+def run(gpu: Gpu, op: Op, a: Array, b: Array, c: Array, *, add: bool = False) -> None:
+    op.launch(gpu, a, b, c, *(size for _, size in op.dims), add)
+
+
+def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int = 0) -> Array:
+    """Make a product of random matrices, into memory that holds NaN, and look at all of it."""
+    (left, right, result), dims = FORMS[op.name], dict(op.dims)
+    a, b = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right))
+    c, whole = framed(gpu, shape_of(result, dims), dtype, shift)
+    run(gpu, op, a.array, b.array, c)
+    agree(op.name, exact(c), a.exact, b.exact, dtype)
+    assert np.isnan(exact(whole)).sum() == whole.size - c.size, "it wrote beyond the result"
+    return c
+
+
+@forms
+@pytest.mark.parametrize("tile", gemm.TILES)
+def test_every_size_is_right_in_every_place(device: Gpu, random: Random, name: str, tile: int) -> None:
+    for m, n, k in ROUND_TRIP:
+        check(device, random, op_of(name, {"m": m, "n": n, "k": k}, tile=tile))
+
+
+@forms
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_shorter_types_are_summed_in_fp32(device: Gpu, random: Random, name: str, dtype: str) -> None:
+    for m, n, k in ((33, 65, 129), (64, 36, 68), (130, 7, 31)):
+        check(device, random, op_of(name, {"m": m, "n": n, "k": k}, dtype), dtype, shift=m % 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tile"),
+    [
+        ("gemm", "bfloat16", 128),
+        ("gemm_backward_a", "float16", 64),
+        ("gemm_backward_b", "bfloat16", 64),
+    ],
+)
+def test_shorter_types_are_right_in_large_tiles(
+    device: Gpu, random: Random, name: str, dtype: str, tile: int
+) -> None:
+    check(device, random, op_of(name, {"m": 65, "n": 36, "k": 33}, dtype, tile), dtype)
+
+
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.tuples(*[st.integers(1, 70)] * 3),
+    st.integers(0, 3),
+)
+@settings(
+    max_examples=25, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+def test_any_shape_at_any_address(
+    device: Gpu, random: Random, name: str, sizes: tuple[int, int, int], shift: int
+) -> None:
+    check(device, random, op_of(name, dict(zip("mnk", sizes, strict=True))), shift=shift)
+
+
+@forms
+@pytest.mark.parametrize("tile", gemm.TILES)
+def test_alignment_changes_no_bit(device: Gpu, random: Random, name: str, tile: int) -> None:
+    dims = {"m": 36, "n": 68, "k": 44}
+    op, (left, right, result) = op_of(name, dims, tile=tile), FORMS[name]
+    a, b = (random(*shape_of(axes, dims)).array for axes in (left, right))
+    wanted = device.empty(shape_of(result, dims))
+    run(device, op, a, b, wanted)
+    for x, y in (
+        (shifted(device, a), b),
+        (a, shifted(device, b)),
+        (shifted(device, a), shifted(device, b)),
+    ):
+        c = shifted(device, wanted).fill(0)
+        run(device, op, x, y, c)
+        assert same_bits(c, wanted)
+
+
+@forms
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str, dtype: str) -> None:
+    dims = {"m": 33, "n": 20, "k": 37}
+    left, right, result = FORMS[name]
+    a, b, c = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right, result))
+    found = getattr(ops, name)(a.array, b.array, out=c.array, accumulate=True)
+    assert found is c.array
+    agree(name, exact(found), a.exact, b.exact, dtype, old=c.exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", [64, 32])
+def test_what_is_no_number_stays_in_its_row(device: Gpu, random: Random, dtype: str, tile: int) -> None:
+    a, b = random(5, 37, dtype=dtype), random(37, 6, dtype=dtype)
+    spoilt = a.exact.astype("float16" if dtype == "float16" else "float32")
+    spoilt[1, 36], spoilt[3, 0] = np.nan, np.inf
+    c = device.empty((5, 6), dtype)
+    run(device, gemm.gemm(5, 6, 37, dtype, tile=tile), device.array(spoilt, dtype), b.array, c)
+    found = exact(c)
+    assert np.isnan(found[1]).all()
+    assert np.isinf(found[3]).all()
+    assert np.isfinite(found[[0, 2, 4]]).all()
+
+
+def test_gradients_are_those_of_the_product(ops: Ops, random: Random) -> None:
+    a, b, gc = random(5, 7), random(7, 3), random(5, 3)
+    by_a = gradient(lambda x: x @ b.exact, a.exact, gc.exact)
+    by_b = gradient(lambda x: a.exact @ x, b.exact, gc.exact)
+    assert np.allclose(ops.gemm_backward_a(gc.array, b.array).numpy(), by_a, rtol=1e-5, atol=1e-6)
+    assert np.allclose(ops.gemm_backward_b(a.array, gc.array).numpy(), by_b, rtol=1e-5, atol=1e-6)
+
+
+@forms
+def test_a_newer_dialect_of_ptx_gives_the_same_bits(open_device: Callable[..., Gpu], name: str) -> None:
+    dims, rng = {"m": 33, "n": 20, "k": 37}, np.random.default_rng(7)
+    left, right, result = FORMS[name]
+    hosts = [rng.standard_normal(shape_of(axes, dims), dtype=np.float32) for axes in (left, right)]
+    found = []
+    for index, arch in enumerate(("sm_90", "sm_100")):
+        gpu = open_device(f"emulator:{index}", arch=arch)
+        a, b = map(gpu.array, hosts)
+        c = gpu.empty(shape_of(result, dims))
+        run(gpu, op_of(name, dims), a, b, c)
+        found.append(c)
+    assert same_bits(*found)
+
+
+# What is compiled and launched
+
+
+def test_the_tile_follows_from_the_shape_of_the_result() -> None:
+    for rows, columns, tile in (
+        (4096, 4096, 128), (2048, 1024, 128), (1024, 1024, 64), (4096, 65, 64), (512, 512, 32),
+        (4096, 16, 32), (16, 4096, 32), (1 << 20, 16, 32), (1 << 20, 33, 64), (1, 1, 32),
+    ):  # fmt: skip
+        assert f", {tile}>" in gemm.gemm(rows, columns, 9, "float32").entry
+        assert f", {tile}>" in gemm.gemm_backward_a(rows, 9, columns, "float32").entry
+        assert f", {tile}>" in gemm.gemm_backward_b(9, columns, rows, "float32").entry
+
+
+def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
+    ops = Ops(device, blas=None)
+    a, b, gc = random(5, 7), random(7, 3), random(5, 3)
+    with watching() as seen:
+        ops.gemm(a.array, b.array)
+        ops.gemm_backward_a(gc.array, b.array)
+        ops.gemm_backward_b(a.array, gc.array)
+        ops.gemm_backward_a(gc.array, quantize(b.exact).on(device))
+    made = (gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b, gemm.gemm_backward_a_nf4)
+    assert seen == [function(m=5, n=3, k=7, dtype="float32") for function in made]
+
+
+@forms
+def test_two_blocks_of_the_largest_tile_fit_and_no_register_is_spilt(
+    shared_builder: Builder, name: str
+) -> None:
+    op = op_of(name, {"m": 1, "n": 1, "k": 1}, tile=128)
+    uses = shared_builder.build(op.program, Arch.parse("sm_90")).entry(op.entry).resources
+    assert uses is not None
+    assert (uses.spill_stores, uses.spill_loads) == (0, 0)
+    assert 0 < uses.registers <= 128
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", [*FORMS, "gemm_backward_a_nf4"])
+@pytest.mark.parametrize("axis", "mnk")
+@pytest.mark.parametrize("size", [0, -3, 2**31, 2**31 - 100, 2**63])
+def test_a_dimension_out_of_range_is_named(name: str, axis: str, size: int) -> None:
+    with pytest.raises(InputError, match=rf"^{axis} -?\d+ is outside 1 to"):
+        op_of(name, {"m": 5, "n": 5, "k": 5, axis: size})
+
+
+def test_a_result_of_too_many_tiles_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^k 2147000000 by n 2147000000 is a result of more than"):
+        gemm.gemm_backward_b(5, 2147000000, 2147000000, "float32")
+
+
+def test_a_tile_that_no_kernel_makes_is_refused() -> None:
+    with pytest.raises(InputError, match="tile 48 is none of 128, 64, 32"):
+        gemm.gemm(5, 5, 5, "float32", tile=48)
+
+
+def test_matrices_that_do_not_fit_are_named(device: Gpu, ops: Ops) -> None:
+    a, b, flat, short = (
+        device.zeros((5, 7)), device.zeros((6, 3)), device.zeros(7), device.zeros((7, 3), "float16")
+    )  # fmt: skip
+    refusals: list[tuple[Callable[..., object], tuple[Array, Array], str]] = [
+        (ops.gemm, (a, b), r"b\[k, n\] has k=6, where the other matrix has k=7"),
+        (ops.gemm_backward_a, (a, b), r"b\[k, n\] has n=3, where the other matrix has n=7"),
+        (ops.gemm_backward_b, (a, b), r"gc\[m, n\] has m=6, where the other matrix has m=5"),
+        (ops.gemm, (a, flat), r"b is a matrix, and cannot have the shape \(7,\)"),
+        (ops.gemm, (a, short), "b is float16, not float32 as the other matrix"),
+        (ops.gemm, (a, a[:0]), "b is empty"),
+    ]
+    for product, operands, why in refusals:
+        with pytest.raises(InputError, match=why):
+            product(*operands)
+
+
+def test_a_result_that_cannot_be_is_refused(device: Gpu, ops: Ops) -> None:
+    square, other = device.zeros((4, 4)), device.zeros((5, 7))
+    with pytest.raises(InputError, match="out overlaps a"):
+        ops.gemm(square, square, out=square)
+    with pytest.raises(InputError, match="out is float32 of shape"):
+        ops.gemm(square, square, out=other)
+    with pytest.raises(InputError, match="to accumulate is to add to out, and there is none"):
+        ops.gemm_backward_b(square, square, accumulate=True)
+
+
+# For hardware alone
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], dtype: str) -> None:
+    """With its own compiled code: one times one."""
+    gpu, dims = open_device("cuda"), {"m": 1, "n": 1, "k": 1}
+    one, there = gpu.zeros((1, 1), dtype).fill(1), quantize(np.ones((1, 1))).on(gpu)
+    for name in (*FORMS, "gemm_backward_a_nf4"):
+        for tile in gemm.TILES:
+            op, c = op_of(name, dims, dtype, tile), gpu.zeros((1, 1), dtype)
+            second = (there.codes, there.scales) if "nf4" in name else (one,)
+            op.launch(gpu, one, *second, c, *dims.values(), False)
+            assert exact(c) == 1, op.entry
+
+
+@pytest.mark.gpu
+@forms
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [(4096, 4096, 4096), (1000, 4096, 1021), (2048, 16, 4096), (16, 4096, 2048), (8192, 33, 127)],
+)
+def test_real_sizes_agree_with_float64(
+    open_device: Callable[..., Gpu], name: str, dtype: str, sizes: tuple[int, int, int]
+) -> None:
+    torch = pytest.importorskip("torch")
+    dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+    (summed,) = set(left) - set(result)
+    kind = getattr(torch, dtype)
+    a, b = (torch.randn(shape_of(axes, dims), device="cuda").to(kind) for axes in (left, right))
+    out = torch.full(shape_of(result, dims), torch.nan, device="cuda", dtype=kind)
+    getattr(Ops(open_device("cuda"), blas=None), name)(a, b, out=out)
+    spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
+    wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
+    bound = gemm.error_bound(dims[summed]) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
+    assert bool(((out.double() - wanted).abs() <= bound).all())
+
+
+@pytest.mark.gpu
+@forms
+def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: str) -> None:
+    gpu, rng = open_device("cuda"), np.random.default_rng(3)
+    for sizes in ((1000, 1021, 2048), (4096, 16, 1024)):
+        dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+        a, b = (
+            gpu.array(rng.standard_normal(shape_of(axes, dims), dtype=np.float32))
+            for axes in (left, right)
+        )
+        first, again = gpu.empty(shape_of(result, dims)), gpu.empty(shape_of(result, dims))
+        run(gpu, op_of(name, dims), a, b, first)
+        for _ in range(20):
+            run(gpu, op_of(name, dims), a, b, again.fill(0))
+            assert same_bits(first, again)
+
+
+@pytest.mark.gpu
+def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(4), (70001, 40003, 3)
+    a, b = (rng.standard_normal(shape).astype("float16") for shape in ((m, k), (k, n)))
+    c = gpu.empty((m, n), "float16")
+    run(gpu, gemm.gemm(m, n, k, "float16"), gpu.array(a), gpu.array(b), c)
+    for rows in (slice(0, 2), slice(m - 2, m)):
+        agree("gemm", exact(c[rows]), a[rows].astype(float), b.astype(float), "float16")
+
+
+@pytest.mark.gpu
+def test_an_operand_of_more_than_2_to_the_31_elements_is_read_to_its_end(
+    open_device: Callable[..., Gpu],
+) -> None:
+    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(5), (2, 33, 70_000_001)
+    gc, end = (rng.standard_normal(shape).astype("float16") for shape in ((m, n), (1000, n)))
+    b = gpu.zeros((k, n), "float16")
+    b[k - 1000 :].write(end)
+    ga = gpu.empty((m, k), "float16")
+    run(gpu, gemm.gemm_backward_a(m, n, k, "float16"), gpu.array(gc), b, ga)
+    for row in range(m):
+        found = exact(ga[row][k - 1000 :])[None]
+        agree("gemm_backward_a", found, gc[row : row + 1].astype(float), end.astype(float), "float16")

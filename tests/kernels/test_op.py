@@ -1,0 +1,266 @@
+"""Ops: what is planned is what runs; and what the functions over arrays refuse, and never allocate."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from preheat import Gpu, InputError, Program
+from preheat.kernels import elementwise, rms_norm, softmax
+from preheat.kernels.op import Op, watching
+from preheat.kernels.ops import Ops
+from tests.kernels.conftest import DTYPES, Operand, every_op, exact, same_bits
+
+Random = Callable[..., Operand]
+
+
+ELSEWHERE = "gemm.cu", "axes.cu"  # which have tests of their own
+EVERY = {op.entry: op for op in every_op() if op.source.name not in ELSEWHERE}
+
+
+# Plans
+
+
+def test_watching_sees_exactly_what_the_families_plan(ops: Ops, random: Random) -> None:
+    gy, x, gamma = random(5, 33).array, random(5, 33).array, random(33).array
+    with watching() as seen:
+        y = ops.softmax(x)
+        ops.softmax_backward(gy, y)
+        ops.silu(x)
+        ops.silu_backward(gy, x)
+        ops.swiglu(x, y)
+        ops.swiglu_backward(gy, x, y)
+        ops.rms_norm(x, gamma, eps=1e-6)
+        ops.rms_norm_backward(gy, x, gamma, eps=1e-6)
+    assert seen == [
+        softmax.softmax(5, 33, "float32"),
+        softmax.softmax_backward(5, 33, "float32"),
+        elementwise.silu(165, "float32"),
+        elementwise.silu_backward(165, "float32"),
+        elementwise.swiglu(165, "float32"),
+        elementwise.swiglu_backward(165, "float32"),
+        rms_norm.rms_norm(5, 33, "float32"),
+        *rms_norm.rms_norm_backward(5, 33, "float32"),
+    ]
+
+
+def test_watching_is_for_its_own_thread_and_nests(ops: Ops, random: Random) -> None:
+    x = random(5).array
+    op = elementwise.silu(5, "float32")
+    with watching() as outer:
+        ops.silu(x)
+        with watching() as inner:
+            ops.silu(x)
+        other = threading.Thread(target=ops.silu, args=(x,))
+        other.start()
+        other.join()
+    ops.silu(x)
+    assert (outer, inner) == ([op, op], [op])
+
+
+def test_a_launch_that_was_refused_is_not_seen(device: Gpu) -> None:
+    with watching() as seen, pytest.raises(InputError):
+        elementwise.silu(5, "float32").launch(device, 1.0, 2.0, 3.0)
+    assert seen == []
+
+
+def test_the_program_holds_one_entry_and_opens_no_file() -> None:
+    for op in EVERY.values():
+        assert op.program.names == (op.entry,)
+        assert op.program is op._replace(dims=(("n", 1),)).program
+        assert not op.program.may_include
+
+
+def test_an_op_without_a_shared_part_is_its_file(tmp_path: Path) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text("template <class T> __global__ void k(T* x) {}")
+    op = Op("k", (), source, "k<int>", (1,), (1,))
+    assert op.program == Program.from_file(source, names=("k<int>",))
+
+
+def test_an_op_reads_as_a_call() -> None:
+    assert str(softmax.softmax(3, 5, "float32")) == "softmax(rows=3, width=5)"
+
+
+# Operands
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(elementwise.silu, 0), "n 0 is outside 1 to"),
+        (partial(elementwise.swiglu, -3), "n -3 is outside 1 to"),
+        (partial(elementwise.silu, 2**41), "n 2199023255552 is outside 1 to"),
+        (partial(softmax.softmax, 0, 5), "rows 0 is outside 1 to"),
+        (partial(softmax.softmax_backward, 5, 2**31), "width 2147483648 is outside 1 to"),
+        (partial(rms_norm.rms_norm, 2**31, 5), "rows 2147483648 is outside 1 to"),
+        (partial(rms_norm.rms_norm_backward, 5, 0), "width 0 is outside 1 to"),
+        (partial(rms_norm.groups, cast(int, 1.5), 5), "rows 1.5 is not an integer"),
+    ],
+)
+def test_dimensions_that_cannot_be_are_named(make: Callable[[str], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make("float32")
+
+
+def test_a_type_that_no_kernel_takes_is_refused() -> None:
+    with pytest.raises(InputError, match="do not take float64") as caught:
+        elementwise.silu(5, "float64")
+    assert caught.value.hint == "they take float32, float16, bfloat16"
+
+
+class Made:
+    """Arrays to be refused."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.a, self.wide = gpu.zeros((3, 4)), gpu.zeros((3, 5))
+        self.half, self.gamma, self.list = gpu.zeros((3, 4), "float16"), gpu.zeros(4), [1.0, 2.0]
+        self.long, self.empty, self.one = (
+            gpu.zeros(4, "int64"),
+            gpu.zeros((0, 4)),
+            gpu.scalar("float32"),
+        )
+
+
+REFUSED: list[tuple[Callable[[Ops, Made], Any], str]] = [
+    (
+        lambda o, m: o.silu_backward(m.a, m.wide),
+        r"x is .*\(3, 5\), not .*\(3, 4\) as gy",
+    ),
+    (lambda o, m: o.silu_backward(m.a, m.half), r"x is float16 of shape .*, not float32 .* as gy"),
+    (lambda o, m: o.silu(m.long), "x: the shipped kernels do not take int64"),
+    (lambda o, m: o.silu(m.empty), r"x is empty: its shape is \(0, 4\)"),
+    (lambda o, m: o.silu(m.list), "x is list, not an array"),
+    (lambda o, m: o.silu(m.a, out=m.wide), r"out is float32 of shape \(3, 5\), not"),
+    (lambda o, m: o.swiglu(m.a, m.wide), "up is"),
+    (lambda o, m: o.swiglu_backward(m.a, m.a, m.wide), "up is"),
+    (lambda o, m: o.swiglu_backward(m.a, m.a, m.a, out=m.a), "out is a pair"),
+    (lambda o, m: o.swiglu_backward(m.a, m.a, m.a, out=(m.a, m.wide)), r"out\[1\] is"),
+    (lambda o, m: o.softmax(m.one), "x has no axes, and so no rows"),
+    (lambda o, m: o.softmax_backward(m.a, m.wide), "y is"),
+    (lambda o, m: o.rms_norm(m.wide, m.gamma, eps=0), r"gamma is .*\(4,\), not .*\(5,\) as a row of x"),
+    (lambda o, m: o.rms_norm(m.a, m.gamma, eps=-1), "eps -1 is not a number from 0 up"),
+    (lambda o, m: o.rms_norm(m.a, m.gamma, eps=float("nan")), "eps nan is not"),
+    (lambda o, m: o.rms_norm_backward(m.a, m.wide, m.gamma, eps=0), "x is"),
+    (
+        lambda o, m: o.rms_norm_backward(m.a, m.a, m.gamma, eps=0, workspace=m.gamma),
+        r"workspace is float32 of shape \(4,\), not at least float32 of shape \(3, 4\)",
+    ),
+]
+
+
+def test_operands_that_do_not_fit_are_named(device: Gpu, ops: Ops) -> None:
+    made = Made(device)
+    for call, message in REFUSED:
+        with pytest.raises(InputError, match=message):
+            call(ops, made)
+
+
+def test_ops_are_of_a_device() -> None:
+    with pytest.raises(InputError, match="'cuda' is not a device"):
+        Ops("cuda")  # type: ignore[arg-type]
+
+
+# Memory
+
+
+def test_captured_with_everything_given_nothing_is_allocated(
+    device: Gpu, ops: Ops, random: Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gy, x, gamma, y = random(5, 33).array, random(5, 33).array, random(33).array, random(5, 33).array
+    gx, g_gamma, rest = device.empty((5, 33)), device.empty(33), device.empty((5, 33))
+    room = device.empty(ops.rms_norm_workspace(5, 33, "float32"))
+
+    def step() -> None:
+        ops.rms_norm(x, gamma, eps=1e-6, out=y)
+        ops.softmax(y, out=y)
+        ops.swiglu(y, x, out=y)
+        ops.silu(y, out=y)
+        ops.silu_backward(gy, y, out=y)
+        ops.swiglu_backward(y, x, gy, out=(y, rest))
+        ops.softmax_backward(rest, y, out=rest)
+        ops.rms_norm_backward(rest, x, gamma, eps=1e-6, out=(gx, g_gamma), workspace=room)
+
+    step()
+    monkeypatch.setattr(device, "empty", partial(pytest.fail, "allocated"))
+    with device.capture() as graph:
+        step()
+    assert [node.kind for node in graph.nodes] == ["kernel"] * 9
+    x.write(np.cos(np.arange(165, dtype="float32")).reshape(5, 33))
+    step()
+    wanted = gx.numpy(), g_gamma.numpy()
+    gx.fill(0)
+    g_gamma.fill(0)
+    graph.replay()
+    assert np.array_equal(gx.numpy(), wanted[0])
+    assert np.array_equal(g_gamma.numpy(), wanted[1])
+
+
+def test_a_stream_of_the_callers_own_will_do(device: Gpu, ops: Ops, random: Random) -> None:
+    gy, x, gamma = random(5, 33).array, random(5, 33).array, random(33).array
+    stream = device.stream()
+    found = ops.rms_norm_backward(gy, x, gamma, eps=1e-6, stream=stream)
+    assert all(map(same_bits, found, ops.rms_norm_backward(gy, x, gamma, eps=1e-6)))
+
+
+def test_memory_of_numpy_serves_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
+    ops, x = Ops(open_device("emulator")), np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
+    out = np.empty_like(x)
+    assert ops.silu(x, out=out) is out
+    assert np.allclose(out, x / (1 + np.exp(-x.astype("float64"))), rtol=2e-6)
+    with pytest.raises(InputError, match="x is not contiguous") as caught:
+        ops.silu(x[:, ::2])
+    assert caught.value.hint == "make a copy of it that is"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_torch_serve_whatever_their_alignment(
+    open_device: Callable[..., Gpu], dtype: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    ops, kind = Ops(open_device("cuda")), getattr(torch, dtype)
+    flat = torch.randn(2, 7 * 1000 + 1, device="cuda").to(kind)
+    gy, x = (row[1:].view(7, 1000) for row in flat)
+    found = torch.from_dlpack(ops.silu_backward(gy, x))
+    s = torch.sigmoid(x.double())
+    wanted = gy.double() * s * (1 + x.double() * (1 - s))
+    assert torch.allclose(found.double(), wanted, rtol=1e-2, atol=1e-2)
+    ops.softmax_backward(gy, x, out=gy)
+    with pytest.raises(InputError, match="gy is not contiguous"):
+        ops.silu_backward(gy.T, x.T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("entry", EVERY)
+def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: str) -> None:
+    """With its own compiled code: a launch of nothing but ones, which all have a simple result."""
+    op, gpu = EVERY[entry], open_device("cuda")
+    ops, sizes = Ops(gpu), dict(op.dims)
+    dtype = {"__half": "float16", "__nv_bfloat16": "bfloat16"}.get(
+        re.split("[<,>]", entry)[1].strip(), "float32"
+    )
+    shape = (1000,) if "n" in sizes else (5, sizes["width"])
+    ones, gamma = gpu.zeros(shape, dtype).fill(1), gpu.zeros(shape[-1:], dtype).fill(1)
+    calls: dict[str, Callable[[], Any]] = {
+        "silu": lambda: ops.silu(ones),
+        "silu_backward": lambda: ops.silu_backward(ones, ones),
+        "swiglu": lambda: ops.swiglu(ones, ones),
+        "swiglu_backward": lambda: ops.swiglu_backward(ones, ones, ones)[0],
+        "softmax": lambda: ops.softmax(ones),
+        "softmax_backward": lambda: ops.softmax_backward(ones, ones),
+        "rms_norm": lambda: ops.rms_norm(ones, gamma, eps=0),
+        "rms_norm_backward": lambda: ops.rms_norm_backward(ones, ones, gamma, eps=0)[0],
+        "rms_norm_gamma": lambda: ops.rms_norm_backward(ones, ones, gamma, eps=0)[1],
+    }
+    with watching() as seen:
+        found = exact(calls[op.name]())
+    assert entry in [each.entry for each in seen]
+    assert np.all(found == found.flat[0])

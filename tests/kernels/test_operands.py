@@ -1,0 +1,247 @@
+"""Operands of other libraries, and results that share memory with them: right, or refused by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat import Builder, Gpu, InputError, LaunchError
+from preheat.kernels.blas import Blas, Found
+from preheat.kernels.nf4 import quantize
+from preheat.kernels.ops import Ops
+from preheat.runtime.array import Array
+from tests.conftest import Recorder
+from tests.kernels.conftest import exact, same_bits
+from tests.kernels.test_blas import Cublas
+
+
+@pytest.fixture
+def emulator(open_device: Callable[..., Gpu]) -> Gpu:
+    return open_device("emulator")
+
+
+# Other libraries
+
+
+class Lent:
+    """An array of a library that offers DLPack and little else."""
+
+    def __init__(self, host: Any) -> None:
+        self._host, self.shape, self.dtype = host, host.shape, str(host.dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._host.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self._host.__dlpack_device__()
+
+
+class OnGpu:
+    """An array of a library that offers the array interface of CUDA."""
+
+    shape, dtype = (4, 6), "float32"
+
+    def __init__(self, strides: tuple[int, int] | None = None) -> None:
+        self._strides = strides
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        address = 1 << 20, False
+        shape, strides = self.shape, self._strides
+        return {"data": address, "shape": shape, "strides": strides, "typestr": "<f4", "version": 3}
+
+
+def test_memory_lent_by_dlpack_serves(emulator: Gpu) -> None:
+    ops, x = Ops(emulator), np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
+    out = np.empty_like(x)
+    ops.silu(Lent(x), out=Lent(out))
+    assert np.array_equal(out, ops.silu(x).numpy())
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        Lent(np.ones((4, 6), "float32")[:, ::2]),
+        Lent(np.ones((4, 6), "float32").T),
+        np.ones((4, 6), "float32").T,
+        OnGpu((48, 8)),
+    ],
+    ids=["steps", "transposed", "NumPy", "array interface"],
+)
+def test_gaps_are_found_whatever_the_library(emulator: Gpu, x: Any) -> None:
+    with pytest.raises(InputError, match="x is not contiguous"):
+        Ops(emulator).silu(x)
+
+
+def test_memory_without_a_plain_address_is_named(emulator: Gpu) -> None:
+    with pytest.raises(InputError, match="gy: an array with negative strides"):
+        Ops(emulator).silu_backward(np.ones(5, "float32")[::-1], np.ones(5, "float32"))
+
+
+def test_a_number_is_no_array(emulator: Gpu) -> None:
+    with pytest.raises(InputError, match="x is float32, not an array"):
+        Ops(emulator).silu(np.float32(1))
+
+
+@pytest.mark.parametrize("lend", [lambda x: x, Lent], ids=["NumPy", "DLPack"])
+def test_a_result_that_is_read_only_is_refused(emulator: Gpu, lend: Callable[[Any], Any]) -> None:
+    x, out = np.ones((4, 6), "float32"), np.ones((4, 6), "float32")
+    out.flags.writeable = False
+    ops = Ops(emulator)
+    with pytest.raises(InputError, match="out is read-only"):
+        ops.silu(x, out=lend(out))
+    with pytest.raises(InputError, match="out is read-only"):
+        ops.gemm(x, np.ones((6, 6), "float32"), out=lend(out))
+
+
+def test_memory_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
+    here, there = open_device("emulator"), open_device("emulator:1")
+    ops, x, y = Ops(here), here.zeros((3, 4)), there.zeros((3, 4))
+    calls: list[Callable[[], Any]] = [
+        lambda: ops.silu(y),
+        lambda: ops.silu(x, out=y),
+        lambda: ops.softmax_backward(x, y),
+        lambda: ops.gemm_backward_b(x, y),
+        lambda: ops.silu(OnGpu()),
+    ]
+    for call in calls:
+        with pytest.raises(LaunchError, match=r"another device|GPU 0"):
+            call()
+
+
+def test_numbers_of_numpy_will_do_for_eps(emulator: Gpu) -> None:
+    ops, x = Ops(emulator), emulator.array(np.arange(1, 9, dtype="float32").reshape(2, 4))
+    gamma = emulator.zeros(4).fill(1)
+    wanted = ops.rms_norm(x, gamma, eps=0.5)
+    assert same_bits(ops.rms_norm(x, gamma, eps=np.float32(0.5)), wanted)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="eps 'x' is not a number"):
+        ops.rms_norm(x, gamma, eps="x")  # type: ignore[arg-type]
+
+
+# Memory that is shared
+
+
+class Shared:
+    """Views into one array; those called `at_` begin that many elements after the first."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        whole = gpu.array(np.cos(np.arange(400, dtype="float32")))
+        self.at_0, self.at_1, self.at_15, self.at_16, self.at_32 = (
+            Array(whole.buffer, whole.dtype, (4, 4), 4 * offset) for offset in (0, 1, 15, 16, 32)
+        )
+        self.row_0, self.row_15 = (Array(whole.buffer, whole.dtype, (4,), 4 * at) for at in (0, 15))
+        self.room = whole[15:]
+        self.apart = whole[200:]
+
+
+OVERLAPS: list[tuple[Callable[[Ops, Shared], Any], str]] = [
+    (lambda o, s: o.silu(s.at_0, out=s.at_1), "out overlaps x"),
+    (lambda o, s: o.silu(s.at_1, out=s.at_0), "out overlaps x"),
+    (lambda o, s: o.silu_backward(s.at_0, s.at_32, out=s.at_15), "out overlaps gy"),
+    (lambda o, s: o.swiglu(s.at_32, s.at_0, out=s.at_1), "out overlaps up"),
+    (lambda o, s: o.softmax(s.at_15, out=s.at_16), "out overlaps x"),
+    (lambda o, s: o.softmax_backward(s.at_32, s.at_0, out=s.at_1), "out overlaps y"),
+    (lambda o, s: o.rms_norm(s.at_32, s.row_0, eps=0, out=s.at_0), "out overlaps gamma"),
+    (
+        lambda o, s: o.swiglu_backward(s.at_0, s.at_0, s.at_0, out=(s.at_32, s.at_32)),
+        r"out\[1\] overlaps out\[0\]",
+    ),
+    (
+        lambda o, s: o.swiglu_backward(s.at_0, s.at_0, s.at_0, out=(s.at_32, s.at_15)),
+        r"out\[1\] overlaps gy",
+    ),
+    (
+        lambda o, s: o.rms_norm_backward(s.at_32, s.at_32, s.row_0, eps=0, out=(s.at_15, s.row_15)),
+        r"out\[1\] overlaps out\[0\]",
+    ),
+    (
+        lambda o, s: o.rms_norm_backward(s.at_0, s.at_0, s.row_0, eps=0, workspace=s.room),
+        "workspace overlaps gy",
+    ),
+    (lambda o, s: o.gemm(s.at_0, s.at_16, out=s.at_0), "out overlaps a"),
+    (lambda o, s: o.gemm(s.at_0, s.at_16, out=s.at_15), "out overlaps a"),
+    (lambda o, s: o.gemm_backward_a(s.at_32, s.at_1, out=s.at_16), "out overlaps b"),
+    (lambda o, s: o.gemm_backward_b(s.at_32, s.at_16, out=s.at_15), "out overlaps gc"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), OVERLAPS, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_result_over_part_of_an_operand_is_refused(
+    emulator: Gpu, call: Callable[[Ops, Shared], Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        call(Ops(emulator, blas=None), Shared(emulator))
+
+
+def test_a_product_over_codes_or_scales_is_refused(emulator: Gpu) -> None:
+    quantized, x = quantize(np.ones((4, 4), "float32")).on(emulator), emulator.zeros((4, 4))
+    room = emulator.zeros(16)
+    shares = Array(room.buffer, quantized.scales.dtype, (1,), 60)
+    with pytest.raises(InputError, match="out overlaps scales"):
+        Ops(emulator).gemm_backward_a(
+            x, quantized._replace(scales=shares), out=Array(room.buffer, room.dtype, (4, 4))
+        )
+
+
+def test_neighbours_and_whole_operands_are_fine(emulator: Gpu) -> None:
+    ops, shared = Ops(emulator, blas=None), Shared(emulator)
+    wanted = [ops.silu(shared.at_16), ops.gemm(shared.at_0, shared.at_0)]
+    ops.gemm(shared.at_0, shared.at_0, out=shared.at_32)
+    assert same_bits(shared.at_32, wanted[1])
+    ops.silu(shared.at_16, out=shared.at_16)
+    assert same_bits(shared.at_16, wanted[0])
+    ops.swiglu_backward(shared.at_0, shared.at_16, shared.at_32, out=(shared.at_0, shared.at_16))
+    ops.rms_norm_backward(shared.at_0, shared.at_32, shared.row_0, eps=1, workspace=shared.apart)
+
+
+def test_overlaps_are_seen_in_memory_of_other_libraries(emulator: Gpu) -> None:
+    room = np.ones(100, "float32")
+    with pytest.raises(InputError, match="out overlaps x"):
+        Ops(emulator).silu(room[:50], out=Lent(room[1:51]))
+
+
+# cuBLAS
+
+
+def test_a_blas_that_is_none_is_refused(open_device: Callable[..., Gpu]) -> None:
+    here, there = open_device("emulator"), open_device("emulator:1")
+    with pytest.raises(InputError, match="blas 'tf32' is neither"):
+        Ops(here, blas="tf32")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"blas is of <Gpu emulator:1.*, not of <Gpu emulator:0"):
+        Ops(here, blas=Blas(there, found=Found(Cublas(), "13.0.0")))
+
+
+def test_whatever_is_true_accumulates_once(emulator: Gpu) -> None:
+    rng = np.random.default_rng(5)
+    a, b = (emulator.array(rng.standard_normal((5, 5), dtype=np.float32)) for _ in range(2))
+    results = []
+    for blas in (None, Blas(emulator, found=Found(Cublas(), "13.0.0"))):
+        out = emulator.zeros((5, 5)).fill(1)
+        Ops(emulator, blas=blas).gemm(a, b, out=out, accumulate=2)  # type: ignore[arg-type]
+        results.append(exact(out))
+    assert np.allclose(results[0], results[1], atol=1e-5)
+
+
+def test_threads_that_start_together_share_one_choice(
+    open_device: Callable[..., Gpu],
+    builder: Builder,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, together = open_device("emulator", builder=builder), threading.Barrier(4)
+    ops = Ops(gpu)
+    monkeypatch.setattr("preheat.kernels.ops.find", lambda _: Found(Cublas(), "13.0.0"))
+
+    def choose(_: int) -> Blas | None:
+        together.wait()
+        return ops.blas
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(choose, range(4)))
+    assert len({id(blas) for blas in found}) == 1
+    assert len(recorder.named("blas")) == 1
