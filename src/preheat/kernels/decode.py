@@ -15,6 +15,7 @@ from preheat.callers import caller
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.kernels.op import dimension
 from preheat.runtime.kernel import Kernel
 
 __all__ = ["DecodeKernel", "DecodeState", "Decoded"]
@@ -59,8 +60,8 @@ class DecodeState:
     def __init__(self, gpu: Gpu, batch: int = 1, *, limit: int | None = None) -> None:
         if not isinstance(gpu, Gpu):
             raise InputError(f"{gpu!r} is not a device", hint="DecodeState(preheat.device(…), batch)")
-        self.batch = _positive("batch", batch)
-        self.limit = _LARGEST if limit is None else _positive("limit", limit)
+        self.batch = dimension("batch", batch)
+        self.limit = _LARGEST if limit is None else dimension("limit", limit)
         self._advance = gpu.kernel(_SOURCE, "advance")
         self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
         self.token, self.position, self.length = (self._values[row] for row in range(3))
@@ -193,13 +194,3 @@ class DecodeKernel:
 
     def __repr__(self) -> str:
         return f"<DecodeKernel {self.by_value.entry} or {self.on_device.entry}>"
-
-
-def _positive(what: str, given: Any) -> int:
-    try:
-        number = operator.index(given)
-    except TypeError:
-        raise InputError(f"{what} {given!r} is not an integer") from None
-    if not 1 <= number <= _LARGEST:
-        raise InputError(f"{what} {number} is outside 1 to {_LARGEST}")
-    return number
