@@ -34,6 +34,7 @@ EVENTS: Mapping[str, str] = {
     "load": "a program was loaded on a device [device, program, key, seconds]",
     "graph": "a key was captured, evicted or put into quarantine [what, device, name, key, reason]",
     "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
+    "slower": "a shipped kernel takes a slower way, told once [device, op, reason]",
     "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
 }

@@ -12,10 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from preheat import Gpu, InputError, Program
+from preheat import Builder, Gpu, InputError, Program
 from preheat.kernels import elementwise, rms_norm, softmax
 from preheat.kernels.op import Op, watching
 from preheat.kernels.ops import Ops
+from tests.conftest import Recorder
 from tests.kernels.conftest import DTYPES, Operand, every_op, exact, same_bits
 
 Random = Callable[..., Operand]
@@ -264,3 +265,16 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: st
         found = exact(calls[op.name]())
     assert entry in [each.entry for each in seen]
     assert np.all(found == found.flat[0])
+
+
+def test_a_slower_way_is_told_once_for_each_device_and_entry(
+    open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
+) -> None:
+    gpu = open_device("emulator", builder=builder)
+    ops, wide, narrow = Ops(gpu, blas=None), gpu.zeros((1, 20001)), gpu.zeros((1, 33))
+    for _ in range(2):
+        ops.softmax(narrow)
+        ops.softmax(wide)
+    (told,) = recorder.named("slower")
+    assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=1, width=20001)")
+    assert "read twice" in told["reason"]

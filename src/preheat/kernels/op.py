@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,7 +28,8 @@ class Op(NamedTuple):
     The functions that make one know shape and element type alone, neither the device nor the memory,
     so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
     `shares` is a file whose text stands in front of the source's: a program opens no file. `by` is the
-    library that does it instead, such as cuBLAS: then nothing is compiled for it.
+    library that does it instead, such as cuBLAS: then nothing is compiled for it. `slower` says why
+    this is not the quick way to do it, where it is not.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Op(NamedTuple):
     shared: int = 0
     shares: Path | None = None
     by: str | None = None
+    slower: str = ""
 
     @property
     def program(self) -> Program:
@@ -46,15 +49,19 @@ class Op(NamedTuple):
         return _program(self.source, self.shares, self.entry)
 
     def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
-        """Launch it on `gpu`; everyone who is watching sees it."""
+        """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
         kernel = gpu.kernel(self.program, self.entry)
         kernel.launch(*args, grid=self.grid, block=self.block, shared=self.shared, stream=stream)
+        if self.slower and self.entry not in (told := _slower.setdefault(gpu, set())):
+            told.add(self.entry)
+            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=self.slower)
         tell(self)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
 
+_slower: weakref.WeakKeyDictionary[Gpu, set[str]] = weakref.WeakKeyDictionary()
 _watching: ContextVar[tuple[list[Op], ...]] = ContextVar("watching", default=())
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, WIDE, WIDEST, Spread, once, spread
+from preheat.kernels.rows import COMMON, TWICE, WIDE, WIDEST, Spread, once, spread
 
 __all__ = ["Groups", "groups", "rms_norm", "rms_norm_backward"]
 
@@ -38,7 +38,8 @@ def rms_norm(rows: int, width: int, dtype: object) -> Op:
     dims, (element, cpp) = _dims(rows, width), cpp_of(dtype)
     at = spread(width, element, once(element))
     if at is None:
-        return Op("rms_norm", dims, _SOURCE, f"rms_norm_wide<{cpp}>", (rows,), (WIDE,), shares=COMMON)
+        entry = f"rms_norm_wide<{cpp}>"
+        return Op("rms_norm", dims, _SOURCE, entry, (rows,), (WIDE,), shares=COMMON, slower=TWICE)
     entry, blocks = f"rms_norm<{cpp}, {at.lanes}, {at.chunks(element)}>", -(-rows // at.rows)
     return Op("rms_norm", dims, _SOURCE, entry, (blocks,), (at.threads,), shares=COMMON)
 
@@ -52,9 +53,9 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
     dims, (element, cpp), name = _dims(rows, width), cpp_of(dtype), "rms_norm_backward"
     at, (number, _) = _spread(width, element), groups(rows, width, dtype)
     entry = f"{name}_wide<{cpp}>" if at is None else f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}>"
-    at = at or _WIDE
+    at, slower = (_WIDE, TWICE) if at is None else (at, "")
     blocks = -(-number // at.rows)
-    main = Op(name, dims, _SOURCE, entry, (blocks,), (at.threads,), shares=COMMON)
+    main = Op(name, dims, _SOURCE, entry, (blocks,), (at.threads,), shares=COMMON, slower=slower)
     return main, _gamma(number, width, cpp)
 
 

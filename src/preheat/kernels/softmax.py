@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, WIDE, WIDEST, Spread, once, spread
+from preheat.kernels.rows import COMMON, TWICE, WIDE, WIDEST, Spread, once, spread
 
 __all__ = ["softmax", "softmax_backward"]
 
@@ -33,7 +33,8 @@ def _op(name: str, rows: int, width: int, dtype: object, spreads: Iterable[Sprea
     element, cpp = cpp_of(dtype)
     at, dims = spread(width, element, spreads), (("rows", rows), ("width", width))
     if at is None:
-        return Op(name, dims, _SOURCE, f"{name}_wide<{cpp}>", (rows,), (WIDE,), shares=COMMON)
+        entry = f"{name}_wide<{cpp}>"
+        return Op(name, dims, _SOURCE, entry, (rows,), (WIDE,), shares=COMMON, slower=TWICE)
     kernel = f"{name}_again" if at is _AGAIN else name
     entry = f"{kernel}<{cpp}, {at.lanes}, {at.chunks(element)}>"
     return Op(name, dims, _SOURCE, entry, (-(-rows // at.rows),), (at.threads,), shares=COMMON)
