@@ -28,6 +28,7 @@ LAYERS = (
     {"store"},
     {"toolchain"},
     {"promise"},
+    {"shelf"},
     {"builder"},
     {"warm"},
     {"api"},

@@ -493,7 +493,7 @@ def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
         write(copy, {}, {})
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("preheat.builder.unusable", replaced)
+        meanwhile.setattr("preheat.shelf.unusable", replaced)
         assert len(builder.mount(copy)) > 0
     assert len(builder.mount(copy)) == 0
 

@@ -20,7 +20,6 @@ from preheat.artifact import Artifact, Header, Provenance
 from preheat.callers import caller
 from preheat.config import Config
 from preheat.errors import (
-    BundleError,
     CompileError,
     PreheatError,
     SealedError,
@@ -33,13 +32,14 @@ from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.flights import Flights
 from preheat.key import Key, bundle_key, request_key
 from preheat.program import Program
-from preheat.promise import Near, Promise, promised, search
+from preheat.promise import Near, Promise, search
 from preheat.seal import Mode, in_force
+from preheat.shelf import Shelf
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
 from preheat.store.bundle import Bundle
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
-from preheat.store.trust import first_usable, make_private, unusable, usable
+from preheat.store.trust import first_usable, make_private, usable
 from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
     HeaderState,
@@ -126,10 +126,9 @@ class Builder:
         trust: bool = False,
     ) -> None:
         self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
-        self._mounted: dict[Path, Bundle] = {}
+        self._shelf = Shelf(events, trust=trust)
         self.watchers: list[Watcher] = []  # told of every program handed out
-        self._sealed, self._trust = sealed, trust
-        self._unmounted: list[str] = []  # bundles of the settings that could not be used, and why
+        self._sealed = sealed
         self._refused: set[str] = set()  # artifacts that a device called invalid: bundles keep theirs
         self._untracked: OrderedDict[str, str] = OrderedDict()  # why an artifact was not stored
         self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
@@ -170,7 +169,7 @@ class Builder:
                 **common,
             )
         for path in config.bundles:
-            builder._try_mount(path)
+            builder._shelf.try_mount(path)
         return builder
 
     # The main path
@@ -239,7 +238,7 @@ class Builder:
         """The artifact of `program` for `arch`, built if need be, as a bundle takes it."""
         artifact = self.build(program, arch)
         request = self._request(program, arch)
-        for answer in self._answers(request):
+        for answer in self._shelf.answers(request.asked.digest, self._in_use):
             if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
                 return replace(answer, artifact=artifact, entries=entries)
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
@@ -275,7 +274,7 @@ class Builder:
             return
         told, near = self._tell_sealed(request, found), self._nearest(request)
         raise SealedError(
-            reason="; ".join([found.reason, *self._unmounted]),
+            reason="; ".join([found.reason, *self._shelf.passed_over]),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
             **told,
@@ -302,55 +301,24 @@ class Builder:
 
         Again is fine, and takes up the file that has meanwhile replaced it.
         """
-        path = Path(os.path.abspath(path))
-        made = Bundle.open(path)
-        if why := unusable(path, trust=self._trust, write=False):
-            raise BundleError(f"bundle {path} cannot be trusted: {why}")
-        known = self._mounted.get(path)
-        if known is not None and known.stamp == made.stamp:
-            return known
-        self._mounted[path] = made
-        return made
+        return self._shelf.mount(path)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """The bundles mounted, in the order they are asked in."""
-        return tuple(self._mounted.values())
-
-    def _try_mount(self, path: Path) -> None:
-        """A bundle that the settings name; one that cannot be used stops nothing here."""
-        try:
-            self.mount(path)
-        except BundleError as error:
-            self.events.emit("refused", path=str(path), reason=str(error))
-            self._unmounted.append(str(error))
+        return self._shelf.bundles
 
     def _promised(self, request: _Request, *, sealed: bool, verify: bool) -> Artifact | Miss:
         """What a bundle answers; with `verify` only while the header files that are there agree."""
         found: Artifact | Miss = Miss("absent: no bundle has it, and no cache")
-        for answer in self._answers(request):
-            if isinstance(answer, Miss):
-                found = answer
+        for answer in self._shelf.answers(request.asked.digest, self._in_use):
+            if isinstance(answer, str):
+                found = Miss(answer)
             else:
                 found = self._kept(request, answer, sealed=sealed, verify=verify)
             if isinstance(found, Artifact):
                 break
         return found
-
-    def _answers(self, request: _Request) -> Iterator[Promise | Miss]:
-        """What each bundle that has the request says to it; what cannot be read is told."""
-        key = request.asked.digest
-        for bundle in self.bundles:
-            try:
-                promise = promised(bundle, key, self._in_use)
-            except OSError as fault:
-                self.events.fault("bundle", "read", fault)
-            except container.DamagedEntryError as bad:
-                self.events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield Miss("damaged: the entry failed its check")
-            else:
-                if promise is not None:
-                    yield promise
 
     def _kept(
         self, request: _Request, promise: Promise, *, sealed: bool, verify: bool
