@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from preheat import container
-from preheat.cli import main
 from preheat.cli.output import columns, complain, count, duration, progress, size
 from preheat.store.bundle import write
 from preheat.store.lock import FileLock
+from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
 
 
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
-
-
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """Runs the command line on a cache of the test's own, in the test's directory."""
-    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PREHEAT_LOCK_DIR", str(tmp_path / "locks"))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> Ran:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(args))
-        out, err = capsys.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
-
-    return run
+    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
 
 
 @pytest.fixture

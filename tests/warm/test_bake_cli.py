@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.cli import bake as bake_command
-from preheat.cli import main
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
 from preheat.promise import Promise, promises
@@ -27,21 +25,10 @@ from preheat.store.bundle import Bundle, write
 from preheat.toolchain.headers import HeaderState
 from preheat.warm.bundles import meta
 from preheat.warm.manifest import GraphKeys
+from tests.command import Cli, Ran, command_line
 from tests.processes import SOURCE
 
 SM_90 = Arch(9, 0)
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ran]
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +42,7 @@ def cli(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
 ) -> Cli:
     """Runs the command line in the test's directory."""
-    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(cache))
-    monkeypatch.setenv("PREHEAT_LOCK_DIR", str(cache.parent / "locks"))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> Ran:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(args))
-        out, err = capsys.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
-
-    return run
+    return command_line(capsys, monkeypatch, tmp_path, cache)
 
 
 def manifest(*rows: str, more: str = "") -> None:
