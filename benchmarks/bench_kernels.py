@@ -17,21 +17,20 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import preheat
 from common import options, report, us
 from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import Blas, find
-from preheat.kernels.op import Op, cpp_of, watching
+from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.kernels.rms_norm import Groups
-from preheat.kernels.rows import Spread
 from preheat.warm.manifest import Manifest, Wanted
 
 try:
@@ -44,11 +43,9 @@ DTYPES = "float32", "bfloat16"
 EPS = 1e-6
 L2 = 50 << 20  # bytes; sets of operands have several times as many in all
 SLEEP, LONGEST = 4_000_000, 1 << 30  # cycles: about 2 ms and half a second
-ELEMENTS, ROWS = (8192, 14336), (8192, 4096)  # of silu and of rms_norm
-SOFTMAX, WIDTHS = (
-    1 << 28,
-    (1024, 4096, 16384),
-)  # elements, 1 GiB of float32, and how wide their rows are
+ELEMENTS = (8192, 14336)  # of silu
+NORMS = (8192, 4096), (65536, 4096)  # rows and widths of rms_norm
+SOFTMAX, WIDTHS = 1 << 28, (1024, 4096, 16384)  # elements, 1 GiB of float32, and widths of rows
 SQUARE, LORA = 4096, (2048, 4096, 16)  # of products; tokens, width and rank
 CHECKED = 64  # rows at either end of a result
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1e-2}
@@ -88,7 +85,7 @@ class Bench:
 
     def __init__(self, gpu: preheat.Gpu, args: argparse.Namespace) -> None:
         self.gpu, self.args, self.place = gpu, args, torch.device("cuda")
-        self.ops = Ops(gpu, blas=None)
+        self.ops = Ops(gpu, blas=False)
         found = find(gpu)
         self.blas = None if isinstance(found, str) else Blas(gpu, "default", found=found)
         self.without = found if isinstance(found, str) else None
@@ -155,7 +152,7 @@ def silu_cases(bench: Bench, dtype: str) -> Iterator[Case]:
     ops, aten, shape = bench.ops, torch.ops.aten, ELEMENTS
     sets = bench.sets(*[shape] * 5, dtype=dtype)
     one, title = math.prod(shape) * dtype_of(dtype).size, f"{shape[0]}x{shape[1]} {dtype}"
-    at = partial(_at, sets)
+    at = partial(at_turns, sets)
 
     def backward_error() -> float:
         gy, x, gx, *_ = sets[0]
@@ -209,7 +206,7 @@ def softmax_cases(bench: Bench, width: int, dtype: str) -> Iterator[Case]:
     for _, y, _ in sets:
         y.copy_(torch.softmax(y, -1))
     one, kind = rows * width * dtype_of(dtype).size, getattr(torch, dtype)
-    at = partial(_at, sets)
+    at = partial(at_turns, sets)
 
     def backward_error() -> float:
         gy, y, gx = sets[0]
@@ -247,12 +244,12 @@ def softmax_cases(bench: Bench, width: int, dtype: str) -> Iterator[Case]:
     )
 
 
-def rms_norm_cases(bench: Bench, dtype: str) -> Iterator[Case]:
-    ops, (rows, width) = bench.ops, ROWS
+def rms_norm_cases(bench: Bench, rows: int, width: int, dtype: str) -> Iterator[Case]:
+    ops = bench.ops
     sets, one = bench.sets(*[(rows, width)] * 3, dtype=dtype), rows * width * dtype_of(dtype).size
     gamma, g_gamma = (bench.random(width, dtype=dtype) for _ in range(2))
     room = torch.empty(ops.rms_norm_workspace(rows, width, dtype), device=bench.place)
-    at = partial(_at, sets)
+    at = partial(at_turns, sets)
 
     def backward(gy: Any, x: Any, gx: Any) -> object:
         return ops.rms_norm_backward(gy, x, gamma, eps=EPS, out=(gx, g_gamma), workspace=room)
@@ -316,7 +313,7 @@ def by_autograd(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
     return lambda i: norm(sets[i % number][1], shape, gamma, EPS), backward
 
 
-def _at(sets: list[tuple[Any, ...]], do: Callable[..., object]) -> Act:
+def at_turns(sets: list[tuple[Any, ...]], do: Callable[..., object]) -> Act:
     """`do` with one set of operands after the other."""
     return lambda call: do(*sets[call % len(sets)])
 
@@ -328,7 +325,8 @@ def memory_cases(bench: Bench) -> Iterator[Case]:
         for width in WIDTHS:
             yield from softmax_cases(bench, width, dtype)
     for dtype in DTYPES:
-        yield from rms_norm_cases(bench, dtype)
+        for rows, width in NORMS:
+            yield from rms_norm_cases(bench, rows, width, dtype)
 
 
 # Products
@@ -398,13 +396,13 @@ def product_case(bench: Bench, product: Product, dtype: str, *, in_bytes: bool) 
     sets, blas = bench.sets(*product.shapes, dtype=dtype), bench.blas
     touched = sum(map(math.prod, product.shapes)) + product.add * math.prod(product.shapes[2])
     contenders: dict[str, Act] = {
-        SHIPPED: _at(sets, partial(product.ours, bench.ops)),
-        TORCH: _at(sets, product.theirs),
+        SHIPPED: at_turns(sets, partial(product.ours, bench.ops)),
+        TORCH: at_turns(sets, product.theirs),
     }
     makers = [bench.ops]
     if blas is not None:
         makers.append(Ops(bench.gpu, blas=blas))
-        contenders[CUBLAS] = _at(sets, partial(product.ours, makers[-1]))
+        contenders[CUBLAS] = at_turns(sets, partial(product.ours, makers[-1]))
 
     def error() -> float:
         a, b, c = sets[0]
@@ -436,141 +434,6 @@ def lora_cases(bench: Bench) -> Iterator[Case]:
             yield product_case(bench, product, dtype, in_bytes=True)
 
 
-# Other parameters than those that are shipped
-
-
-class Variant(NamedTuple):
-    """A kernel, and what to do with one set of operands."""
-
-    op: Op
-    do: Callable[..., object]
-
-
-class Tuner:
-    """The same kernels spread over threads in other ways, as programs of their own."""
-
-    def __init__(self, bench: Bench, place: Path) -> None:
-        self.bench, self.place = bench, place
-
-    def cases(self) -> Iterator[tuple[str, Callable[[], Case]]]:
-        """What there is to choose from, by name: each is compiled only when it is made."""
-        for dtype in DTYPES:
-            yield f"silu_backward {dtype}", partial(self.silu, dtype)
-            for width in WIDTHS:
-                yield f"softmax_backward {width} {dtype}", partial(self.softmax, width, dtype)
-            yield f"rms_norm_backward {dtype}", partial(self.rms_norm, dtype)
-        for product in lora_products(*LORA):
-            yield product.title, partial(self.tiles, product)
-
-    def silu(self, dtype: str) -> Case:
-        n, chunk = math.prod(ELEMENTS), 16 // dtype_of(dtype).size
-        made = elementwise.silu_backward(n, dtype)
-        variants = {"shipped": self.plain(made, n)}
-        for threads in (128, 256, 512):
-            for chunks in (1, 2, 4):
-                source, shape = self.edited(made.source, BLOCK=threads, CHUNKS=chunks)
-                grid = (-(-n // (threads * chunks * chunk)),)
-                op = made._replace(source=source, grid=grid, block=(threads,))
-                variants[shape] = self.plain(op, n)
-        return self.case(f"silu_backward {n} {dtype}", [(n,)] * 3, dtype, variants)
-
-    def softmax(self, width: int, dtype: str) -> Case:
-        rows = SOFTMAX // width
-        made = softmax.softmax_backward(rows, width, dtype)
-        variants = {"shipped": self.plain(made, rows, width)}
-        for at in self.spreads(width, dtype):
-            op = softmax._op("softmax_backward", rows, width, dtype, (at,))
-            variants[op.entry] = self.plain(op, rows, width)
-            if at.lanes > 32 and at.chunks(dtype_of(dtype)) % 2 == 0:
-                again = op.entry.replace("backward<", "backward_again<")
-                variants[again] = self.plain(op._replace(entry=again), rows, width)
-        title = f"softmax_backward {rows}x{width} {dtype}"
-        return self.case(title, [(rows, width)] * 3, dtype, variants)
-
-    def rms_norm(self, dtype: str) -> Case:
-        (rows, width), (element, cpp) = ROWS, cpp_of(dtype)
-        made, _ = rms_norm.rms_norm_backward(rows, width, dtype)
-        variants = {"shipped": self.normed(made, rms_norm.groups(rows, width, dtype), dtype)}
-        for at in self.spreads(width, dtype):
-            for threads in (2**16, 2**17, 3 * 2**16, 2**18):
-                share = -(-rows // (threads // at.lanes))
-                groups = Groups(-(-rows // share), share)
-                entry = f"rms_norm_backward<{cpp}, {at.lanes}, {at.chunks(element)}>"
-                grid = (-(-groups.number // at.rows),)
-                op = made._replace(entry=entry, grid=grid, block=(at.threads,))
-                variants[f"{entry} share {share}"] = self.normed(op, groups, dtype)
-        title = f"rms_norm_backward {rows}x{width} {dtype}"
-        return self.case(title, [(rows, width)] * 3, dtype, variants)
-
-    def normed(self, op: Op, groups: Groups, dtype: str) -> Variant:
-        """Both launches of the gradient."""
-        gpu, (rows, width), (number, share) = self.bench.gpu, ROWS, groups
-        gamma = torch.ones(width, device=self.bench.place, dtype=getattr(torch, dtype))
-        g_gamma, room = gamma.clone(), torch.empty(number, width, device=self.bench.place)
-        second = rms_norm._gamma(number, width, cpp_of(dtype)[1])
-
-        def do(gy: Any, x: Any, gx: Any) -> None:
-            op.launch(gpu, gy, x, gamma, gx, room, EPS, rows, width, share)
-            second.launch(gpu, room, g_gamma, number, width)
-
-        return Variant(op, do)
-
-    def tiles(self, product: Product) -> Case:
-        """The tiles of one of LoRA's products, in float32."""
-        with watching() as seen:
-            operands = [self.bench.random(*shape, dtype="float32") for shape in product.shapes]
-            product.ours(self.bench.ops, *operands)
-        (made,), sizes = seen, dict(seen[0].dims)
-        make = getattr(gemm, made.name)
-        ops = {f"tile {side}": make(**sizes, dtype="float32", tile=side) for side in gemm.TILES}
-        variants = {
-            name: self.plain(op, *sizes.values(), product.add)
-            for name, op in {"shipped": made, **ops}.items()
-        }
-        return self.case(f"{product.title} float32", product.shapes, "float32", variants)
-
-    def spreads(self, width: int, dtype: str) -> Iterator[Spread]:
-        """All that hold a row in up to 64 elements a thread, none of them idle."""
-        for lanes in (32, 64, 128, 256, 512, 1024):
-            elements = -(-width // lanes)
-            if 16 // dtype_of(dtype).size <= elements <= 64:
-                yield Spread(lanes, elements)
-
-    def edited(self, source: Path, **constants: int) -> tuple[Path, str]:
-        """A copy of a source with other constants, and what to call it."""
-        text = source.read_text()
-        for name, value in constants.items():
-            text, count = re.subn(rf"\b{name} = \d+", f"{name} = {value}", text, count=1)
-            assert count == 1, name
-        copy = self.place / f"{source.stem}_{'_'.join(map(str, constants.values()))}.cu"
-        copy.write_text(text)
-        return copy, " ".join(f"{name}={value}" for name, value in constants.items())
-
-    def plain(self, op: Op, *sizes: int) -> Variant:
-        return Variant(op, lambda *operands: op.launch(self.bench.gpu, *operands, *sizes))
-
-    def case(
-        self, title: str, shapes: Sequence[tuple[int, ...]], dtype: str, variants: dict[str, Variant]
-    ) -> Case:
-        """Variants on operands of these shapes, the result last, compared with what is shipped."""
-        prepare(self.bench.gpu, (variant.op for variant in variants.values()))
-        sets = self.bench.sets(*shapes, dtype=dtype)
-        *_, result = sets[0]
-        before = result.clone()
-
-        def outcome(variant: Variant) -> Any:
-            result.copy_(before)
-            variant.do(*sets[0])
-            return result.double()
-
-        def error() -> float:
-            wanted = outcome(variants["shipped"])
-            return max(off(outcome(variant), wanted, dtype) for variant in variants.values())
-
-        work = sum(map(math.prod, shapes)) * dtype_of(dtype).size
-        return Case(title, work, {name: _at(sets, each.do) for name, each in variants.items()}, error)
-
-
 def prepare(gpu: preheat.Gpu, ops: Iterable[Op]) -> None:
     """Compile what they need, on all processors at once."""
     wanted = {(op.program, op.entry): Wanted(op.program, entries=(op.entry,)) for op in ops}
@@ -585,8 +448,9 @@ def shipped_ops() -> Iterator[Op]:
         for width in WIDTHS:
             yield softmax.softmax(SOFTMAX // width, width, dtype)
             yield softmax.softmax_backward(SOFTMAX // width, width, dtype)
-        yield rms_norm.rms_norm(*ROWS, dtype)
-        yield from rms_norm.rms_norm_backward(*ROWS, dtype)
+        for rows, width in NORMS:
+            yield rms_norm.rms_norm(rows, width, dtype)
+            yield from rms_norm.rms_norm_backward(rows, width, dtype)
         tokens, width, rank = LORA
         for m, n, k in ((SQUARE,) * 3, (tokens, rank, width), (tokens, width, rank)):
             for product in (gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b):
@@ -654,7 +518,7 @@ def target(title: str, of: str, value: float, least: float) -> tuple[str, ...]:
 def copy_case(bench: Bench) -> Case:
     """The ceiling: what it takes to copy 512 MiB within the device."""
     sets = bench.sets(*[(1 << 27,)] * 2, dtype="float32")
-    copy = _at(sets, lambda a, b: b.copy_(a))
+    copy = at_turns(sets, lambda a, b: b.copy_(a))
     return Case("copy of 512 MiB", 2 * 4 << 27, {COPY: copy}, lambda: 0.0)
 
 
@@ -698,31 +562,12 @@ def compare(bench: Bench) -> None:
         print(f"\ncuBLAS through preheat was not measured: {bench.without}.")
 
 
-def tune(bench: Bench, place: Path) -> None:
-    copy = bench.compete(copy_case(bench)).rate(COPY)
-    for name, make in Tuner(bench, place).cases():
-        if not re.search(bench.args.only, name):
-            continue
-        found = bench.compete(make())
-        rows = []
-        for variant in sorted(found.rounds, key=found.seconds):
-            pace = found.rate(variant)
-            rows.append((variant, shown(found.seconds(variant)), rate(pace, "TB/s"), share(pace, copy)))
-        head = ("", "time", "rate", "of the copy")
-        report("bench_kernels", f"Variants: {found.title}", head, rows, into=bench.args.json)
-
-
-def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
-    parser.add_argument("--burst", type=float, default=8, help="milliseconds of a turn, about")
-    parser.add_argument("--only", default="", help="rows whose title this regular expression finds")
-    parser.add_argument("--tune", action="store_true", help="variants of our kernels instead of torch")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as name:
-        place = Path(name)
+@contextmanager
+def started(args: argparse.Namespace) -> Iterator[Bench]:
+    """On the GPU, with a cache of its own and what is shipped compiled."""
+    with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
         for variable in ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR"):
-            os.environ[variable] = str(place / variable)
+            os.environ[variable] = str(Path(place) / variable)
         try:
             gpu = preheat.device("cuda")
         except preheat.NoGpuError as why:
@@ -730,11 +575,21 @@ def main() -> None:
         torch.set_float32_matmul_precision("highest")
         torch.manual_seed(20261115)
         prepare(gpu, shipped_ops())
-        bench = Bench(gpu, args)
-        if args.tune:
-            tune(bench, place)
-        else:
-            compare(bench)
+        yield Bench(gpu, args)
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    parser = options(about)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--burst", type=float, default=8, help="milliseconds of a turn, about")
+    parser.add_argument("--only", default="", help="rows whose title this regular expression finds")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    with started(args) as bench:
+        compare(bench)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import preheat
 from preheat import Builder, Gpu, InputError, Manifest
+from preheat.kernels import elementwise
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.nf4 import Nf4, dequantize, quantize
 from preheat.kernels.op import Op, watching
@@ -29,7 +30,7 @@ GQA = Shape(hidden=10, q_dim=12, kv_dim=6, max_seq=5, lora_rank=2, intermediate=
 MHA = replace(GQA, q_dim=6, heads=2, max_seq=3)
 
 
-def planned(shape: Shape, blas: bool | None = None) -> Plan:
+def planned(shape: Shape, blas: bool | Literal["auto"] = "auto") -> Plan:
     return backward_plan(**asdict(shape), blas=blas)
 
 
@@ -141,7 +142,7 @@ def test_cublas_finds_the_same_gradients(open_device: Callable[..., Gpu], shape:
 
 
 def test_a_step_can_be_captured_and_gives_the_same_bits(device: Gpu) -> None:
-    case = Case(device, GQA, blas=None)
+    case = Case(device, GQA, blas=False)
     before = case.step()
     with device.capture() as graph, watching() as seen:
         gx = case.block.step(case.g)
@@ -238,7 +239,7 @@ def test_the_plan_is_what_a_sealed_step_launches_at_real_size(
     )
     plan.warm(gpu)
     with preheat.sealed():
-        seen = step_at_real_size(gpu, plan, blas="auto" if blas else None)
+        seen = step_at_real_size(gpu, plan, blas=blas)
     assert seen == plan.operations
     assert {(op.program, op.entry) for op in seen if op.by is None} == set(plan.requests)
 
@@ -361,6 +362,37 @@ def test_undecided_it_plans_for_the_kernels_until_a_device_decides(
     assert llama(blas=False).on(gpu) == llama(blas=False)
 
 
+@pytest.mark.parametrize("blas", ["auto", False])
+def test_a_plan_and_a_step_mean_the_same_by_blas(
+    open_device: Callable[..., Gpu], blas: bool | Literal["auto"]
+) -> None:
+    gpu = open_device("emulator")
+    case = Case(gpu, MHA, blas=blas)
+    with watching() as seen:
+        case.step()
+    assert tuple(seen) == planned(MHA, blas).on(gpu).operations
+
+
+@pytest.mark.parametrize("blas", [None, "no", "Auto", 1, 0, np.arange(2)], ids=repr)
+def test_every_other_blas_is_refused_by_plan_and_step(
+    given: tuple[Gpu, dict[str, Any]], blas: Any
+) -> None:
+    gpu, arrays = given
+    with pytest.raises(InputError, match=rf"^blas {re.escape(repr(blas))} is neither .*'auto'"):
+        planned(GQA, blas)
+    with pytest.raises(InputError, match=rf"^blas {re.escape(repr(blas))} is "):
+        LoraBlock(gpu, GQA, arrays, blas=blas)
+
+
+def test_cublas_is_planned_without_a_device_and_missed_in_a_step(
+    given: tuple[Gpu, dict[str, Any]],
+) -> None:
+    gpu, arrays = given
+    assert {op.by for op in planned(GQA, blas=True).operations} == {None, "cuBLAS"}
+    with pytest.raises(preheat.PreheatError, match="emulator:0 is no GPU"):
+        LoraBlock(gpu, GQA, arrays, blas=True)
+
+
 def test_every_request_is_there_once() -> None:
     requests = llama().requests
     assert len(requests) == len(set(requests)) < 20
@@ -396,9 +428,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({name: -4}, f"{name} -4 is outside 1 to") for name in ("q_dim", "kv_dim", "intermediate")),
     *(({name: 2**31}, f"{name} 2147483648 is outside") for name in ("hidden", "q_dim", "max_seq")),
     ({"hidden": 1.5}, "hidden 1.5 is not an integer"),
-    ({"lora_rank": -1}, "lora_rank -1 is outside"),
-    ({"lora_rank": 7}, "lora_rank 7 is outside 1 to 6"),
-    ({"lora_rank": "x"}, "lora_rank 'x' is not an integer"),
+    ({"lora_rank": -1}, "lora_rank -1 is outside 0 to 6"),
+    ({"lora_rank": 7}, "lora_rank 7 is outside 0 to 6"),
+    *(
+        ({"lora_rank": rank}, f"lora_rank {rank!r} is not an integer")
+        for rank in ("x", 0.0, False, np.zeros(2))
+    ),
+    *(({"nf4": flag}, f"nf4 {flag!r} is neither True nor False") for flag in ("no", 2, 0, None)),
     ({"heads": 5}, "heads 5 does not divide q_dim 12"),
     ({"kv_dim": 4}, "kv_dim 4 is not a multiple of the size of a head, 3"),
     ({"kv_dim": 9}, "kv_dim 9 is that of 3 heads, which heads 4 cannot share evenly"),
@@ -407,6 +443,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_seq": 2**20}, f"heads 4 by max_seq {2**20} by max_seq {2**20} is"),
     ({"hidden": LARGE, "max_seq": 1025}, f"max_seq 1025 by hidden {LARGE} is"),
     ({"intermediate": LARGE, "hidden": 1025}, f"hidden 1025 by intermediate {LARGE} is"),
+    (
+        {"intermediate": LARGE, "max_seq": 1024},
+        f"max_seq 1024 by intermediate {LARGE} is {2**40}, which is more than {elementwise.MOST}",
+    ),
     ({"dtype": "float64"}, "do not take float64"),
 ]
 
@@ -420,16 +460,27 @@ def test_dimensions_that_cannot_be_are_named(change: dict[str, Any], message: st
 def test_numbers_and_types_of_numpy_make_the_same_plan() -> None:
     sizes = {name: np.int32(size) for name, size in MODELS["llama-3-8b"].sizes.items()}
     more: dict[str, Any] = {"max_seq": np.int32(2**17), "lora_rank": np.int8(0)}
-    plan = backward_plan(**sizes, **more, dtype=np.float16)  # type: ignore[arg-type]
-    wanted = backward_plan(**MODELS["llama-3-8b"].sizes, max_seq=2**17, lora_rank=0, dtype="float16")
+    plan = backward_plan(**sizes, **more, nf4=np.True_, dtype=np.float16)  # type: ignore[arg-type]
+    real: dict[str, Any] = MODELS["llama-3-8b"].sizes
+    wanted = backward_plan(**real, max_seq=2**17, lora_rank=0, nf4=True, dtype="float16")
     assert plan == wanted
     assert plan.operations == wanted.operations
     assert json.dumps(asdict(plan.shape)) == json.dumps(asdict(wanted.shape))
 
 
 def test_what_is_just_possible_is_planned() -> None:
-    plan = backward_plan(**asdict(GQA) | {"max_seq": 2**19, "hidden": 2**21, "lora_rank": 6})
-    assert f"softmax_backward(rows={2**21}, width={2**19})" in names(plan)
+    plan = backward_plan(**asdict(GQA) | {"max_seq": 2**19 - 1, "hidden": 2**21, "lora_rank": 6})
+    assert f"softmax_backward(rows={2**21 - 4}, width={2**19 - 1})" in names(plan)
+
+
+def test_the_largest_activation_is_one_that_its_kernel_takes() -> None:
+    seq = 1031
+    inner = elementwise.MOST // seq
+    assert seq * (inner + 1) > elementwise.MOST
+    plan = backward_plan(**asdict(GQA) | {"max_seq": seq, "intermediate": inner})
+    assert f"swiglu_backward(n={seq * inner})" in names(plan)
+    with pytest.raises(InputError, match=f"max_seq {seq} by intermediate {inner + 1} is"):
+        backward_plan(**asdict(GQA) | {"max_seq": seq, "intermediate": inner + 1})
 
 
 @pytest.fixture
@@ -438,20 +489,83 @@ def given(open_device: Callable[..., Gpu]) -> tuple[Gpu, dict[str, Any]]:
     return gpu, {name: gpu.zeros(size) for name, size in GQA.given.items()}
 
 
-def test_arrays_that_do_not_fit_are_named(given: tuple[Gpu, dict[str, Any]]) -> None:
+def test_arrays_that_do_not_fit_are_named(
+    given: tuple[Gpu, dict[str, Any]], open_device: Callable[..., Gpu]
+) -> None:
     gpu, arrays = given
+    far, freed, gaps = open_device("emulator:1"), gpu.zeros((10, 12)), np.zeros((10, 24), "float32")
+    freed.close()
     for change, message in (
-        ({"q": gpu.zeros((10, 11))}, r"q is float32 of shape (10, 11), not float32 of (10, 12)"),
+        ({"q": gpu.zeros((10, 11))}, "q is float32 of shape (10, 11), not float32 of shape (10, 12)"),
         ({"x": gpu.zeros((5, 10), "float16")}, "x is float16 of shape (5, 10), not float32"),
-        ({"o": quantize(np.ones((12, 10)))}, "o is nf4 of shape (12, 10), not float32"),
+        ({"x": gpu.zeros((5, 10), "int32")}, "x: the shipped kernels do not take int32"),
+        ({"o": quantize(np.ones((12, 10)))}, "o is Nf4 of shape (12, 10), not float32"),
         ({"x": [1.0, 2.0]}, "x is list, not an array"),
+        ({"q": gaps[:, ::2]}, "q is not contiguous"),
+        ({"q": far.zeros((10, 12))}, "q is <Array float32[10, 12] on emulator:1>, which kernels on"),
+        ({"q": freed}, "q: <Array float32[10, 12] on emulator:0, freed>: "),
+    ):
+        with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+            LoraBlock(gpu, GQA, arrays | change)
+    for eps in (-1e-6, np.nan, np.inf, "1e-6", None):
+        with pytest.raises(InputError, match=f"^eps {re.escape(repr(eps))} is not a number from 0 up"):
+            LoraBlock(gpu, GQA, arrays, eps=eps)  # type: ignore[arg-type]
+    block = LoraBlock(gpu, GQA, arrays)
+    for gy, message in (
+        (gpu.zeros((4, 10)), "gy is float32 of shape (4, 10), not float32 of shape (5, 10)"),
+        (far.zeros((5, 10)), "gy is <Array float32[5, 10] on emulator:1>, which kernels on emulator:0"),
+    ):
+        with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+            block.step(gy)
+
+
+def test_a_quantised_base_that_does_not_fit_is_named(
+    given: tuple[Gpu, dict[str, Any]], open_device: Callable[..., Gpu]
+) -> None:
+    gpu, arrays = given
+    frozen = replace(GQA, nf4=True)
+    base = {name: quantize(np.ones(size)).on(gpu) for name, size in GQA.base.items()}
+    LoraBlock(gpu, frozen, arrays | base)
+    q, far = base["q"], open_device("emulator:1")
+    for bad, message in (
+        (arrays["q"], "q is Array, not Nf4"),
+        (base["o"], "q is Nf4 of shape (12, 10), not of (10, 12)"),
+        (base["o"]._replace(shape=(10, 13)), "q is Nf4 of shape (10, 13), not of (10, 12)"),
+        (q._replace(codes=gpu.zeros(61, "uint8")), "q: codes of a (10, 12) matrix are uint8 of shape"),
+        (q._replace(scales=gpu.zeros(3)), "q: scales of a (10, 12) matrix are float32 of shape (2,)"),
+        (q._replace(codes=[1, 2]), "q.codes is list, not an array"),
+        (q._replace(codes=np.zeros(120, "uint8")[::2]), "q.codes is not contiguous"),
+        (q._replace(scales=far.zeros(2)), "q.scales is <Array float32[2] on emulator:1>, which"),
+    ):
+        with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+            LoraBlock(gpu, frozen, arrays | base | {"q": bad})
+
+
+def test_a_missing_array_is_suggested_only_by_one_that_is_not_needed(
+    given: tuple[Gpu, dict[str, Any]],
+) -> None:
+    gpu, arrays = given
+
+    def hint(*left_out: str, **more: Any) -> str | None:
+        kept = {name: array for name, array in arrays.items() if name not in left_out}
+        with pytest.raises(InputError, match=f"there is no array '{left_out[0]}'") as caught:
+            LoraBlock(gpu, GQA, kept | more)
+        return caught.value.hint
+
+    assert hint("q_a") == "missing: q_a"
+    assert hint("q_a", "v_low") == "missing: q_a, v_low"
+    assert hint("q_a", q_A=arrays["q_a"]) == "did you mean 'q_A'?"
+
+
+def test_arguments_of_another_kind_are_named(given: tuple[Gpu, dict[str, Any]]) -> None:
+    gpu, arrays = given
+    for call, message in (
+        (lambda: Plan({"hidden": 10}), "{'hidden': 10} is not a shape"),  # type: ignore[arg-type]
+        (lambda: planned(GQA).warm(None), "None is not a device"),  # type: ignore[arg-type]
+        (lambda: planned(GQA, blas=True).warm(None), "None is not a device"),  # type: ignore[arg-type]
+        (lambda: LoraBlock(None, GQA, arrays), "None is not a device"),  # type: ignore[arg-type]
+        (lambda: LoraBlock(gpu, asdict(GQA), arrays), "is not a shape"),  # type: ignore[arg-type]
+        (lambda: LoraBlock(gpu, GQA, None), "arrays must be a mapping"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError, match=re.escape(message)):
-            LoraBlock(gpu, GQA, arrays | change)
-    with pytest.raises(InputError, match=r"q is float32 of shape .*, not nf4"):
-        LoraBlock(gpu, replace(GQA, nf4=True), arrays)
-    with pytest.raises(InputError, match=r"gy is float32 of shape \(4, 10\), not float32 of \(5, 10\)"):
-        LoraBlock(gpu, GQA, arrays).step(gpu.zeros((4, 10)))
-    missing = {name: array for name, array in arrays.items() if name != "lifted"}
-    with pytest.raises(InputError, match="there is no array 'lifted'"):
-        LoraBlock(gpu, GQA, missing)
+            call()

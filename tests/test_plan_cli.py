@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,14 +18,14 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs `preheat plan lora` in a directory of its own."""
+    """Runs `preheat plan lora`, or another `command`, in a directory of its own."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str, str]:
+    def run(*words: str, command: tuple[str, ...] = ("plan", "lora")) -> tuple[int, str, str]:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(["plan", "lora", *words])
+            main([*command, *words])
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -47,6 +48,12 @@ def test_options_reach_the_plan(plan: Run) -> None:
     assert (code, out) == (0, f"{wanted}\n")
 
 
+def test_products_are_left_to_cublas_only_where_that_is_asked_for(plan: Run) -> None:
+    for words, by_cublas in (((), False), (("--no-blas",), False), (("--blas",), True)):
+        code, out, _ = plan("--model", "qwen2-0.5b", *words)
+        assert (code, "cuBLAS" in out) == (0, by_cublas)
+
+
 def test_json_lists_every_operation_in_order(plan: Run) -> None:
     code, out, _ = plan("--model", "qwen2-0.5b", "--seq", "64", "--blas", "--json")
     wanted = backward_plan(**MODELS["qwen2-0.5b"].sizes, max_seq=64, lora_rank=16, blas=True)
@@ -58,6 +65,8 @@ def test_json_lists_every_operation_in_order(plan: Run) -> None:
     assert listed == [(op.name, op.dims) for op in wanted.operations]
     kernels = [row["kernel"] for row in found["operations"] if row["kernel"]]
     assert kernels == [op.entry for op in wanted.launches]
+    assert [row["by"] for row in found["operations"]] == [op.by for op in wanted.operations]
+    assert {row["by"] for row in found["operations"]} == {None, "cuBLAS"}
     assert found["kernels"] == [
         {"program": program.label, "entry": entry} for program, entry in wanted.requests
     ]
@@ -76,6 +85,14 @@ def test_a_manifest_is_made_and_added_to(plan: Run) -> None:
     assert not Path("kernels.toml.spool").exists()
 
 
+def test_a_manifest_does_not_claim_that_anything_ran(plan: Run) -> None:
+    plan("--model", "qwen2-0.5b", "-o", "kernels.toml")
+    head = Path("kernels.toml").read_text().partition("version")[0]
+    assert head.startswith("# The kernels an application needs; `preheat bake` compiles them.\n")
+    assert "saw" not in head
+    assert "`preheat plan`" in head
+
+
 def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     Path("notes.txt").write_text("remember the milk")
     code, out, err = plan("--model", "qwen2-0.5b", "-o", "notes.txt")
@@ -89,8 +106,10 @@ def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     [
         (("--model", "qwen3-4c"), "model 'qwen3-4c' is not known\n\nhint: did you mean 'qwen3-4b'"),
         (("--model", "gpt"), "model 'gpt' is not known\n\nhint: there are qwen2-0.5b"),
-        (("--model", "qwen3-4b", "--rank", "1025"), "lora_rank 1025 is outside 1 to 1024"),
-        (("--model", "qwen3-4b", "--seq", "0"), "max_seq 0 is outside 1 to"),
+        (("--model", "qwen3-4b", "--rank", "1025"), "error: --rank 1025 is outside 0 to 1024"),
+        (("--model", "qwen3-4b", "--rank", "-1"), "error: --rank -1 is outside 0 to 1024"),
+        (("--model", "qwen3-4b", "--seq", "0"), "error: --seq 0 is outside 1 to"),
+        (("--model", "qwen3-4b", "--seq", "200000"), "heads 32 by --seq 200000 by --seq 200000 is"),
         (("--model", "qwen3-4b", "--dtype", "float64"), "do not take float64"),
         (
             ("--model", "qwen3-4b", "-o", "nowhere/k.toml"),
@@ -103,6 +122,39 @@ def test_what_makes_no_sense_is_refused(plan: Run, words: tuple[str, ...], messa
     code, out, err = plan(*words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+NO_FILE = "what is there is not a file"
+PLACES: dict[str, str] = {
+    "": NO_FILE,
+    ".": "is a directory",
+    "pipe": NO_FILE,
+    "/dev/null": NO_FILE,
+    "-": "cannot go to standard output",
+    "/proc/x.toml": "cannot write",
+    "notes.txt/k.toml": "notes.txt is not a directory",
+    f"{'k' * 300}.toml": "File name too long",
+}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"'{place[:20]}'")
+def test_a_place_where_no_manifest_can_be_is_refused(plan: Run, place: str) -> None:
+    os.mkfifo("pipe")
+    Path("notes.txt").write_text("remember the milk")
+    before = os.listdir()
+    code, out, err = plan("--model", "qwen2-0.5b", "-o", place)
+    assert (code, out) == (2, "")
+    assert PLACES[place] in err.splitlines()[0]
+    assert os.listdir() == before
+
+
+@pytest.mark.parametrize("place", ["", "pipe", "-"])
+def test_a_recording_is_refused_there_before_the_command_runs(plan: Run, place: str) -> None:
+    os.mkfifo("pipe")
+    code, _, err = plan("-o", place, "--", "touch", "ran", command=("record",))
+    assert code == 1
+    assert PLACES[place] in err.splitlines()[0]
+    assert not Path("ran").exists()
 
 
 def test_help_has_examples_and_every_model(plan: Run) -> None:

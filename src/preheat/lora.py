@@ -19,17 +19,20 @@ heads, which some models have besides, are not part of it.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import dtype_of
-from preheat.errors import InputError, did_you_mean
+from preheat.errors import InputError, StaleBufferError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import Blas, by_cublas, find
+from preheat.kernels.forms import Form, foreign, not_negative, require_like, require_no_gaps
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import Op, cpp_of, dimension
 from preheat.kernels.ops import Ops
@@ -41,15 +44,14 @@ from preheat.warm.report import WarmReport
 
 __all__ = ["MODELS", "LoraBlock", "Model", "Plan", "Request", "Shape", "backward_plan"]
 
-_ELEMENTS = 2**40  # of any matrix
 _PRODUCTS = {  # what becomes one number in a launch, and the most that it can be
     ("heads", "max_seq"): axes.LINES,
-    ("heads", "max_seq", "max_seq"): _ELEMENTS,
-    ("max_seq", "hidden"): _ELEMENTS,
-    ("max_seq", "q_dim"): _ELEMENTS,
-    ("max_seq", "intermediate"): _ELEMENTS,
-    ("hidden", "q_dim"): _ELEMENTS,
-    ("hidden", "intermediate"): _ELEMENTS,
+    ("heads", "max_seq", "max_seq"): elementwise.MOST,
+    ("max_seq", "hidden"): elementwise.MOST,
+    ("max_seq", "q_dim"): elementwise.MOST,
+    ("max_seq", "intermediate"): elementwise.MOST,
+    ("hidden", "q_dim"): elementwise.MOST,
+    ("hidden", "intermediate"): elementwise.MOST,
 }
 
 # The weights of the base, and what each is multiplied with; LoRA is on the first three.
@@ -109,8 +111,9 @@ class Shape:
         for name in ("hidden", "q_dim", "kv_dim", "max_seq", "intermediate", "heads"):
             self._set(name, dimension(name, getattr(self, name), WIDEST))
         self._check_heads()
-        self._set("lora_rank", 0 if self.lora_rank == 0 else self._checked_rank())
+        self._set("lora_rank", self._checked_rank())
         self._check_products()
+        self._set("nf4", _flag("nf4", self.nf4))
         self._set("dtype", cpp_of(self.dtype)[0].name)
 
     def _set(self, name: str, value: object) -> None:
@@ -127,11 +130,17 @@ class Shape:
             raise InputError(f"{told}, which heads {self.heads} cannot share evenly")
 
     def _checked_rank(self) -> int:
+        most = min(self.hidden, self.q_dim, self.kv_dim)
         try:
-            return dimension("lora_rank", self.lora_rank, min(self.hidden, self.q_dim, self.kv_dim))
-        except InputError as error:
+            rank = operator.index(self.lora_rank)
+        except TypeError:
+            rank = None
+        if rank is None or isinstance(self.lora_rank, bool):
+            raise InputError(f"lora_rank {self.lora_rank!r} is not an integer")
+        if not 0 <= rank <= most:
             hint = "0 is no LoRA; a rank is at most hidden, q_dim and kv_dim"
-            raise InputError(str(error), hint=hint) from None
+            raise InputError(f"lora_rank {rank} is outside 0 to {most}", hint=hint)
+        return rank
 
     def _check_products(self) -> None:
         """Refuse what kernels cannot count, by the names of the parameters that make it up."""
@@ -203,6 +212,17 @@ class Shape:
         return found
 
 
+def _flag(name: str, value: Any) -> bool:
+    """A truth value, NumPy's too, as a plain one."""
+    if isinstance(value, bool):
+        return value
+    import numpy as np
+
+    if not isinstance(value, np.bool_):
+        raise InputError(f"{name} {value!r} is neither True nor False")
+    return bool(value)
+
+
 # The plan
 
 
@@ -217,18 +237,24 @@ class Request(NamedTuple):
 class Plan:
     """What one backward step of a block of some `shape` does.
 
-    With `blas` products of matrices are cuBLAS's, with False the shipped kernels'; None leaves that to
-    the device, and plans for the shipped kernels until there is one.
+    With a `blas` of True products of matrices are cuBLAS's, with False the shipped kernels'; "auto"
+    leaves that to the device, and plans for the shipped kernels until there is one.
     """
 
     shape: Shape
-    blas: bool | None = None
+    blas: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, Shape):
+            raise InputError(f"{self.shape!r} is not a shape", hint="Plan(preheat.lora.Shape(…))")
+        if not isinstance(self.blas, bool) and not (isinstance(self.blas, str) and self.blas == "auto"):
+            raise InputError(f"blas {self.blas!r} is neither 'auto', nor True, nor False")
 
     @cached_property
     def operations(self) -> tuple[Op, ...]:
         """All that it does, in order: exactly what `watching` sees of a step."""
         done = _backward(self.shape)
-        return tuple(map(by_cublas, done) if self.blas else done)
+        return tuple(map(by_cublas, done) if self.blas is True else done)
 
     @property
     def launches(self) -> tuple[Op, ...]:
@@ -247,11 +273,14 @@ class Plan:
 
     def on(self, gpu: Gpu) -> Plan:
         """The plan for a device: products are cuBLAS's where it has one, unless that is settled."""
-        return self if self.blas is not None else replace(self, blas=not isinstance(find(gpu), str))
+        if not isinstance(gpu, Gpu):
+            raise InputError(f"{gpu!r} is not a device", hint="plan.on(preheat.device(…))")
+        return self if self.blas != "auto" else replace(self, blas=not isinstance(find(gpu), str))
 
     def warm(self, gpu: Gpu, *, jobs: int | None = None) -> WarmReport:
         """Have every kernel of the step ready on a device; as `gpu.warm`."""
-        return gpu.warm(self.on(gpu).manifest(), jobs=jobs)
+        here = self.on(gpu)
+        return gpu.warm(here.manifest(), jobs=jobs)
 
     def __str__(self) -> str:
         rows = [("operation", "dimensions", "times", "kernel")]
@@ -273,7 +302,7 @@ def backward_plan(
     heads: int,
     nf4: bool = False,
     dtype: str = "float32",
-    blas: bool | None = None,
+    blas: bool | Literal["auto"] = "auto",
 ) -> Plan:
     """The plan of a backward step; `InputError` with the parameter's name for one that cannot be.
 
@@ -346,8 +375,8 @@ class LoraBlock:
         gx = block.step(gy)                     # and block.gradients["q_a"], …
 
     `arrays` are those of `shape.given`, of any library; with `shape.nf4` the weights of the base are
-    `Nf4`. All that a step needs is allocated here, so after a first one it can be captured. `blas` is
-    as for `Ops`.
+    `Nf4`. All that a step needs is checked and allocated here, so after a first one it can be captured.
+    `blas` is as for `Ops`.
     """
 
     def __init__(
@@ -357,10 +386,10 @@ class LoraBlock:
         arrays: Mapping[str, Any],
         *,
         eps: float = 1e-6,
-        blas: Blas | Literal["auto"] | None = "auto",
+        blas: Blas | bool | Literal["auto"] = "auto",
     ) -> None:
-        self.gpu, self.shape, self.ops, self._eps = gpu, shape, Ops(gpu, blas=blas), eps
-        self._given = _checked(shape, arrays)
+        self.gpu, self.shape, self.ops = gpu, shape, Ops(gpu, blas=blas)
+        self._given, self._eps = _checked(gpu, shape, arrays), not_negative("eps", eps)
         s, seq, kind = shape, shape.max_seq, shape.dtype
         self.gradients = {name: gpu.empty(size, kind) for name, size in s.trained.items()}
         self._gx, self._g_middle, self._g_normed = (gpu.empty((seq, s.hidden), kind) for _ in range(3))
@@ -378,7 +407,7 @@ class LoraBlock:
         They are the same arrays every time.
         """
         s = self.shape
-        _check("gy", gy, (s.max_seq, s.hidden), s.dtype)
+        _check_array(self.gpu, "gy", gy, (s.max_seq, s.hidden), s.dtype)
         self._ffn(gy)
         self._norm("norm2", self._given["middle"], gy, self._g_middle)
         self._attention(self._g_middle)
@@ -457,19 +486,57 @@ class LoraBlock:
         op.launch(self.gpu, x, y, scale, rows, columns, width, False)
 
 
-def _checked(shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """What a shape asks for, of what was given; `InputError` names what is not there or not like it."""
+    if not isinstance(shape, Shape):
+        raise InputError(f"{shape!r} is not a shape", hint="LoraBlock(gpu, preheat.lora.Shape(…), …)")
+    if not isinstance(arrays, Mapping):
+        raise InputError("arrays must be a mapping from name to array", hint="see shape.given")
+    if missing := [name for name in shape.given if name not in arrays]:
+        spare = [str(name) for name in arrays if name not in shape.given]
+        hint = did_you_mean(missing[0], spare) or f"missing: {', '.join(missing)}"
+        raise InputError(f"there is no array {missing[0]!r}", hint=hint)
     for name, size in shape.given.items():
-        if name not in arrays:
-            hint = did_you_mean(name, arrays) or f"a step needs {', '.join(shape.given)}"
-            raise InputError(f"there is no array {name!r}", hint=hint)
-        _check(name, arrays[name], size, "nf4" if shape.nf4 and name in shape.base else shape.dtype)
+        if shape.nf4 and name in shape.base:
+            _check_nf4(gpu, name, arrays[name], size)
+        else:
+            _check_array(gpu, name, arrays[name], size, shape.dtype)
     return {name: arrays[name] for name in shape.given}
 
 
-def _check(name: str, array: Any, size: tuple[int, ...], kind: str) -> None:
-    if not hasattr(array, "shape"):
-        raise InputError(f"{name} is {type(array).__name__}, not an array")
-    found = "nf4" if isinstance(array, Nf4) else dtype_of(array.dtype).name
-    if found != kind or tuple(array.shape) != size:
-        raise InputError(f"{name} is {found} of shape {tuple(array.shape)}, not {kind} of {size}")
+def _check_array(gpu: Gpu, name: str, given: Any, size: tuple[int, ...], dtype: str) -> None:
+    if isinstance(given, Nf4):
+        raise InputError(f"{name} is Nf4 of shape {given.shape}, not {dtype} of shape {size}")
+    require_like(name, given, Form(size, dtype_of(dtype)), "needed")
+    _require_here(gpu, name, given)
+
+
+def _check_nf4(gpu: Gpu, name: str, given: Any, size: tuple[int, ...]) -> None:
+    if not isinstance(given, Nf4):
+        hint = "with nf4 the base is quantised: preheat.kernels.nf4.quantize(…).on(gpu)"
+        raise InputError(f"{name} is {type(given).__name__}, not Nf4", hint=hint)
+    if given.shape != size:
+        raise InputError(f"{name} is Nf4 of shape {given.shape}, not of {size} as needed")
+    for part, array in (("codes", given.codes), ("scales", given.scales)):
+        require_no_gaps(f"{name}.{part}", array)
+        _require_here(gpu, f"{name}.{part}", array)
+    try:
+        given.check()
+    except InputError as error:
+        raise InputError(f"{name}: {error}", hint=error.hint) from None
+
+
+def _require_here(gpu: Gpu, name: str, given: Any) -> None:
+    """Refuse memory that kernels on `gpu` cannot use."""
+    context = gpu._context
+    if isinstance(given, Array):
+        if given.buffer.lost is not None:
+            raise StaleBufferError(name, f"{given!r}: {given.buffer.lost}")
+        usable, what = given.buffer.context is context, repr(given)
+    else:
+        found = foreign(name, given)
+        usable = found.reaches(context.device.dlpack)
+        what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
+    if not usable:
+        hint = "copy it to the device first: gpu.array(…)"
+        raise InputError(f"{name} is {what}, which kernels on {gpu.name} cannot use", hint=hint)

@@ -5,6 +5,7 @@ On the emulator, tensors of the host stand in for those of a GPU.
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -189,6 +190,36 @@ def test_what_is_no_tensor_is_refused_by_name() -> None:
     assert "x.cuda()" in str(caught.value.hint)
     with pytest.raises(InputError, match="gate is list, not a tensor"):
         kernels.swiglu([1.0], [2.0])
+
+
+class Stand:
+    """A tensor on a GPU, as far as it is looked at before a kernel is."""
+
+    is_cuda, device = True, "cuda:0"
+
+    def __init__(self, dtype: str, *shape: int) -> None:
+        self.dtype, self.shape = f"torch.{dtype}", shape
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_types_no_kernel_takes_and_empty_tensors_are_refused_by_the_names_of_the_arguments(
+    name: str,
+) -> None:
+    first, *others = inspect.signature(getattr(kernels, name)).parameters
+    case = CASES[name]
+    for dtype in ("float64", "int32"):
+        tensors = [Stand(dtype, *shape) for shape in case.shapes]
+        with pytest.raises(InputError, match=f"^{first}: the shipped kernels do not take {dtype}"):
+            case.ours(*tensors)
+    tensors = [Stand("float32", *shape) for shape in case.shapes]
+    tensors[0] = Stand("float32", 0, *case.shapes[0][1:])
+    with pytest.raises(InputError, match=rf"^{first} is empty: its shape is \(0, "):
+        case.ours(*tensors)
+    if len(tensors) > 1:
+        tensors = [Stand("float32", *shape) for shape in case.shapes]
+        tensors[1] = Stand("float32", *case.shapes[1][:-1], 0)
+        with pytest.raises(InputError, match=f"^{others[0]} is empty"):
+            case.ours(*tensors)
 
 
 def test_importing_it_does_not_import_torch() -> None:

@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from preheat import Builder
-from preheat.kernels import rms_norm, softmax
-from tests.kernels.conftest import DTYPES, every_op
+from preheat import Builder, Gpu
+from preheat.kernels import axes, rms_norm, softmax
+from preheat.kernels.op import Op
+from tests.kernels.conftest import DTYPES, every_op, exact
 
 EVERY = {op.entry: op for op in every_op()}
 FAMILIES = sorted({op.source.name for op in EVERY.values()})
+WHOLE = os.environ.get("PREHEAT_TEST_ALL") == "1"
 WIDTHS = *range(1, 1100), *(2**power + more for power in range(10, 18) for more in (-1, 0, 1))
 CHUNKLESS = b"gemm", b"rms_norm_gamma"  # these do not read sixteen bytes of any type at once
+
+
+def type_of(op: Op) -> str:
+    """The element type of a kernel, in C++."""
+    return re.split("[<,>]", op.entry)[1]
+
+
+def share(family: str, at: int, archs: int) -> list[Op]:
+    """The kernels of a family for architecture number `at`: some of every type, and other ones of each.
+
+    Together the architectures have all of them.
+    """
+    picked: list[Op] = []
+    for number, kind in enumerate(sorted({type_of(op) for op in EVERY.values()})):
+        ops = [op for op in EVERY.values() if (op.source.name, type_of(op)) == (family, kind)]
+        first = (at + 4 * number) % archs
+        picked += ops[first::archs] or [ops[first % len(ops)]]
+    return picked
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_architecture_compiles_its_share_of_all_kernels(
     shared_builder: Builder, family: str
 ) -> None:
-    """All kernels for all architectures would take ten minutes: each is compiled for one of them."""
+    """All for all would take ten minutes: that is done where PREHEAT_TEST_ALL=1."""
     ops = [op for op in EVERY.values() if op.source.name == family]
     archs = shared_builder.toolchain.located.archs
     assert {75, 90, 120} <= set(archs)
-    share = -(-len(ops) // len(archs))
     for at, arch in enumerate(archs):
-        entries = {ops[i % len(ops)].entry for i in range(at * share, (at + 1) * share)}
+        entries = {op.entry for op in (ops if WHOLE else share(family, at, len(archs)))}
         program = replace(ops[0].program, names=tuple(sorted(entries)))
         artifact = shared_builder.build(program, f"sm_{arch}")
         assert artifact.cubin
         assert {entry.title for entry in artifact.entries} == entries
         _check(artifact.ptx)
+
+
+@pytest.mark.parametrize("archs", [1, 2, 13, 40])
+def test_shares_leave_no_kernel_out_and_have_every_family_and_type(archs: int) -> None:
+    shares = [[op for name in FAMILIES for op in share(name, at, archs)] for at in range(archs)]
+    assert {op.entry for each in shares for op in each} == set(EVERY)
+    pairs = {(op.source.name, type_of(op)) for op in EVERY.values()}
+    assert len(pairs) == len(FAMILIES) * len(DTYPES)
+    for each in shares:
+        assert {(op.source.name, type_of(op)) for op in each} == pairs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digits", "smallest", "largest"), [("float16", 11, -13, 16), ("bfloat16", 8, -125, 128)]
+)
+def test_the_oldest_architecture_rounds_as_later_ones_do(
+    open_device: Callable[..., Gpu], dtype: str, digits: int, smallest: int, largest: int
+) -> None:
+    """Whatever 16 bits can hold, times 1.5; before sm_80 there are no instructions to round pairs."""
+    bits = np.arange(2**16, dtype="uint16").view("uint16" if dtype == "bfloat16" else dtype)
+    found = []
+    for arch in ("sm_75", "sm_90"):
+        gpu = open_device("emulator", arch=arch)
+        x, y = gpu.array(bits, dtype), gpu.empty(bits.shape, dtype)
+        axes.add(1, x.size, dtype).launch(gpu, x, y, 1.5, 1, 1, x.size, False)
+        found.append(y)
+    with np.errstate(invalid="ignore"):  # NaN that signal are among them
+        product, *results = 1.5 * exact(x), *map(exact, found)
+    same = np.equal(*(y.numpy().view("uint16") for y in found))
+    assert same[~np.isnan(product)].all()
+    assert same.all() or dtype == "float16"  # whose payloads of NaN the emulator leaves alone
+    unit = np.maximum(np.frexp(product)[1], smallest) - digits
+    steps = np.ldexp(product, -unit)
+    assert (np.abs(np.modf(steps)[0]) == 0.5).sum() > 10_000  # ties, which go to even
+    nearest = np.ldexp(np.rint(steps), unit)
+    nearest[np.abs(nearest) >= 2.0**largest] *= np.inf
+    assert all(np.array_equal(result, nearest, equal_nan=True) for result in results)
 
 
 def _check(ptx: bytes) -> None:

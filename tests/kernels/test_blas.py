@@ -192,6 +192,27 @@ def test_an_unknown_math_mode_is_refused(emulator: Gpu, cublas: Cublas) -> None:
     with pytest.raises(InputError, match="math 'tf23' is not a math mode") as error:
         Blas(emulator, "tf23", found=Found(cublas, "13.0.0"))
     assert "tf32" in str(error.value.hint)
+    with pytest.raises(InputError, match=r"math \['fp32'\] is not a math mode"):
+        Blas(emulator, ["fp32"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu", [None, "cuda", 0])
+def test_what_is_no_device_is_refused(gpu: Any) -> None:
+    with pytest.raises(InputError, match=f"{gpu!r} is not a device"):
+        Blas(gpu)
+
+
+@pytest.mark.parametrize("captures", ["x", None, -1, 2.5, 2.0, True])
+def test_what_is_no_count_of_captures_is_refused(blas: Blas, cublas: Cublas, captures: Any) -> None:
+    with pytest.raises(InputError, match=r"captures .* is not a count of captures"):
+        blas.reserve(captures)
+    assert len(cublas.named("create")) == 1
+
+
+def test_a_count_of_captures_may_be_zero_or_of_numpy(blas: Blas, cublas: Cublas) -> None:
+    blas.reserve(0)
+    blas.reserve(np.uint8(3))  # type: ignore[arg-type]
+    assert len(cublas.named("create")) == 3
 
 
 @pytest.mark.parametrize(
@@ -250,7 +271,73 @@ def test_dropping_it_gives_every_handle_back_at_the_next_safe_point(
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
 
 
+def test_streams_that_are_closed_or_dropped_give_their_workspaces_back(
+    blas: Blas, cublas: Cublas, emulator: Gpu
+) -> None:
+    product = Product(emulator)
+    product(blas)
+    emulator.synchronize()
+    free, streams = emulator.memory().free, [emulator.stream() for _ in range(4)]
+    for stream in streams:
+        product(blas, stream=stream)
+    assert emulator.memory().free <= free - 4 * (32 << 20)
+    handles = len(cublas.named("create"))
+    streams.pop().close()
+    del streams, stream
+    gc.collect()
+    product(blas)
+    emulator.synchronize()
+    assert emulator.memory().free == free
+    for _ in range(3):
+        with emulator.stream() as again:
+            product(blas, stream=again)
+        product(blas)
+    assert len(cublas.named("create")) == handles  # handles serve the next streams
+    assert cublas.named("destroy") == []
+    emulator.close()
+    assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
+
+
+def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
+    blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, stream, followed = Product(emulator), emulator.stream(), list[Any]()
+    product(blas)
+    product(blas, stream=stream)
+    raw = stream.raw
+    stream.close()
+    product(blas)
+    monkeypatch.setattr("preheat.runtime.memory.follow", lambda *pair: followed.append(pair))
+    emulator.synchronize()
+    assert (emulator._context.stream, raw) in followed
+
+
+def test_a_seat_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
+    """As when another thread closes the stream between the choice of a seat and the call."""
+    product, stream = Product(emulator), emulator.stream()
+    seat = blas.seat(stream.raw)
+    stream.close()
+    product(blas)
+    blas.reserve(5)
+    assert seat.handle not in {other.handle for other in (*blas._ready, *blas._seats.values())}
+
+
 # Captures
+
+
+def test_no_workspace_is_given_back_inside_a_capture(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product, stream = Product(emulator), emulator.stream()
+    product(blas, stream=stream)
+    handle = stream.handle
+    with emulator.capture():
+        launched()
+        stream.close()
+        product(blas)
+        assert handle in blas._seats
+    product(blas)
+    assert handle not in blas._seats
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_the_tile_follows_from_the_shape_of_the_result() -> None:
 
 
 def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
-    ops = Ops(device, blas=None)
+    ops = Ops(device, blas=False)
     a, b, gc = random(5, 7), random(7, 3), random(5, 3)
     with watching() as seen:
         ops.gemm(a.array, b.array)
@@ -310,7 +310,7 @@ def test_real_sizes_agree_with_float64(
     kind = getattr(torch, dtype)
     a, b = (torch.randn(shape_of(axes, dims), device="cuda").to(kind) for axes in (left, right))
     out = torch.full(shape_of(result, dims), torch.nan, device="cuda", dtype=kind)
-    getattr(Ops(open_device("cuda"), blas=None), name)(a, b, out=out)
+    getattr(Ops(open_device("cuda"), blas=False), name)(a, b, out=out)
     spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
     wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
     bound = gemm.error_bound(dims[summed]) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25

@@ -95,6 +95,34 @@ def test_what_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
         quantize(np.ones(shape))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    ["x", [[1], [2, 3]], object(), 10**400, np.full((2, 2), 1 + 2j), np.ones((2, 2), "complex64")],
+    ids=["text", "ragged", "object", "huge", "complex", "real parts"],
+)
+def test_what_float32_cannot_hold_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="weight cannot be read as float32"):
+        quantize(wrong)
+
+
+def test_a_matrix_on_a_device_has_to_come_to_the_host_first(open_device: Callable[..., Gpu]) -> None:
+    quantized = quantize(normal(3, 5))
+    there = quantized.on(open_device("emulator"))
+    for name in ("codes", "scales"):
+        moved = quantized._replace(**{name: getattr(there, name)})
+        with pytest.raises(InputError, match=f"{name} is Array, not an array of NumPy") as caught:
+            dequantize(moved)
+        assert f"copy it to the host first: {name}.numpy()" in str(caught.value.hint)
+    with pytest.raises(InputError, match="quantized is ndarray, not an Nf4"):
+        dequantize(normal(3, 5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [5, (15,), (3, 5, 1), (-3, -5), (3, 5.0), "ab", None])
+def test_a_shape_that_is_no_matrix_is_refused(shape: Any) -> None:
+    with pytest.raises(InputError, match=r"shape .* is not that of a matrix"):
+        quantize(normal(3, 5))._replace(shape=shape).check()
+
+
 @pytest.mark.parametrize("which", ["codes", "scales"])
 def test_codes_and_scales_must_belong_to_the_shape(which: str) -> None:
     quantized = quantize(normal(7, 33))
@@ -145,7 +173,7 @@ def test_times_one_it_is_what_the_bytes_say(device: Gpu, shape: tuple[int, int])
 
 
 def test_it_is_the_product_with_the_dequantised_matrix_bit_for_bit(device: Gpu, random: Random) -> None:
-    ops, gc, quantized = Ops(device, blas=None), random(9, 37), quantize(normal(20, 37))
+    ops, gc, quantized = Ops(device, blas=False), random(9, 37), quantize(normal(20, 37))
     found = ops.gemm_backward_a(gc.array, quantized.on(device))
     assert same_bits(found, ops.gemm_backward_a(gc.array, device.array(dequantize(quantized))))
 

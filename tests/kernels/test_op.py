@@ -6,15 +6,14 @@ import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from preheat import Builder, Gpu, InputError, Program
+from preheat import Builder, Gpu, InputError
 from preheat.kernels import elementwise, rms_norm, softmax
-from preheat.kernels.op import Op, watching
+from preheat.kernels.op import watching
 from preheat.kernels.ops import Ops
 from tests.conftest import Recorder
 from tests.kernels.conftest import DTYPES, Operand, every_op, exact, same_bits
@@ -79,11 +78,16 @@ def test_the_program_holds_one_entry_and_opens_no_file() -> None:
         assert not op.program.may_include
 
 
-def test_an_op_without_a_shared_part_is_its_file(tmp_path: Path) -> None:
-    source = tmp_path / "k.cu"
-    source.write_text("template <class T> __global__ void k(T* x) {}")
-    op = Op("k", (), source, "k<int>", (1,), (1,))
-    assert op.program == Program.from_file(source, names=("k<int>",))
+def test_what_counts_as_an_integer_makes_the_same_op() -> None:
+    rows, width = np.uint32(5), np.uint16(40)
+    for make in (rms_norm.rms_norm, rms_norm.rms_norm_backward, softmax.softmax, rms_norm.groups):
+        assert make(cast(int, rows), cast(int, width), "float32") == make(5, 40, "float32")
+    assert rms_norm.groups(cast(int, np.uint32(100_000)), cast(int, np.uint16(64)), "float32") == 2112
+
+
+def test_the_most_elements_make_no_more_blocks_than_a_grid_has() -> None:
+    for dtype in DTYPES:
+        assert elementwise.silu(elementwise.MOST, dtype).grid[0] < 2**31
 
 
 def test_an_op_reads_as_a_call() -> None:
@@ -104,6 +108,9 @@ def test_an_op_reads_as_a_call() -> None:
         (partial(rms_norm.rms_norm, 2**31, 5), "rows 2147483648 is outside 1 to"),
         (partial(rms_norm.rms_norm_backward, 5, 0), "width 0 is outside 1 to"),
         (partial(rms_norm.groups, cast(int, 1.5), 5), "rows 1.5 is not an integer"),
+        (partial(rms_norm.groups, True, 5), "rows True is not an integer"),
+        (partial(rms_norm.groups, cast(int, np.True_), 5), "rows .*True_? is not an integer"),
+        (partial(elementwise.silu, elementwise.MOST + 1), "n 1099511627265 is outside 1 to"),
     ],
 )
 def test_dimensions_that_cannot_be_are_named(make: Callable[[str], object], message: str) -> None:
@@ -271,7 +278,7 @@ def test_a_slower_way_is_told_once_for_each_device_and_entry(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    ops, wide, narrow = Ops(gpu, blas=None), gpu.zeros((1, 20001)), gpu.zeros((1, 33))
+    ops, wide, narrow = Ops(gpu, blas=False), gpu.zeros((1, 20001)), gpu.zeros((1, 33))
     for _ in range(2):
         ops.softmax(narrow)
         ops.softmax(wide)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat import Builder, Gpu, InputError, LaunchError
+from preheat import Builder, CaptureError, DeviceError, Gpu, InputError, LaunchError
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.ops import Ops
@@ -119,8 +119,90 @@ def test_numbers_of_numpy_will_do_for_eps(emulator: Gpu) -> None:
     gamma = emulator.zeros(4).fill(1)
     wanted = ops.rms_norm(x, gamma, eps=0.5)
     assert same_bits(ops.rms_norm(x, gamma, eps=np.float32(0.5)), wanted)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="eps 'x' is not a number"):
-        ops.rms_norm(x, gamma, eps="x")  # type: ignore[arg-type]
+    assert same_bits(ops.rms_norm(x, gamma, eps=3.4e38), ops.rms_norm(x, gamma, eps=34 * 10**37))
+
+
+@pytest.mark.parametrize(
+    "eps",
+    ["x", None, True, np.True_, -1e-9, np.nan, np.inf, 1e39, 1e300, 10**400, 10**5000, 1j],
+    ids=type,
+)
+def test_an_eps_that_float32_cannot_hold_is_refused(emulator: Gpu, eps: Any) -> None:
+    ops, x, gamma = Ops(emulator), emulator.zeros((2, 4)), emulator.zeros(4)
+    with pytest.raises(InputError, match=r"eps .* is not a number from 0 up that float32 can hold"):
+        ops.rms_norm(x, gamma, eps=eps)
+    with pytest.raises(InputError, match=r"eps .* is not a number"):
+        ops.rms_norm_backward(x, x, gamma, eps=eps)
+
+
+# Workspaces
+
+
+def test_a_workspace_of_another_type_is_told_what_it_has_to_be(emulator: Gpu) -> None:
+    ops, x, gamma = Ops(emulator), emulator.zeros((3, 4)), emulator.zeros(4)
+    for kind in ("int32", "float16", "float64"):
+        wrong = emulator.zeros(ops.rms_norm_workspace(3, 4, "float32"), kind)
+        message = rf"workspace is {kind} of shape \(3, 4\), not at least float32 of shape \(3, 4\)"
+        with pytest.raises(InputError, match=message) as caught:
+            ops.rms_norm_backward(x, x, gamma, eps=1, workspace=wrong)
+        assert caught.value.hint is None
+    with pytest.raises(InputError, match="workspace is not contiguous"):
+        ops.rms_norm_backward(x, x, gamma, eps=1, workspace=np.ones((8, 8), "float32")[:, ::2])
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
+@pytest.mark.parametrize(("rows", "width"), [(3, 4), (60000, 33), (7, 5000)])
+def test_a_workspace_is_as_large_whatever_integers_ask(
+    emulator: Gpu, kind: Any, rows: int, width: int
+) -> None:
+    ops = Ops(emulator)
+    for dtype in ("float32", "float16"):
+        asked = ops.rms_norm_workspace(kind(rows), kind(width), dtype)
+        assert asked == ops.rms_norm_workspace(rows, width, dtype)
+        assert [type(size) for size in asked] == [int, int]
+        assert asked[1] == width
+
+
+def test_a_capture_that_would_allocate_names_the_arguments_that_help(emulator: Gpu) -> None:
+    ops, x, gamma, y = Ops(emulator), emulator.zeros((2, 4)), emulator.zeros(4), emulator.zeros((2, 4))
+
+    def step(**more: Any) -> None:
+        ops.rms_norm_backward(x, x, gamma, eps=1, **more)
+
+    def capture(**more: Any) -> None:
+        with emulator.capture():
+            step(**more)
+
+    step()
+    for missing, given in (("out", {}), ("workspace", {"out": (y, emulator.zeros(4))})):
+        with pytest.raises(CaptureError, match="allocating memory inside a capture") as caught:
+            capture(**given)
+        assert f"give {missing}=…" in str(caught.value.hint)
+
+
+# NF4
+
+
+NF4: list[tuple[str, Callable[[Ops, Any, Any], Any]]] = [
+    ("gc", lambda o, _, q: o.gemm_backward_a(q, q)),
+    ("gc", lambda o, x, q: o.gemm_backward_a(q, x)),
+    ("b", lambda o, x, q: o.gemm(x, q)),
+    ("a", lambda o, x, q: o.gemm(q, x)),
+    ("gc", lambda o, x, q: o.gemm_backward_b(x, q)),
+    ("out", lambda o, x, q: o.gemm_backward_a(x, x, out=q)),
+    ("x", lambda o, _, q: o.silu(q)),
+    ("gamma", lambda o, x, q: o.rms_norm(x, q, eps=1)),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), NF4)
+def test_nf4_is_refused_where_no_kernel_takes_it(
+    emulator: Gpu, name: str, call: Callable[[Ops, Any, Any], Any]
+) -> None:
+    quantized, x = quantize(np.ones((4, 4), "float32")).on(emulator), emulator.zeros((4, 4))
+    with pytest.raises(InputError, match=f"^{name} is in NF4") as caught:
+        call(Ops(emulator), x, quantized)
+    assert "only b of gemm_backward_a" in str(caught.value.hint)
 
 
 # Memory that is shared
@@ -175,7 +257,7 @@ def test_a_result_over_part_of_an_operand_is_refused(
     emulator: Gpu, call: Callable[[Ops, Shared], Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        call(Ops(emulator, blas=None), Shared(emulator))
+        call(Ops(emulator, blas=False), Shared(emulator))
 
 
 def test_a_product_over_codes_or_scales_is_refused(emulator: Gpu) -> None:
@@ -189,7 +271,7 @@ def test_a_product_over_codes_or_scales_is_refused(emulator: Gpu) -> None:
 
 
 def test_neighbours_and_whole_operands_are_fine(emulator: Gpu) -> None:
-    ops, shared = Ops(emulator, blas=None), Shared(emulator)
+    ops, shared = Ops(emulator, blas=False), Shared(emulator)
     wanted = [ops.silu(shared.at_16), ops.gemm(shared.at_0, shared.at_0)]
     ops.gemm(shared.at_0, shared.at_0, out=shared.at_32)
     assert same_bits(shared.at_32, wanted[1])
@@ -208,34 +290,68 @@ def test_overlaps_are_seen_in_memory_of_other_libraries(emulator: Gpu) -> None:
 # cuBLAS
 
 
-def test_a_blas_that_is_none_is_refused(open_device: Callable[..., Gpu]) -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator finds a cuBLAS."""
+    monkeypatch.setattr("preheat.kernels.ops.find", lambda _: Found(Cublas(), "13.0.0"))
+
+
+@pytest.mark.parametrize("blas", [None, "tf32", 0, 1, np.True_, np.ones(3), ["auto"]], ids=repr)
+def test_what_is_no_choice_of_blas_is_refused(emulator: Gpu, blas: Any) -> None:
+    with pytest.raises(InputError, match=r"blas .* is neither 'auto', nor True or False, nor a"):
+        Ops(emulator, blas=blas)
+
+
+def test_the_blas_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
     here, there = open_device("emulator"), open_device("emulator:1")
-    with pytest.raises(InputError, match="blas 'tf32' is neither"):
-        Ops(here, blas="tf32")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"blas is of <Gpu emulator:1.*, not of <Gpu emulator:0"):
         Ops(here, blas=Blas(there, found=Found(Cublas(), "13.0.0")))
+
+
+def test_who_insists_on_cublas_hears_at_once_why_there_is_none(emulator: Gpu) -> None:
+    with pytest.raises(DeviceError, match="there is no cuBLAS: emulator:0 is no GPU"):
+        Ops(emulator, blas=True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_who_insists_on_cublas_has_it_in_every_life_of_the_device(
+    open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
+) -> None:
+    gpu = open_device("emulator", builder=builder)
+    ops = Ops(gpu, blas=True)
+    first = ops.blas
+    assert isinstance(first, Blas)
+    assert [event["uses"] for event in recorder.named("blas")] == ["cuBLAS 13.0.0"]
+    gpu.reset()
+    assert isinstance(ops.blas, Blas)
+    assert ops.blas is not first
+
+
+@pytest.mark.usefixtures("installed")
+def test_who_does_without_cublas_has_none_where_there_is_one(emulator: Gpu) -> None:
+    assert isinstance(Ops(emulator).blas, Blas)
+    assert Ops(emulator, blas=False).blas is None
 
 
 def test_whatever_is_true_accumulates_once(emulator: Gpu) -> None:
     rng = np.random.default_rng(5)
     a, b = (emulator.array(rng.standard_normal((5, 5), dtype=np.float32)) for _ in range(2))
     results = []
-    for blas in (None, Blas(emulator, found=Found(Cublas(), "13.0.0"))):
+    for blas in (False, Blas(emulator, found=Found(Cublas(), "13.0.0"))):
         out = emulator.zeros((5, 5)).fill(1)
         Ops(emulator, blas=blas).gemm(a, b, out=out, accumulate=2)  # type: ignore[arg-type]
         results.append(exact(out))
     assert np.allclose(results[0], results[1], atol=1e-5)
 
 
+@pytest.mark.usefixtures("installed")
 def test_threads_that_start_together_share_one_choice(
     open_device: Callable[..., Gpu],
     builder: Builder,
     recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu, together = open_device("emulator", builder=builder), threading.Barrier(4)
     ops = Ops(gpu)
-    monkeypatch.setattr("preheat.kernels.ops.find", lambda _: Found(Cublas(), "13.0.0"))
 
     def choose(_: int) -> Blas | None:
         together.wait()

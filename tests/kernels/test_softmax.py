@@ -61,6 +61,16 @@ def test_two_lengths_in_one_process_are_both_right(ops: Ops, random: Random) -> 
 
 
 @pytest.mark.parametrize("width", [64, 20000])
+def test_far_below_the_largest_of_a_row_errors_grow_as_the_docs_say(
+    device: Gpu, ops: Ops, width: int
+) -> None:
+    x = np.random.default_rng(5).uniform(-87, 0, (3, width)).astype("float32")
+    below = x.max(-1, keepdims=True).astype(np.float64) - x
+    wanted, found = softmax(x.astype(np.float64)), exact(ops.softmax(device.array(x)))
+    assert np.all(np.abs(found - wanted) <= (2e-6 + 1.2e-7 * below) * wanted + 1e-37)
+
+
+@pytest.mark.parametrize("width", [64, 20000])
 def test_what_is_masked_has_no_part_and_large_values_do_not_overflow(
     device: Gpu, ops: Ops, width: int
 ) -> None:

@@ -22,6 +22,7 @@ from preheat.callers import caller
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import device
 from preheat.kernels.blas import find
+from preheat.kernels.forms import form_of
 from preheat.kernels.ops import Ops
 
 __all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
@@ -191,7 +192,7 @@ def _new(like: Tensor) -> Tensor:
 
 
 def _check(tensors: dict[str, Tensor]) -> None:
-    """Refuse what is no tensor on a GPU, and tensors that are not alike in place and type."""
+    """Refuse what is no tensor on a GPU that kernels take, and tensors not alike in place and type."""
     first, like = next(iter(tensors.items()))
     for name, given in tensors.items():
         if not _on_gpu(given):
@@ -201,6 +202,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
         for found, wanted in ((given.device, like.device), (given.dtype, like.dtype)):
             if found != wanted:
                 raise InputError(f"{name} is {found}, not {wanted} as {first}")
+        form_of(name, given)
 
 
 def _on_gpu(given: Any) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from preheat.cli.manifests import require_writable
 from preheat.cli.output import count, data, emit_json, say
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Plan, backward_plan
 from preheat.warm.recorder import merge
 
 __all__ = ["command"]
+
+_OPTIONS = {"max_seq": "--seq", "lora_rank": "--rank"}
 
 _EPILOG = """\b
 Examples:
@@ -42,10 +46,14 @@ def command() -> None:
 @click.option("--rank", default=16, show_default=True, metavar="N", help="Rank of LoRA; 0 is none.")
 @click.option("--nf4", is_flag=True, help="The base is frozen, and quantised to NF4.")
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Element type.")
-@click.option("--blas", is_flag=True, help="Leave products of matrices to cuBLAS.")
+@click.option("--blas/--no-blas", default=None, help="Leave products of matrices to cuBLAS, or not.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every operation, in order.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="A manifest to add the kernels to."
+    "-o",
+    "--output",
+    metavar="MANIFEST",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Manifest to add the kernels to.",
 )
 def lora(
     model: str,
@@ -53,13 +61,13 @@ def lora(
     rank: int,
     nf4: bool,
     dtype: str,
-    blas: bool,
+    blas: bool | None,
     as_json: bool,
     output: Path | None,
 ) -> None:
     """List what the backward step of a transformer block launches, with LoRA on q, k and v."""
     sizes = {**_sizes(model), "max_seq": seq, "lora_rank": rank}
-    plan = backward_plan(**sizes, nf4=nf4, dtype=dtype, blas=blas)
+    plan = _plan(**sizes, nf4=nf4, dtype=dtype, blas="auto" if blas is None else blas)
     if output is not None:
         _add(plan, output)
     if as_json:
@@ -78,10 +86,21 @@ def _sizes(model: str) -> dict[str, Any]:
     return found.sizes
 
 
+def _plan(**given: Any) -> Plan:
+    """The plan; errors call parameters what the command line calls them."""
+    try:
+        return backward_plan(**given)
+    except InputError as error:
+        told = re.sub("|".join(_OPTIONS), lambda name: _OPTIONS[name[0]], str(error))
+        raise InputError(told, hint=error.hint) from None
+
+
 def _add(plan: Plan, output: Path) -> None:
-    if not output.parent.is_dir():
-        raise InputError(f"cannot write {output}: {output.parent} is not a directory")
-    merge(output, plan.manifest())
+    try:
+        require_writable(output)
+        merge(output, plan.manifest())
+    except OSError as fault:
+        raise InputError(f"cannot write {output}: {fault.strerror or fault}") from None
 
 
 def _as_dict(model: str, plan: Plan) -> dict[str, Any]:
@@ -93,6 +112,7 @@ def _as_dict(model: str, plan: Plan) -> dict[str, Any]:
                 "operation": op.name,
                 "dims": dict(op.dims),
                 "kernel": op.entry if op.by is None else None,
+                "by": op.by,
             }
             for op in plan.operations
         ],

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from preheat.cli.manifests import require_writable
 from preheat.cli.output import complain, count, emit_json, say
 from preheat.config import environ
 from preheat.errors import InputError
@@ -77,7 +78,7 @@ def command(
     added = [_readable(path) for path in dict.fromkeys(others)]
     status = 0
     try:
-        _require_writable(target)
+        require_writable(target)  # before the command has run in vain
         if fresh:
             _require_replaceable(target)
         before = Manifest() if fresh else known(target)
@@ -114,15 +115,6 @@ def _readable(path: Path) -> Manifest:
     if not path.exists():
         raise InputError(f"there is no {path} to merge")
     return known(path)
-
-
-def _require_writable(target: Path) -> None:
-    """Say so before the command has run in vain."""
-    parent, hint = target.parent, "name another place for the manifest with -o"
-    if not parent.is_dir():
-        raise InputError(f"cannot write {target}: {parent} is not a directory", hint=hint)
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write to {parent}", hint=hint)
 
 
 def _require_replaceable(target: Path) -> None:

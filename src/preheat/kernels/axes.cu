@@ -15,7 +15,6 @@ swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool 
     Chunk<T> v[1], old[1];
     load<1>(v, from, width, lane);
     if (add) load<1>(old, (const T*)to, width, lane);
-#pragma unroll
-    for (int i = 0; i < v[0].SIZE; i++) v[0].put(i, fmaf(scale, v[0][i], add ? old[0][i] : 0.0f));
+    v[0].fill([&](int i) { return fmaf(scale, v[0][i], add ? old[0][i] : 0.0f); });
     store<1>(to, v, width, lane);
 }

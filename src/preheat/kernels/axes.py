@@ -6,7 +6,7 @@ from pathlib import Path
 
 from preheat.errors import InputError
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, WIDEST, chunk_of
+from preheat.kernels.rows import WIDEST, chunk_of
 
 __all__ = ["LINES", "add", "swap_axes"]
 
@@ -41,4 +41,4 @@ def _op(name: str, dims: dict[str, int], lines: int, dtype: object) -> Op:
         sizes = " by ".join(f"{each} {size}" for each, size in dims.items())
         raise InputError(f"{sizes} is more than one launch can move")
     entry = f"swap_axes<{cpp}>"
-    return Op(name, tuple(dims.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shares=COMMON)
+    return Op(name, tuple(dims.items()), _SOURCE, entry, (blocks,), (_BLOCK,))

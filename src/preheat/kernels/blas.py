@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -80,14 +81,17 @@ class Blas:
     `math` is "fp32" (nothing less precise, for any type), "tf32" (float32 rounded to 10 bits before it
     is multiplied, on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
     Every stream has its handle and every handle its workspace: results have the same bits every time.
+    The workspace of a stream that was closed is given back at the next product, behind its work.
 
     A captured graph keeps a workspace to itself, and inside a capture none can be made: one is ready
     from the beginning and after every product outside of captures, and `reserve` has more ready.
     """
 
     def __init__(self, gpu: Gpu, math: str = "default", *, found: Found | str | None = None) -> None:
-        if math not in MATH:
-            hint = did_you_mean(math, MATH) or f"use {', '.join(MATH)}"
+        if not isinstance(gpu, Gpu):
+            raise InputError(f"{gpu!r} is not a device", hint="Blas(preheat.device(…))")
+        if not isinstance(math, str) or math not in MATH:
+            hint = did_you_mean(str(math), MATH) or f"use {', '.join(MATH)}"
             raise InputError(f"math {math!r} is not a math mode", hint=hint)
         found = find(gpu) if found is None else found
         if isinstance(found, str):
@@ -99,7 +103,7 @@ class Blas:
         self._seats: dict[int, _Seat] = {}  # by the number of the stream
         self._lent: list[tuple[weakref.ref[Window], _Seat]] = []  # to captures
         self._ready: list[_Seat] = []
-        self._bare: list[_Seat] = []  # whose workspaces graphs have kept
+        self._spare: list[_Handle] = []  # left by seats that are gone
         self.reserve()
 
     def multiply(
@@ -114,16 +118,24 @@ class Blas:
 
     def reserve(self, captures: int = 1) -> None:
         """Have workspaces ready for so many captures."""
+        count = operator.index(captures) if hasattr(captures, "__index__") else -1
+        if count < 0 or isinstance(captures, bool):
+            raise InputError(f"captures {captures!r} is not a count of captures")
         self.context.require()
         self.context.forbid(ALLOCATE)
         with self._making:
             under_way = self.context.captures()
-            self._bare += [seat for window, seat in self._lent if window() not in under_way]
             self._lent = [each for each in self._lent if each[0]() in under_way]
-            while len(self._ready) < captures:
-                seat = self._bare.pop() if self._bare else _Seat(self)
-                seat.room = _Room(self.context, self._workspace, self.context.stream)
-                self._ready.append(seat)
+            self._prune()
+            while len(self._ready) < count:
+                handle = self._spare.pop() if self._spare else _Handle(self)
+                room = _Room(self.context, self._workspace, self.context.stream)
+                self._ready.append(_Seat(self, handle, room))
+
+    def _prune(self) -> None:
+        """Drop the seats of streams that nobody holds any more."""
+        for _, stream in list(self.context.idle):
+            self._seats.pop(stream.handle, None)
 
     @property
     def _workspace(self) -> int:
@@ -133,6 +145,8 @@ class Blas:
     def seat(self, stream: base.Stream) -> _Seat:
         """Handle and workspace of a stream."""
         with self._making:
+            if not self.context.windows:
+                self._prune()
             found = self._seats.get(stream.handle)
             if found is None:
                 if not self._ready:
@@ -183,16 +197,39 @@ class _Room(Buffer):
         self.held: list[object] = []
 
 
-class _Seat:
-    """A handle and, while it is in use, a workspace. Dropping it gives both back."""
-
-    room: _Room
+class _Handle:
+    """A handle of cuBLAS. Dropping it gives it back."""
 
     def __init__(self, blas: Blas) -> None:
         self._context, self._call = blas.context, blas.call
-        self._mode = sum(getattr(blas.cublas.Math, name) for name in blas.math.modes)
-        self.handle: int = blas.call("create")
+        self.number: int = blas.call("create")
         self._context.holders.add(self)
+
+    def release(self) -> None:
+        """Give it back at once: the device is closed."""
+        self._call("destroy", self.number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number") and self._context.lost is None:
+            self._context.garbage.append(partial(self._call, "destroy", self.number))
+
+
+class _Seat:
+    """A handle and its workspace.
+
+    Dropping it leaves the handle to the next one, and gives the workspace back, as memory is: once the
+    work that uses it has ended, and not before a graph that does is gone.
+    """
+
+    def __init__(self, blas: Blas, handle: _Handle, room: _Room) -> None:
+        self._handle, self.room = handle, room
+        self._call, self._spare = blas.call, blas._spare
+        self._mode = sum(getattr(blas.cublas.Math, name) for name in blas.math.modes)
+
+    @property
+    def handle(self) -> int:
+        """The number by which cuBLAS knows the handle."""
+        return self._handle.number
 
     def bind(self, stream: base.Stream) -> _Seat:
         """Work in `stream` from now on."""
@@ -202,13 +239,8 @@ class _Seat:
         self._call("set_math_mode", self.handle, self._mode)
         return self
 
-    def release(self) -> None:
-        """Give the handle back at once: the device is closed."""
-        self._call("destroy", self.handle)
-
     def __del__(self) -> None:
-        if hasattr(self, "handle") and self._context.lost is None:
-            self._context.garbage.append(partial(self._call, "destroy", self.handle))
+        self._spare.append(self._handle)
 
 
 class _Form(NamedTuple):

@@ -1,4 +1,4 @@
-// What the families of rows and elements share: op.py puts it in front of their own text.
+// What all families share: op.py puts it in front of their own text.
 //
 // Storage is float, __half or __nv_bfloat16; arithmetic is in float. The latter two are named like
 // CUDA's own, because by these names arrays of float16 and bfloat16 are accepted as arguments.
@@ -35,22 +35,44 @@ template <> INLINE __nv_bfloat16 rounded<__nv_bfloat16>(float v) {
 #endif
 }
 
-// Sixteen bytes of elements: what one thread reads or writes at a time.
-template <class T> struct Chunk;
+// Two of them in a word, the first in its lower half.
+template <class Half> INLINE unsigned both_rounded(float first, float second) {
+    return rounded<Half>(first).bits | (unsigned)rounded<Half>(second).bits << 16;
+}
+#if __CUDA_ARCH__ >= 800  // at once
+template <> INLINE unsigned both_rounded<__half>(float first, float second) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+}
+template <> INLINE unsigned both_rounded<__nv_bfloat16>(float first, float second) {
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+}
+#endif
 
-template <> struct Chunk<float> {
-    static constexpr int SIZE = 4;
-    unsigned words[4] = {};
+// Neighbours that one thread reads or writes at a time: sixteen bytes of them, unless it is told
+// otherwise. Two halves share a word until they are used: taking them apart would wait for memory.
+template <class T, int WORDS = 4> struct Chunk;
+
+template <int WORDS> struct alignas(4 * WORDS) Chunk<float, WORDS> {
+    static constexpr int SIZE = WORDS;
+    unsigned words[WORDS] = {};
 
     INLINE float operator[](int i) const { return __uint_as_float(words[i]); }
     INLINE float raw(int i) const { return (*this)[i]; }
     INLINE void put_raw(int i, float v) { words[i] = __float_as_uint(v); }
-    INLINE void put(int i, float v) { put_raw(i, v); }
+    // Every element becomes what `value` says of its number; it may read what is there.
+    template <class F> INLINE void fill(F value) {
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) put_raw(i, value(i));
+    }
 };
 
-template <class Half> struct Chunk {
-    static constexpr int SIZE = 8;
-    unsigned words[4] = {};
+template <class Half, int WORDS> struct alignas(4 * WORDS) Chunk {
+    static constexpr int SIZE = 2 * WORDS;
+    unsigned words[WORDS] = {};
 
     INLINE Half raw(int i) const {
         return {(unsigned short)(words[i / 2] >> 16 * (i % 2))};
@@ -60,12 +82,15 @@ template <class Half> struct Chunk {
         words[i / 2] = other | (unsigned)v.bits << 16 * (i % 2);
     }
     INLINE float operator[](int i) const { return to_float(raw(i)); }
-    INLINE void put(int i, float v) { put_raw(i, rounded<Half>(v)); }
+    template <class F> INLINE void fill(F value) {
+#pragma unroll
+        for (int i = 0; i < SIZE; i += 2) words[i / 2] = both_rounded<Half>(value(i), value(i + 1));
+    }
 };
 
 // Whether every chunk of a row is whole and lies where sixteen bytes can be accessed at once.
 template <class T> INLINE bool in_chunks(const T* row, int width) {
-    return width % Chunk<T>::SIZE == 0 && (size_t)row % sizeof(uint4) == 0;
+    return width % Chunk<T>::SIZE == 0 && (size_t)row % sizeof(Chunk<T>) == 0;
 }
 
 // The chunks of a row that are this thread's: number `lane` and every STRIDE-th from there on. Whose
@@ -78,15 +103,10 @@ INLINE void load(Chunk<T> (&to)[CHUNKS], const T* row, int width, int lane, T mi
         Chunk<T> none;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) none.put_raw(i, missing);
-        const unsigned* w = none.words;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int at = (lane + k * STRIDE) * SIZE;
-            uint4 four = at < width ? *(const uint4*)(row + at) : uint4{w[0], w[1], w[2], w[3]};
-            to[k].words[0] = four.x;
-            to[k].words[1] = four.y;
-            to[k].words[2] = four.z;
-            to[k].words[3] = four.w;
+            to[k] = at < width ? *(const Chunk<T>*)(row + at) : none;
         }
         return;
     }
@@ -106,8 +126,7 @@ INLINE void store(T* row, const Chunk<T> (&from)[CHUNKS], int width, int lane) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int at = (lane + k * STRIDE) * SIZE;
-            const unsigned* w = from[k].words;
-            if (at < width) *(uint4*)(row + at) = uint4{w[0], w[1], w[2], w[3]};
+            if (at < width) *(Chunk<T>*)(row + at) = from[k];
         }
         return;
     }

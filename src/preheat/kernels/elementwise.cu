@@ -1,7 +1,7 @@
 // silu(x) = x s(x) with s(x) = 1 / (1 + exp(-x)); swiglu(gate, up) = silu(gate) up. Every thread reads
 // all its elements before it writes them, so a result may take an operand's place.
 
-constexpr int BLOCK = 256, CHUNKS = 2;  // threads, and what each has of every operand
+constexpr int BLOCK = 128;  // threads; each has one chunk of every operand
 
 INLINE float sigmoid(float x) {
     float s;  // what the compiler makes of a division also serves divisors that do not occur here
@@ -11,28 +11,27 @@ INLINE float sigmoid(float x) {
 
 // The elements of one block. They are loaded and stored like a row.
 template <class T> struct Tile {
-    static constexpr int SIZE = BLOCK * CHUNKS * Chunk<T>::SIZE;
+    static constexpr int SIZE = BLOCK * Chunk<T>::SIZE;
     long long start;
     int width;
 
     INLINE Tile(long long n)
         : start((long long)blockIdx.x * SIZE), width((int)min(n - start, (long long)SIZE)) {}
-    INLINE void load(Chunk<T> (&to)[CHUNKS], const T* from) const {
-        ::load<BLOCK>(to, from + start, width, threadIdx.x);
+    INLINE Chunk<T> load(const T* from) const {
+        Chunk<T> mine[1];
+        ::load<BLOCK>(mine, from + start, width, threadIdx.x);
+        return mine[0];
     }
-    INLINE void store(T* to, const Chunk<T> (&from)[CHUNKS]) const {
-        ::store<BLOCK>(to + start, from, width, threadIdx.x);
+    INLINE void store(T* to, const Chunk<T>& chunk) const {
+        const Chunk<T> mine[1] = {chunk};
+        ::store<BLOCK>(to + start, mine, width, threadIdx.x);
     }
 };
 
 template <class T> __global__ void __launch_bounds__(BLOCK) silu(const T* x, T* y, long long n) {
     Tile<T> tile(n);
-    Chunk<T> v[CHUNKS];
-    tile.load(v, x);
-#pragma unroll
-    for (auto& chunk : v)
-#pragma unroll
-        for (int i = 0; i < chunk.SIZE; i++) chunk.put(i, chunk[i] * sigmoid(chunk[i]));
+    Chunk<T> v = tile.load(x);
+    v.fill([&](int i) { return v[i] * sigmoid(v[i]); });
     tile.store(y, v);
 }
 
@@ -42,26 +41,16 @@ INLINE float slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 template <class T>
 __global__ void __launch_bounds__(BLOCK) silu_backward(const T* gy, const T* x, T* gx, long long n) {
     Tile<T> tile(n);
-    Chunk<T> g[CHUNKS], v[CHUNKS];
-    tile.load(g, gy);
-    tile.load(v, x);
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < g[k].SIZE; i++) g[k].put(i, g[k][i] * slope(v[k][i], sigmoid(v[k][i])));
+    Chunk<T> g = tile.load(gy), v = tile.load(x);
+    g.fill([&](int i) { return g[i] * slope(v[i], sigmoid(v[i])); });
     tile.store(gx, g);
 }
 
 template <class T>
 __global__ void __launch_bounds__(BLOCK) swiglu(const T* gate, const T* up, T* y, long long n) {
     Tile<T> tile(n);
-    Chunk<T> a[CHUNKS], b[CHUNKS];
-    tile.load(a, gate);
-    tile.load(b, up);
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < a[k].SIZE; i++) a[k].put(i, a[k][i] * sigmoid(a[k][i]) * b[k][i]);
+    Chunk<T> a = tile.load(gate), b = tile.load(up);
+    a.fill([&](int i) { return a[i] * sigmoid(a[i]) * b[i]; });
     tile.store(y, a);
 }
 
@@ -69,18 +58,12 @@ template <class T>
 __global__ void __launch_bounds__(BLOCK)
 swiglu_backward(const T* gy, const T* gate, const T* up, T* g_gate, T* g_up, long long n) {
     Tile<T> tile(n);
-    Chunk<T> g[CHUNKS], a[CHUNKS], b[CHUNKS];
-    tile.load(g, gy);
-    tile.load(a, gate);
-    tile.load(b, up);
+    Chunk<T> g = tile.load(gy), a = tile.load(gate), b = tile.load(up), g_a, g_b;
+    float s[g.SIZE];
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < g[k].SIZE; i++) {
-            float dy = g[k][i], x = a[k][i], s = sigmoid(x);
-            a[k].put(i, dy * b[k][i] * slope(x, s));
-            b[k].put(i, dy * x * s);
-        }
-    tile.store(g_gate, a);
-    tile.store(g_up, b);
+    for (int i = 0; i < g.SIZE; i++) s[i] = sigmoid(a[i]);
+    g_a.fill([&](int i) { return g[i] * b[i] * slope(a[i], s[i]); });
+    g_b.fill([&](int i) { return g[i] * a[i] * s[i]; });
+    tile.store(g_gate, g_a);
+    tile.store(g_up, g_b);
 }

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, chunk_of
+from preheat.kernels.rows import chunk_of
 
-__all__ = ["silu", "silu_backward", "swiglu", "swiglu_backward"]
+__all__ = ["MOST", "silu", "silu_backward", "swiglu", "swiglu_backward"]
+
+#: Elements of one launch: four a thread, at least, in as many blocks as a grid can have.
+MOST = (2**31 - 1) * 128 * 4
 
 _SOURCE = Path(__file__).with_name("elementwise.cu")
-_BLOCK, _CHUNKS = 256, 2  # as in elementwise.cu
-_MOST = 2**40  # elements; they make fewer blocks than a grid can have
+_BLOCK = 128  # threads, as in elementwise.cu; each has a chunk of every operand
 
 
 def silu(n: int, dtype: object) -> Op:
@@ -35,6 +37,6 @@ def swiglu_backward(n: int, dtype: object) -> Op:
 
 
 def _op(name: str, n: int, dtype: object) -> Op:
-    n, (element, cpp) = dimension("n", n, _MOST), cpp_of(dtype)
-    blocks = -(-n // (_BLOCK * _CHUNKS * chunk_of(element)))
-    return Op(name, (("n", n),), _SOURCE, f"{name}<{cpp}>", (blocks,), (_BLOCK,), shares=COMMON)
+    n, (element, cpp) = dimension("n", n, MOST), cpp_of(dtype)
+    blocks = -(-n // (_BLOCK * chunk_of(element)))
+    return Op(name, (("n", n),), _SOURCE, f"{name}<{cpp}>", (blocks,), (_BLOCK,))

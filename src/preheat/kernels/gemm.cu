@@ -13,10 +13,7 @@
 // rows are a whole number of fours and aligned, one access reads all four: found out at run time.
 
 template <typename T> struct Dense {
-    struct alignas(4 * sizeof(T)) Quad {
-        T at[4];
-        __device__ float value(int i) const { return to_float(at[i]); }
-    };
+    using Quad = Chunk<T, sizeof(T)>;
 
     const T* data;
     int rows, width;
@@ -27,13 +24,13 @@ template <typename T> struct Dense {
           aligned(width % 4 == 0 && (unsigned long long)data % sizeof(Quad) == 0) {}
 
     __device__ Quad read(int row, int column) const {
-        Quad quad = {};
+        Quad quad;
         if (row >= rows) return quad;
         const T* from = data + (long long)row * width + column;
         if (aligned) return column < width ? *(const Quad*)from : quad;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (column + i < width) quad.at[i] = from[i];
+            if (column + i < width) quad.put_raw(i, from[i]);
         return quad;
     }
 };
@@ -52,7 +49,7 @@ struct Nf4 {
         float scale, next;  // up to the end of a block, and behind it
         int end;            // where that is
         const float* table;
-        __device__ float value(int i) const {
+        __device__ float operator[](int i) const {
             return table[codes >> 28 - 4 * i & 15] * (i < end ? scale : next);
         }
     };
@@ -154,9 +151,7 @@ template <int SIZE> struct Tile {
                 int y = top + row + r / 4 * 16 + r % 4, x = left + column + s / 4 * 32;
                 if (y >= m || x >= n) continue;
                 Quad quad = add ? result.read(y, x) : Quad();
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    quad.at[i] = rounded<T>(add ? quad.value(i) + sums[r][s + i] : sums[r][s + i]);
+                quad.fill([&](int i) { return add ? quad[i] + sums[r][s + i] : sums[r][s + i]; });
                 T* to = c + (long long)y * n + x;
                 if (result.aligned) {
                     *(Quad*)to = quad;
@@ -164,7 +159,7 @@ template <int SIZE> struct Tile {
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (x + i < n) to[i] = quad.at[i];
+                    if (x + i < n) to[i] = quad.raw(i);
             }
     }
 };
@@ -198,10 +193,10 @@ template <typename Matrix, bool ALONG, int SIZE> struct Next {
             const auto& quad = quads[i];
             if (ALONG)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) part[column(i) + j][row(i)] = quad.value(j);
+                for (int j = 0; j < 4; ++j) part[column(i) + j][row(i)] = quad[j];
             else
                 *(float4*)&part[row(i)][column(i)] =
-                    float4{quad.value(0), quad.value(1), quad.value(2), quad.value(3)};
+                    float4{quad[0], quad[1], quad[2], quad[3]};
         }
     }
 };

@@ -7,11 +7,11 @@ one addition more. The order of a sum depends on the shape alone: the same opera
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from preheat.errors import InputError
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON
 
 __all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b"]
 
@@ -26,8 +26,8 @@ _BLOCKS = 2**31 - 1  # of a grid
 
 
 def error_bound(length: int) -> float:
-    """`length u / (1 - length u)` with `u = 2**-24`: 6e-8 for 1, 2.4e-4 for 4096."""
-    return length / (2**24 - length)
+    """`length u / (1 - length u)` with `u = 2**-24`: 6e-8 for 1, 2.4e-4 for 4096, none from 2**24."""
+    return length / (2**24 - length) if length < 2**24 else math.inf
 
 
 def gemm(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
@@ -56,14 +56,14 @@ def _op(
     sizes = {each: dimension(each, size, _MOST) for each, size in dims.items()}
     rows, columns = (sizes[each] for each in result)
     side = _tile(rows, columns) if tile is None else tile
-    if side not in TILES:
+    if side not in TILES or not isinstance(side, int):
         raise InputError(f"tile {side!r} is none of {', '.join(map(str, TILES))}")
     blocks = _blocks(rows, columns, side)
     if blocks > _BLOCKS:
         high, wide = result
         raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {_BLOCKS} tiles")
     entry = f"{name}<{cpp_of(dtype)[1]}, {side}>"
-    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shares=COMMON)
+    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,))
 
 
 def _tile(rows: int, columns: int) -> int:

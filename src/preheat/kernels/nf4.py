@@ -7,6 +7,7 @@ rows, two codes a byte with the first in the upper half, scales in float32.
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.dtypes import dtype_of
@@ -40,6 +41,9 @@ class Nf4(NamedTuple):
 
     def check(self) -> None:
         """Raise unless codes and scales are what a matrix of this shape has."""
+        sizes: tuple[Any, ...] = self.shape if isinstance(self.shape, tuple) else ()
+        if len(sizes) != 2 or not all(isinstance(each, Integral) and int(each) > 0 for each in sizes):
+            raise InputError(f"shape {self.shape!r} is not that of a matrix")
         size = math.prod(self.shape)
         for what, given, kind, wanted in (
             ("codes", self.codes, "uint8", -(-size // 2)),
@@ -63,8 +67,7 @@ def quantize(weight: Any) -> Nf4:
     """
     import numpy as np
 
-    with np.errstate(over="ignore"):
-        matrix = np.asarray(weight, "float32")
+    matrix = _matrix(weight)
     if matrix.ndim != 2 or not matrix.size:
         raise InputError(f"weight of shape {matrix.shape} is not a matrix with elements")
     if not np.isfinite(matrix).all():
@@ -83,12 +86,32 @@ def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What a quantised matrix of the host stands for: exactly what kernels make of it."""
     import numpy as np
 
+    if not isinstance(quantized, Nf4):
+        raise InputError(f"quantized is {type(quantized).__name__}, not an Nf4")
+    for name in ("codes", "scales"):
+        if not isinstance(given := getattr(quantized, name), np.ndarray):
+            hint = f"copy it to the host first: {name}.numpy()"
+            raise InputError(f"{name} is {type(given).__name__}, not an array of NumPy", hint=hint)
     quantized.check()
     codes, scales, shape = quantized
     size = math.prod(shape)
     flat = np.stack([codes >> 4, codes & 15], axis=1).ravel()[:size]
     matrix: np.ndarray[Any, np.dtype[np.float32]] = _values()[flat] * np.repeat(scales, BLOCK)[:size]
     return matrix.reshape(shape)
+
+
+def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The elements of a weight in float32."""
+    import numpy as np
+
+    try:
+        given = np.asarray(weight)
+        if np.iscomplexobj(given):
+            raise TypeError(f"{given.dtype} has an imaginary part")
+        with np.errstate(over="ignore"):
+            return given.astype("float32", copy=False)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # as libraries have it
+        raise InputError(f"weight cannot be read as float32: {error}") from None
 
 
 def _values() -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -18,6 +18,7 @@ from preheat.program import Program
 
 __all__ = ["Op", "cpp_of", "dimension", "tell", "watching"]
 
+_COMMON = Path(__file__).with_name("common.cuh")
 _LARGEST = 2**31 - 1  # of an int, which is how kernels take dimensions
 _CPP = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
@@ -27,9 +28,8 @@ class Op(NamedTuple):
 
     The functions that make one know shape and element type alone, neither the device nor the memory,
     so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
-    `shares` is a file whose text stands in front of the source's: a program opens no file. `by` is the
-    library that does it instead, such as cuBLAS: then nothing is compiled for it. `slower` says why
-    this is not the quick way to do it, where it is not.
+    `by` is the library that does it instead, such as cuBLAS: then nothing is compiled for it. `slower`
+    says why this is not the quick way to do it, where it is not.
     """
 
     name: str
@@ -39,14 +39,13 @@ class Op(NamedTuple):
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int = 0
-    shares: Path | None = None
     by: str | None = None
     slower: str = ""
 
     @property
     def program(self) -> Program:
         """What has to be compiled."""
-        return _program(self.source, self.shares, self.entry)
+        return _program(self.source, self.entry)
 
     def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
         """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
@@ -83,10 +82,9 @@ def tell(op: Op) -> None:
 
 
 @cache
-def _program(source: Path, shares: Path | None, entry: str) -> Program:
-    if shares is None:
-        return Program.from_file(source, names=(entry,))
-    text = "".join(f'#line 1 "{part.name}"\n{part.read_text()}' for part in (shares, source))
+def _program(source: Path, entry: str) -> Program:
+    """What all families share stands in front of the source's own text: a program opens no file."""
+    text = "".join(f'#line 1 "{part.name}"\n{part.read_text()}' for part in (_COMMON, source))
     return Program.of(text, label=source.name, names=(entry,))
 
 
@@ -95,7 +93,9 @@ def dimension(name: str, size: Any, most: int = _LARGEST) -> int:
     try:
         number = operator.index(size)
     except TypeError:
-        raise InputError(f"{name} {size!r} is not an integer") from None
+        number = None
+    if number is None or isinstance(size, bool):
+        raise InputError(f"{name} {size!r} is not an integer")
     if not 1 <= number <= most:
         raise InputError(f"{name} {number} is outside 1 to {most}")
     return number

@@ -3,8 +3,8 @@
 //     gx      = (gamma gy - (x / v) mean(x gy gamma)) / r
 //     g_gamma = sum of gy x / r over the rows
 //
-// The latter in two launches: every group of LANES threads adds up its share of the rows, which the
-// shape alone decides, and rms_norm_gamma adds up those sums, in a fixed order. Threads read their
+// The latter in two launches: group g of LANES threads adds up the rows g, g + groups, ..., and
+// rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
 constexpr int WIDE = 1024, PART = 2;  // threads of a wide row, and how many chunks each reads at a time
@@ -28,9 +28,7 @@ template <int CHUNKS, class T> INLINE float squares(const Chunk<T> (&x)[CHUNKS])
 template <int CHUNKS, class T>
 INLINE void scale(Chunk<T> (&x)[CHUNKS], const Chunk<T> (&gamma)[CHUNKS], float by) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) x[k].put(i, x[k][i] * by * gamma[k][i]);
+    for (int k = 0; k < CHUNKS; k++) x[k].fill([&](int i) { return x[k][i] * by * gamma[k][i]; });
 }
 
 template <class T, int LANES, int CHUNKS>
@@ -83,12 +81,12 @@ INLINE Sums sums_of(const Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&x)[CHUNKS],
     return s;
 }
 
-// What the gradient needs of a row: 1 / r, and mean(x gy gamma) / v. `inverse` is 1 / width.
+// What the gradient needs of a row: 1 / r, and mean(x gy gamma) / (v r). `inverse` is 1 / width.
 struct Factors {
     float by, pull;
 
     INLINE Factors(Sums s, float eps, float inverse)
-        : by(rsqrtf(fmaf(s.squares, inverse, eps))), pull(s.dot * inverse * by * by) {}
+        : by(rsqrtf(fmaf(s.squares, inverse, eps))), pull(s.dot * inverse * by * by * by) {}
 };
 
 // gy becomes gx; what the row adds to the gradient of gamma goes into `columns`.
@@ -98,12 +96,11 @@ INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&x)[CHUNKS],
                       float (&columns)[CHUNKS][Chunk<T>::SIZE]) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) {
-            float dy = gy[k][i], v = x[k][i];
-            columns[k][i] = fmaf(dy, v * row.by, columns[k][i]);
-            gy[k].put(i, fmaf(gamma[k][i], dy, -v * row.pull) * row.by);
-        }
+        gy[k].fill([&](int i) {
+            float dy = gy[k][i] * row.by, v = x[k][i];
+            columns[k][i] = fmaf(dy, v, columns[k][i]);
+            return fmaf(gamma[k][i], dy, -v * row.pull);
+        });
 }
 
 // Sums of columns are floats, whatever the chunks that they belong to.
@@ -114,7 +111,7 @@ INLINE void store(float* to, const float (&columns)[CHUNKS][SIZE], int width, in
     for (int k = 0; k < CHUNKS; k++) {
         Chunk<float> fours[FOURS];
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) fours[i / 4].put(i % 4, columns[k][i]);
+        for (int f = 0; f < FOURS; f++) fours[f].fill([&](int i) { return columns[k][4 * f + i]; });
         store<1>(to, fours, width, (lane + k * STRIDE) * FOURS);
     }
 }
@@ -137,54 +134,57 @@ constexpr int AHEAD = 3;
 template <class T, int LANES>
 constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RESIDENT<LANES> / 2 : 1;
 
-// Group g has the rows g, g + groups, ..., at most `share` of them: what all groups read at a time lies
-// together. While one row is worked on, others are on their way. All threads of a block go round equally
-// often, so that they meet at the barrier: rows beyond the last are empty.
+// What all groups read at a time lies together. While one row is worked on, others are on their way. The
+// threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
 template <class T, int LANES, int CHUNKS>
 __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, float eps, int rows,
-                  int width, int share) {
+                  int width, int groups) {
     __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
-    int lane = threadIdx.x % LANES, groups = (rows - 1) / share + 1;
-    long long group = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    long long row = group, end = group < groups ? rows : 0;
+    int lane = threadIdx.x % LANES;
+    int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+    unsigned row = group, end = group < groups ? rows : 0;
     float inverse = 1.0f / width;
     Chunk<T> weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
     float columns[CHUNKS][Chunk<T>::SIZE] = {};
-    auto fetch = [&](int slot, long long row) {
-        load<LANES>(g[slot], gy + row * width, row < end ? width : 0, lane);
-        load<LANES>(v[slot], x + row * width, row < end ? width : 0, lane);
+    auto fetch = [&](int slot, unsigned row) {
+        load<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
+        load<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
     };
 #pragma unroll
-    for (int slot = 0; slot < AHEAD; slot++) fetch(slot, row + (long long)slot * groups);
+    for (int slot = 0; slot < AHEAD; slot++) fetch(slot, row + slot * groups);
     load<LANES>(weight, gamma, width, lane);
-    for (int turn = 0; turn < share; turn += AHEAD)
+    bool more = true;
+    while (more)
 #pragma unroll
         for (int slot = 0; slot < AHEAD; slot++, row += groups) {
-            if (turn + slot >= share) break;
+            bool mine = row < end;
+            more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
+            if (!more) break;
             Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
-            if (row < end) {
+            if (mine) {
                 pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
-                store<LANES>(gx + row * width, g[slot], width, lane);
+                store<LANES>(gx + (long long)row * width, g[slot], width, lane);
             }
-            fetch(slot, row + (long long)AHEAD * groups);
+            fetch(slot, row + AHEAD * groups);
         }
-    if (group < groups) store<LANES>(partial + group * width, columns, width, lane);
+    if (group < groups) store<LANES>(partial + (long long)group * width, columns, width, lane);
 }
 
 // Rows too wide for registers are read twice, and the sums of their columns stay in the workspace.
 template <class T>
 __global__ void __launch_bounds__(WIDE)
 rms_norm_backward_wide(const T* gy, const T* x, const T* gamma, T* gx, float* partial, float eps,
-                       int rows, int width, int share) {
+                       int rows, int width, int groups) {
     constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
     __shared__ Sums scratch[2][32];
-    long long first = (long long)blockIdx.x * share, end = min(first + share, (long long)rows);
     partial += (long long)blockIdx.x * width;
     float inverse = 1.0f / width;
     Chunk<T> g[PART], v[PART], weight[PART];
-    for (long long row = first; row < end; row++) {
-        const T *from_g = gy + row * width, *from_v = x + row * width;
+    int turn = 0;
+    for (unsigned row = blockIdx.x; row < rows; row += groups, turn++) {
+        long long start = (long long)row * width;
+        const T *from_g = gy + start, *from_v = x + start;
         Sums s = {};
         for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
             load<WIDE>(g, from_g, width, at);
@@ -192,15 +192,15 @@ rms_norm_backward_wide(const T* gy, const T* x, const T* gamma, T* gx, float* pa
             load<WIDE>(weight, gamma, width, at);
             s = both(s, sums_of(g, v, weight));
         }
-        Factors factors(across<WIDE>(s, scratch[row % 2], both), eps, inverse);
+        Factors factors(across<WIDE>(s, scratch[turn % 2], both), eps, inverse);
         for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
             float columns[PART][SIZE] = {};
-            if (row > first) load<WIDE>(columns, partial, width, at);
+            if (turn) load<WIDE>(columns, partial, width, at);
             load<WIDE>(g, from_g, width, at);
             load<WIDE>(v, from_v, width, at);
             load<WIDE>(weight, gamma, width, at);
             pull_back(g, v, weight, factors, columns);
-            store<WIDE>(gx + row * width, g, width, at);
+            store<WIDE>(gx + start, g, width, at);
             store<WIDE>(partial, columns, width, at);
         }
     }

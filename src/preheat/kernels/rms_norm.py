@@ -1,20 +1,19 @@
 """RMSNorm over rows, forward and backward, with `v = mean(x^2) + eps` and `r = sqrt(v)`.
 
 `gx = (gamma gy - (x / v) mean(x gy gamma)) / r`, and the gradient of gamma is the sum of `gy x / r`
-over the rows: groups of threads add up a share of the rows each, and a second launch adds up those
-sums. Shares and order follow from the shape alone, so every run gives the same bits.
+over the rows: groups of threads add up rows a fixed step apart, and a second launch adds up those
+sums. Groups and order follow from the shape alone, so every run gives the same bits.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, TWICE, WIDE, WIDEST, Spread, once, spread
+from preheat.kernels.rows import TWICE, WIDE, WIDEST, Spread, once, spread
 
-__all__ = ["Groups", "groups", "rms_norm", "rms_norm_backward"]
+__all__ = ["groups", "rms_norm", "rms_norm_backward"]
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _WIDE = Spread(WIDE, 0)
@@ -22,50 +21,43 @@ _BACKWARD = (
     Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(64, 8), Spread(128, 8), Spread(256, 8),
     Spread(512, 8), Spread(1024, 8),
 )  # fmt: skip
-_THREADS = {2: 2**17, 4: 2**16}  # in all groups, by bytes of an element: what a large GPU has room for
+_PROCESSORS = 132  # of a large GPU
+_THREADS = {2: 1024, 4: 512}  # that each of them has room for, by bytes of an element
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
-
-
-class Groups(NamedTuple):
-    """Groups of threads that add up the gradient of gamma, and how many rows each has."""
-
-    number: int
-    share: int
 
 
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, gamma, y, eps, rows, width."""
-    dims, (element, cpp) = _dims(rows, width), cpp_of(dtype)
-    at = spread(width, element, once(element))
+    (element, cpp), (rows, width) = cpp_of(dtype), _sizes(rows, width)
+    at, dims = spread(width, element, once(element)), (("rows", rows), ("width", width))
     if at is None:
         entry = f"rms_norm_wide<{cpp}>"
-        return Op("rms_norm", dims, _SOURCE, entry, (rows,), (WIDE,), shares=COMMON, slower=TWICE)
+        return Op("rms_norm", dims, _SOURCE, entry, (rows,), (WIDE,), slower=TWICE)
     entry, blocks = f"rms_norm<{cpp}, {at.lanes}, {at.chunks(element)}>", -(-rows // at.rows)
-    return Op("rms_norm", dims, _SOURCE, entry, (blocks,), (at.threads,), shares=COMMON)
+    return Op("rms_norm", dims, _SOURCE, entry, (blocks,), (at.threads,))
 
 
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
-    """Arguments of the first: gy, x, gamma, gx, partial, eps, rows, width, share.
+    """Arguments of the first: gy, x, gamma, gx, partial, eps, rows, width, groups.
 
     Of the second: partial, g_gamma, groups, width. `partial` is a workspace of floats, one row of
     `width` for each group.
     """
-    dims, (element, cpp), name = _dims(rows, width), cpp_of(dtype), "rms_norm_backward"
-    at, (number, _) = _spread(width, element), groups(rows, width, dtype)
+    (element, cpp), (rows, width) = cpp_of(dtype), _sizes(rows, width)
+    name, dims = "rms_norm_backward", (("rows", rows), ("width", width))
+    at, number = _spread(width, element), groups(rows, width, dtype)
     entry = f"{name}_wide<{cpp}>" if at is None else f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}>"
     at, slower = (_WIDE, TWICE) if at is None else (at, "")
     blocks = -(-number // at.rows)
-    main = Op(name, dims, _SOURCE, entry, (blocks,), (at.threads,), shares=COMMON, slower=slower)
+    main = Op(name, dims, _SOURCE, entry, (blocks,), (at.threads,), slower=slower)
     return main, _gamma(number, width, cpp)
 
 
-def groups(rows: int, width: int, dtype: object) -> Groups:
-    """How `rms_norm_backward` shares out the rows."""
-    _dims(rows, width)
-    element, _ = cpp_of(dtype)
+def groups(rows: int, width: int, dtype: object) -> int:
+    """Among how many groups of threads `rms_norm_backward` shares out the rows."""
+    (element, _), (rows, width) = cpp_of(dtype), _sizes(rows, width)
     at = _spread(width, element) or _WIDE
-    share = -(-rows // (_THREADS[element.size] // at.lanes))
-    return Groups(-(-rows // share), share)
+    return min(rows, _PROCESSORS * max(1, _THREADS[element.size] // at.lanes))
 
 
 def _spread(width: int, dtype: DType) -> Spread | None:
@@ -75,8 +67,8 @@ def _spread(width: int, dtype: DType) -> Spread | None:
 def _gamma(number: int, width: int, cpp: str) -> Op:
     dims, entry = (("groups", number), ("width", width)), f"rms_norm_gamma<{cpp}>"
     blocks, threads = -(-width // (4 * _COLUMNS)), _COLUMNS * _LINES
-    return Op("rms_norm_gamma", dims, _SOURCE, entry, (blocks,), (threads,), shares=COMMON)
+    return Op("rms_norm_gamma", dims, _SOURCE, entry, (blocks,), (threads,))
 
 
-def _dims(rows: int, width: int) -> tuple[tuple[str, int], ...]:
-    return ("rows", dimension("rows", rows)), ("width", dimension("width", width, WIDEST))
+def _sizes(rows: int, width: int) -> tuple[int, int]:
+    return dimension("rows", rows), dimension("width", width, WIDEST)

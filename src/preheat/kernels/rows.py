@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 from preheat.dtypes import DType, dtype_of
 
-__all__ = ["COMMON", "TWICE", "WIDE", "WIDEST", "Spread", "chunk_of", "once", "spread"]
+__all__ = ["TWICE", "WIDE", "WIDEST", "Spread", "chunk_of", "once", "spread"]
 
-COMMON = Path(__file__).with_name("common.cuh")
 WIDE = 1024  # threads for a row that no spread holds
 TWICE = "no registers hold rows this wide: they are read twice"
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end

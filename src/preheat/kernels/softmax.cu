@@ -52,9 +52,7 @@ template <class T, int CHUNKS> struct Exponentials {
     INLINE void normalise(Chunk<T> (&y)[CHUNKS], Seen row) const {
         float scale = exponential(seen.most - row.most) / row.sum;
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) y[k].put(i, e[k][i] * scale);
+        for (int k = 0; k < CHUNKS; k++) y[k].fill([&](int i) { return e[k][i] * scale; });
     }
 };
 
@@ -105,9 +103,7 @@ INLINE float dot(const Chunk<T> (&a)[CHUNKS], const Chunk<T> (&b)[CHUNKS]) {
 template <int CHUNKS, class T>
 INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&y)[CHUNKS], float d) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) gy[k].put(i, y[k][i] * (gy[k][i] - d));
+    for (int k = 0; k < CHUNKS; k++) gy[k].fill([&](int i) { return y[k][i] * (gy[k][i] - d); });
 }
 
 template <class T, int LANES, int CHUNKS>

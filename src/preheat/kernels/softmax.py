@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import COMMON, TWICE, WIDE, WIDEST, Spread, once, spread
+from preheat.kernels.rows import TWICE, WIDE, WIDEST, Spread, once, spread
 
 __all__ = ["softmax", "softmax_backward"]
 
@@ -34,7 +34,7 @@ def _op(name: str, rows: int, width: int, dtype: object, spreads: Iterable[Sprea
     at, dims = spread(width, element, spreads), (("rows", rows), ("width", width))
     if at is None:
         entry = f"{name}_wide<{cpp}>"
-        return Op(name, dims, _SOURCE, entry, (rows,), (WIDE,), shares=COMMON, slower=TWICE)
+        return Op(name, dims, _SOURCE, entry, (rows,), (WIDE,), slower=TWICE)
     kernel = f"{name}_again" if at is _AGAIN else name
     entry = f"{kernel}<{cpp}, {at.lanes}, {at.chunks(element)}>"
-    return Op(name, dims, _SOURCE, entry, (-(-rows // at.rows),), (at.threads,), shares=COMMON)
+    return Op(name, dims, _SOURCE, entry, (-(-rows // at.rows),), (at.threads,))

@@ -51,9 +51,9 @@ _WIDTH = 100  # a list that would make a line longer than this gets one line an 
 _DIGEST = 16  # digits of a SHA-256 in the name of a stored text
 
 _INTRO = """\
-# The kernels an application needs, as `preheat record` saw it run; `preheat bake` compiles them.
-# Review and edit it as you like: in a [[program]] only `file` or `source` must be there. Recording
-# into it again adds to it and keeps no comments.
+# The kernels an application needs; `preheat bake` compiles them.
+# Review and edit it as you like: in a [[program]] only `file` or `source` must be there.
+# `preheat record` and `preheat plan` add to it, and keep no comments.
 """
 
 

@@ -1,0 +1,25 @@
+"""Where a manifest can go: found out before there is one to write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from preheat.errors import InputError
+
+__all__ = ["require_writable"]
+
+_HINT = "name another place for the manifest with -o"
+
+
+def require_writable(target: Path) -> None:
+    """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
+    if target.name == "-":
+        told = "a manifest has sources beside it, and cannot go to standard output"
+        raise InputError(told, hint=_HINT)
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: {target.parent} is not a directory", hint=_HINT)
+    if target.exists() and not target.is_file():
+        raise InputError(f"cannot write {target}: what is there is not a file", hint=_HINT)
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to {target.parent}", hint=_HINT)
