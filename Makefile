@@ -31,8 +31,8 @@ docs-check: $(READY)   ## run every snippet of the docs
 	$(BIN)/python -m pytest tests/test_docs.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
-test-gpu:              ## the tests that need a GPU, with the Python that is there
-	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m gpu
+test-gpu:              ## the tests that need a GPU or torch, with the Python that is there
+	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m "gpu or torch"
 
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomli-w>=1.0' 'xxhash>=3.4'

@@ -19,6 +19,8 @@ from preheat.adapters import torch as kernels
 from preheat.kernels.blas import Found
 from preheat.kernels.ops import Ops
 
+pytestmark = pytest.mark.torch
+
 DTYPES = "float32", "float16", "bfloat16"
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative to the largest element
 EPS = 1e-5

@@ -233,6 +233,7 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
         made.saxpy[5, 64](2.0, Tensor(made.xs.view(np.int32)), y, made.n)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("warm", [0, 4])
 def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -> None:
     torch = library("torch")
@@ -255,6 +256,7 @@ def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -
         made.saxpy[5, 64](2.0, x.double(), y, made.n)
 
 
+@pytest.mark.torch
 def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
     torch = library("torch")
     for name in ("float32", "int64", "bool", "bfloat16"):
