@@ -4,7 +4,8 @@ Every result is checked against float64 first. A time is what CUDA events measur
 calls that wait behind a sleeping GPU, so that no cost of the host is in it; contenders take turns, and
 the median of their rounds counts. Calls go round several sets of operands, so that none is still in the
 L2 cache.
-Bytes are those of the operands and results, each counted once; the ceiling is a copy within the device.
+Bytes are those of the operands and results, each counted once (twice where it is added to); the ceiling
+is a copy within the device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -341,7 +342,12 @@ class Product:
     flops: float
     ours: Callable[..., object]  # of ops, a, b, c
     theirs: Callable[..., object]  # of a, b, c
-    add: bool = False
+    add: bool = False  # to what the result holds, which then is read, too
+
+    @property
+    def touched(self) -> int:
+        """Elements read and written."""
+        return sum(map(math.prod, self.shapes)) + self.add * math.prod(self.shapes[2])
 
 
 def products(m: int, n: int, k: int) -> Iterator[Product]:
@@ -372,29 +378,23 @@ def products(m: int, n: int, k: int) -> Iterator[Product]:
 def lora_products(s: int, h: int, r: int) -> Iterator[Product]:
     """What LoRA's y = (xA)B with x[s, h] and a rank of r asks for."""
     into, back, weight = products(s, r, h)
-    yield _named(into, f"xA: gemm [{s}x{h}] [{h}x{r}]")
+    yield replace(into, title=f"xA: gemm [{s}x{h}] [{h}x{r}]")
     out, inner, second = products(s, h, r)
-    yield _named(inner, f"gI: gemm_backward_a [{s}x{h}] [{r}x{h}]^T")
-    yield _named(second, f"gB: gemm_backward_b [{s}x{r}]^T [{s}x{h}]")
-    yield _named(weight, f"gA: gemm_backward_b [{s}x{h}]^T [{s}x{r}]")
-    yield Product(
-        f"gx +=: gemm_backward_a [{s}x{r}] [{h}x{r}]^T",
-        back.shapes,
-        back.flops,
-        lambda ops, gc, b, ga: ops.gemm_backward_a(gc, b, out=ga, accumulate=True),
-        lambda gc, b, ga: torch.addmm(ga, gc, b.T, out=ga),
+    yield replace(inner, title=f"gI: gemm_backward_a [{s}x{h}] [{r}x{h}]^T")
+    yield replace(second, title=f"gB: gemm_backward_b [{s}x{r}]^T [{s}x{h}]")
+    yield replace(weight, title=f"gA: gemm_backward_b [{s}x{h}]^T [{s}x{r}]")
+    yield replace(
+        back,
+        title=f"gx +=: gemm_backward_a [{s}x{r}] [{h}x{r}]^T",
+        ours=lambda ops, gc, b, ga: ops.gemm_backward_a(gc, b, out=ga, accumulate=True),
+        theirs=lambda gc, b, ga: torch.addmm(ga, gc, b.T, out=ga),
         add=True,
     )
-    yield _named(out, f"(xA)B: gemm [{s}x{r}] [{r}x{h}]")
-
-
-def _named(product: Product, title: str) -> Product:
-    return Product(title, product.shapes, product.flops, product.ours, product.theirs)
+    yield replace(out, title=f"(xA)B: gemm [{s}x{r}] [{r}x{h}]")
 
 
 def product_case(bench: Bench, product: Product, dtype: str, *, in_bytes: bool) -> Case:
     sets, blas = bench.sets(*product.shapes, dtype=dtype), bench.blas
-    touched = sum(map(math.prod, product.shapes)) + product.add * math.prod(product.shapes[2])
     contenders: dict[str, Act] = {
         SHIPPED: at_turns(sets, partial(product.ours, bench.ops)),
         TORCH: at_turns(sets, product.theirs),
@@ -418,7 +418,7 @@ def product_case(bench: Bench, product: Product, dtype: str, *, in_bytes: bool) 
         c.copy_(before)
         return worst
 
-    work = touched * dtype_of(dtype).size if in_bytes else product.flops
+    work = product.touched * dtype_of(dtype).size if in_bytes else product.flops
     return Case(f"{product.title} {dtype}", work, contenders, error)
 
 

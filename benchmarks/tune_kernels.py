@@ -38,7 +38,7 @@ from common import report
 from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.op import Op, cpp_of, watching
-from preheat.kernels.rows import Spread
+from preheat.kernels.rows import Spread, chunk_of, row_op
 
 NORM = NORMS[0]
 
@@ -67,13 +67,13 @@ class Tuner:
             yield product.title, partial(self.tiles, product)
 
     def silu(self, dtype: str) -> Case:
-        n, chunk = math.prod(ELEMENTS), 16 // dtype_of(dtype).size
+        n, chunk = math.prod(ELEMENTS), chunk_of(dtype_of(dtype))
         made = elementwise.silu_backward(n, dtype)
         variants = {"shipped": self.plain(made, n)}
         for threads in (64, 128, 256, 512, 1024):
-            source, shape = self.edited(made.source, BLOCK=threads)
+            source, label = self.edited(made.source, BLOCK=threads)
             op = made._replace(source=source, grid=(-(-n // (threads * chunk)),), block=(threads,))
-            variants[shape] = self.plain(op, n)
+            variants[label] = self.plain(op, n)
         return self.case(f"silu_backward {n} {dtype}", [(n,)] * 3, dtype, variants)
 
     def softmax(self, width: int, dtype: str) -> Case:
@@ -81,7 +81,7 @@ class Tuner:
         made = softmax.softmax_backward(rows, width, dtype)
         variants = {"shipped": self.plain(made, rows, width)}
         for at in self.spreads(width, dtype):
-            op = softmax._op("softmax_backward", rows, width, dtype, (at,))
+            op = row_op(made.source, made.name, rows, width, dtype, (at,))
             variants[op.entry] = self.plain(op, rows, width)
             if at.lanes > 32 and at.chunks(dtype_of(dtype)) % 2 == 0:
                 again = op.entry.replace("backward<", "backward_again<")
@@ -94,8 +94,8 @@ class Tuner:
         made, _ = rms_norm.rms_norm_backward(rows, width, dtype)
         variants = {"shipped": self.normed(made, rms_norm.groups(rows, width, dtype), dtype)}
         for at in self.spreads(width, dtype):
-            for threads in (132 * 512, 132 * 768, 132 * 1024):
-                groups = min(rows, threads // at.lanes)
+            for threads in (512, 768, 1024):
+                groups = min(rows, rms_norm.PROCESSORS * threads // at.lanes)
                 entry = f"rms_norm_backward<{cpp}, {at.lanes}, {at.chunks(element)}>"
                 grid = (-(-groups // at.rows),)
                 op = made._replace(entry=entry, grid=grid, block=(at.threads,))
@@ -134,7 +134,7 @@ class Tuner:
         """All that hold a row in up to 64 elements a thread, none of them idle."""
         for lanes in (32, 64, 128, 256, 512, 1024):
             elements = -(-width // lanes)
-            if 16 // dtype_of(dtype).size <= elements <= 64:
+            if chunk_of(dtype_of(dtype)) <= elements <= 64:
                 yield Spread(lanes, elements)
 
     def edited(self, source: Path, **constants: int) -> tuple[Path, str]:

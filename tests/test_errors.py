@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
+
 import pytest
 
-from preheat.errors import CompileError, Diagnostic, PreheatError, did_you_mean, fresh
+from preheat.errors import CompileError, Diagnostic, InputError, PreheatError, did_you_mean, fresh
 
 
 def row(number: int, severity: str = "error") -> Diagnostic:
@@ -39,6 +42,18 @@ def test_a_fresh_copy_is_another_object_with_the_same_content() -> None:
     assert copy is not error
     assert (str(copy), copy.log, copy.rows, copy.count) == (str(error), "log", (row(1),), 7)
     assert error.count == 1
+
+
+def test_a_traceback_has_the_hint_that_counts_and_other_notes() -> None:
+    error = InputError("no", hint="first")
+    error.add_note("seen on the way")
+    error.hint = "do this"
+    for each in (error, fresh(error), pickle.loads(pickle.dumps(error))):
+        lines = "".join(traceback.format_exception(each)).splitlines()
+        assert lines[-3:] == ["preheat.errors.InputError: no", "seen on the way", "hint: do this"]
+    fresh(error, hint="not that").add_note("on the copy alone")
+    error.hint = None
+    assert error.__notes__ == ["seen on the way"]
 
 
 def test_a_guess_is_made_only_when_something_is_close() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,13 +18,14 @@ import pytest
 import preheat
 from preheat import Builder, Gpu, InputError, Manifest
 from preheat.kernels import elementwise
+from preheat.kernels import softmax as softmax_family
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.nf4 import Nf4, dequantize, quantize
 from preheat.kernels.op import Op, watching
 from preheat.lora import MODELS, LoraBlock, Plan, Shape, backward_plan
 from tests.conftest import Recorder
 from tests.kernels.conftest import Exact, exact, gradient
-from tests.kernels.test_blas import Cublas
+from tests.kernels.cublas import Cublas
 
 EPS = 1e-5
 GQA = Shape(hidden=10, q_dim=12, kv_dim=6, max_seq=5, lora_rank=2, intermediate=9, heads=4)
@@ -79,7 +81,7 @@ class Case:
         rng = np.random.default_rng(20261115)
         sizes = {**shape.trained, **shape.base, "x": (shape.max_seq, shape.hidden)}
         self.shape, self.quantised = shape, dict[str, Nf4]()
-        self.weights = {name: self._stored(rng.standard_normal(size)) for name, size in sizes.items()}
+        self.weights = {name: self._stored(rng.standard_normal(sizes[name])) for name in sorted(sizes)}
         for name in shape.base if shape.nf4 else ():
             self.quantised[name] = quantize(self.weights[name])
             self.weights[name] = dequantize(self.quantised[name]).astype("float64")
@@ -118,6 +120,7 @@ class Case:
         pytest.param(GQA, id="GQA"),
         pytest.param(MHA, id="MHA"),
         pytest.param(replace(GQA, lora_rank=0, kv_dim=3), id="one head of keys, no LoRA"),
+        pytest.param(replace(GQA, frozen=True), id="frozen"),
         pytest.param(replace(GQA, nf4=True), id="NF4"),
         pytest.param(replace(MHA, nf4=True, lora_rank=0, max_seq=1), id="norms alone"),
     ],
@@ -130,6 +133,14 @@ def test_gradients_are_those_of_finite_differences(device: Gpu, shape: Shape) ->
         wanted = case.slopes(name)
         assert np.abs(wanted).max() > 1e-3 or shape.max_seq == 1, name
         assert np.abs(value - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max()), name
+
+
+def test_a_frozen_base_changes_no_bit_of_the_other_gradients(device: Gpu) -> None:
+    whole = Case(device, GQA).step()
+    frozen = Case(device, replace(GQA, frozen=True)).step()
+    assert set(whole) - set(frozen) == set(GQA.base)
+    assert {"x", "norm1", "norm2", "q_a", "v_b"} <= set(frozen)
+    assert all(np.array_equal(value, whole[name]) for name, value in frozen.items())
 
 
 @pytest.mark.parametrize("shape", [GQA, replace(GQA, nf4=True)], ids=["whole", "NF4"])
@@ -184,17 +195,19 @@ def small(model: str) -> dict[str, Any]:
 
 every_model = pytest.mark.parametrize("model", MODELS)
 every_kind = pytest.mark.parametrize(
-    ("rank", "nf4"), [(0, False), (0, True), (3, False), (3, True)], ids=lambda v: str(v)
+    ("rank", "base"),
+    [(0, {}), (0, {"nf4": True}), (3, {}), (3, {"frozen": True}), (3, {"nf4": True})],
+    ids=lambda v: "-".join(v) or "trained" if isinstance(v, dict) else str(v),
 )
 
 
 @every_model
 @every_kind
 def test_the_plan_is_what_a_step_launches(
-    open_device: Callable[..., Gpu], model: str, rank: int, nf4: bool
+    open_device: Callable[..., Gpu], model: str, rank: int, base: dict[str, Any]
 ) -> None:
     gpu = open_device("emulator")
-    shape = Shape(**small(model), max_seq=3, lora_rank=rank, nf4=nf4)
+    shape = Shape(**small(model), max_seq=3, lora_rank=rank, **base)
     case = Case(gpu, shape)
     plan = planned(shape)
     with watching() as seen:
@@ -229,13 +242,13 @@ def step_at_real_size(gpu: Gpu, plan: Plan, **more: Any) -> tuple[Op, ...]:
 @every_kind
 @pytest.mark.parametrize("blas", [False, True])
 def test_the_plan_is_what_a_sealed_step_launches_at_real_size(
-    open_device: Callable[..., Gpu], model: str, rank: int, nf4: bool, blas: bool
+    open_device: Callable[..., Gpu], model: str, rank: int, base: dict[str, Any], blas: bool
 ) -> None:
     gpu = open_device("cuda")
     if blas and isinstance(found := find(gpu), str):
         pytest.skip(found)
     plan = backward_plan(
-        **MODELS[model].sizes, max_seq=512, lora_rank=16 if rank else 0, nf4=nf4, blas=blas
+        **MODELS[model].sizes, max_seq=512, lora_rank=16 if rank else 0, blas=blas, **base
     )
     plan.warm(gpu)
     with preheat.sealed():
@@ -282,6 +295,68 @@ def test_unwarmed_a_sealed_step_is_refused(fresh: Gpu) -> None:
         case.block.step(case.g)
 
 
+def test_a_plan_warms_its_own_length_unless_shorter_ones_are_asked_for(fresh: Gpu) -> None:
+    shape = replace(MHA, max_seq=33)
+    plan, brief = planned(shape), Case(fresh, replace(shape, max_seq=7))
+    plan.warm(fresh)
+    with preheat.sealed(), pytest.raises(preheat.SealedError, match="softmax_backward<float, 8, 1>"):
+        brief.step()
+    assert plan.warm(fresh, shorter=True).compiles == 1
+    for length in (1, 7, 33):
+        case = Case(fresh, replace(shape, max_seq=length))
+        with preheat.sealed(), watching() as seen:
+            case.step()
+        assert {(op.program, op.entry) for op in seen} <= set(plan.requests_up_to_max_seq)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("blas", [False, True])
+@every_kind
+def test_the_kernels_of_every_length_are_found(
+    rank: int, base: dict[str, Any], blas: bool, dtype: str
+) -> None:
+    sizes = Shape(
+        hidden=1536, q_dim=64, kv_dim=32, max_seq=300, lora_rank=rank, intermediate=4864, heads=4,
+        dtype=dtype, **base,
+    )  # fmt: skip
+    plan = planned(sizes, blas)
+    by_length = [set(planned(replace(sizes, max_seq=n), blas).requests) for n in range(1, 301)]
+    found = plan.requests_up_to_max_seq
+    assert set(found) == set().union(*by_length) > by_length[0] | by_length[-1]
+    assert len(found) == len(set(found))
+    wanted = plan.manifest(shorter=True).programs
+    assert sorted(name for each in wanted for name in each.entries) == sorted(r.entry for r in found)
+
+
+@pytest.mark.parametrize("turns", [(2, 3, 4), (17, 18, 150), (199, 200), (5, 90, 91, 92, 160, 199), ()])
+def test_a_kernel_for_one_length_alone_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
+) -> None:
+    real = softmax_family.softmax_backward
+
+    def spread(rows: int, width: int, dtype: object) -> Op:
+        return real(rows, width, dtype)._replace(entry=f"softmax_backward<{bisect(turns, width)}>")
+
+    monkeypatch.setattr("preheat.lora.plan.softmax.softmax_backward", spread)
+    found = planned(replace(MHA, max_seq=200), blas=True).requests_up_to_max_seq
+    entries = [entry for _, entry in found if entry.startswith("softmax")]
+    assert entries == [f"softmax_backward<{turn}>" for turn in range(len(turns) + 1)]
+
+
+@every_model
+def test_no_shorter_sequence_of_a_real_model_needs_another_kernel(model: str) -> None:
+    plan = backward_plan(**MODELS[model].sizes, max_seq=4096, lora_rank=16)
+    found = set(plan.requests_up_to_max_seq)
+    for length in np.random.default_rng(20261115).integers(1, 4096, 100):
+        assert set(planned(replace(plan.shape, max_seq=length)).requests) <= found, length
+
+
+def test_with_one_position_there_is_none_shorter() -> None:
+    plan = planned(replace(GQA, max_seq=1))
+    assert plan.requests_up_to_max_seq == plan.requests
+    assert plan.manifest(shorter=True) == plan.manifest()
+
+
 def test_the_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     plan = planned(GQA)
     plan.manifest().write(tmp_path / "kernels.toml")
@@ -297,8 +372,8 @@ def names(plan: Plan) -> list[str]:
     return [str(op) for op in plan.operations]
 
 
-def llama(rank: int = 16, nf4: bool = False, **more: Any) -> Plan:
-    return backward_plan(**MODELS["llama-3-8b"].sizes, max_seq=2048, lora_rank=rank, nf4=nf4, **more)
+def llama(rank: int = 16, **more: Any) -> Plan:
+    return backward_plan(**MODELS["llama-3-8b"].sizes, max_seq=2048, lora_rank=rank, **more)
 
 
 def without(whole: list[str], part: list[str]) -> list[str]:
@@ -314,31 +389,37 @@ LORA = [
     for out in (4096, 1024, 1024)
     for form, n, k in (("b", out, 16), ("a", out, 16), ("b", 16, 4096), ("a", 16, 4096))
 ]
+BASE = [
+    f"gemm_backward_b(m=2048, n={n}, k={k})"
+    for n, k in (
+        (4096, 14336), (14336, 4096), (14336, 4096), (4096, 4096), (4096, 4096), (1024, 4096),
+        (1024, 4096),
+    )
+]  # fmt: skip
 
 
-def test_rank_0_leaves_out_lora_alone() -> None:
+def test_rank_0_leaves_out_what_lora_adds_and_nothing_else() -> None:
     assert sorted(without(names(llama()), LORA)) == sorted(names(llama(rank=0)))
 
 
-def test_nf4_leaves_out_the_gradients_of_base_weights_alone() -> None:
-    whole, frozen = names(llama(rank=0)), names(llama(rank=0, nf4=True))
-    weights = [
-        f"gemm_backward_b(m=2048, n={n}, k={k})"
-        for n, k in (
-            (4096, 14336), (14336, 4096), (14336, 4096), (4096, 4096), (4096, 4096),
-            (1024, 4096), (1024, 4096),
-        )
-    ]  # fmt: skip
-    assert [name.replace("_nf4", "") for name in frozen] == without(whole, weights)
-    quantised = [name for name in frozen if "_nf4" in name]
-    assert quantised == [weight.replace("_b(", "_a_nf4(") for weight in weights]
+@pytest.mark.parametrize("rank", [0, 16])
+def test_a_frozen_base_leaves_out_the_gradients_of_its_weights_and_nothing_else(rank: int) -> None:
+    assert names(llama(rank, frozen=True)) == without(names(llama(rank)), BASE)
+
+
+def test_nf4_is_a_frozen_base_with_other_kernels_for_its_inputs() -> None:
+    frozen, quantised = names(llama(frozen=True)), names(llama(nf4=True))
+    assert [name.replace("_nf4", "") for name in quantised] == frozen
+    changed = [name for name in quantised if "_nf4" in name]
+    assert changed == [weight.replace("_b(", "_a_nf4(") for weight in BASE]
+    assert llama(nf4=True) == llama(nf4=True, frozen=True)
 
 
 @pytest.mark.parametrize("rank", [0, 16])
-@pytest.mark.parametrize("nf4", [False, True])
+@pytest.mark.parametrize("base", [{}, {"frozen": True}, {"nf4": True}], ids=str)
 @pytest.mark.parametrize("blas", [False, True])
-def test_activations_and_norms_are_always_there(rank: int, nf4: bool, blas: bool) -> None:
-    launches = [str(op) for op in llama(rank, nf4, blas=blas).launches]
+def test_activations_and_norms_are_always_there(rank: int, base: dict[str, Any], blas: bool) -> None:
+    launches = [str(op) for op in llama(rank, blas=blas, **base).launches]
     assert launches.count(f"swiglu_backward(n={2048 * 14336})") == 1
     assert launches.count(f"softmax_backward(rows={32 * 2048}, width=2048)") == 1
     assert launches.count("rms_norm_backward(rows=2048, width=4096)") == 2
@@ -357,20 +438,9 @@ def test_undecided_it_plans_for_the_kernels_until_a_device_decides(
     gpu, plan = open_device("emulator"), llama()
     assert plan.requests == llama(blas=False).requests
     assert plan.on(gpu) == llama(blas=False)
-    monkeypatch.setattr("preheat.lora.find", lambda _: Found(None, "13.0.0"))
+    monkeypatch.setattr("preheat.lora.plan.find", lambda _: Found(None, "13.0.0"))
     assert plan.on(gpu) == llama(blas=True)
     assert llama(blas=False).on(gpu) == llama(blas=False)
-
-
-@pytest.mark.parametrize("blas", ["auto", False])
-def test_a_plan_and_a_step_mean_the_same_by_blas(
-    open_device: Callable[..., Gpu], blas: bool | Literal["auto"]
-) -> None:
-    gpu = open_device("emulator")
-    case = Case(gpu, MHA, blas=blas)
-    with watching() as seen:
-        case.step()
-    assert tuple(seen) == planned(MHA, blas).on(gpu).operations
 
 
 @pytest.mark.parametrize("blas", [None, "no", "Auto", 1, 0, np.arange(2)], ids=repr)
@@ -419,6 +489,20 @@ def test_it_is_there_when_preheat_is_imported() -> None:
     assert ran.stdout == "backward_plan\n"
 
 
+def test_the_page_on_lora_says_what_every_array_is() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "lora.md").read_text()
+    rows = re.findall(
+        r"^\| (.*?) \| (.*?) \|", page.partition("| name | shape | what it is |")[2], re.M
+    )
+    sizes = {**asdict(GQA), "head": GQA.head, "kv_heads": GQA.kv_heads}
+    told = {
+        name: eval(shape.strip("`"), sizes)
+        for names, shape in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert told == GQA.given
+
+
 # What cannot be
 
 
@@ -434,7 +518,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ({"lora_rank": rank}, f"lora_rank {rank!r} is not an integer")
         for rank in ("x", 0.0, False, np.zeros(2))
     ),
-    *(({"nf4": flag}, f"nf4 {flag!r} is neither True nor False") for flag in ("no", 2, 0, None)),
+    *(
+        ({name: flag}, f"{name} {flag!r} is neither True nor False")
+        for name in ("frozen", "nf4")
+        for flag in ("no", 2, 0, None)
+    ),
     ({"heads": 5}, "heads 5 does not divide q_dim 12"),
     ({"kv_dim": 4}, "kv_dim 4 is not a multiple of the size of a head, 3"),
     ({"kv_dim": 9}, "kv_dim 9 is that of 3 heads, which heads 4 cannot share evenly"),
@@ -453,8 +541,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), REFUSED, ids=lambda v: str(v)[:40])
 def test_dimensions_that_cannot_be_are_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         backward_plan(**asdict(GQA) | change)
+    assert "lora_rank" not in change or "0 is no LoRA" in (caught.value.hint or "")
 
 
 def test_numbers_and_types_of_numpy_make_the_same_plan() -> None:
@@ -560,11 +649,11 @@ def test_a_missing_array_is_suggested_only_by_one_that_is_not_needed(
 def test_arguments_of_another_kind_are_named(given: tuple[Gpu, dict[str, Any]]) -> None:
     gpu, arrays = given
     for call, message in (
-        (lambda: Plan({"hidden": 10}), "{'hidden': 10} is not a shape"),  # type: ignore[arg-type]
+        (lambda: Plan({"hidden": 10}), "shape is dict, not a Shape"),  # type: ignore[arg-type]
         (lambda: planned(GQA).warm(None), "None is not a device"),  # type: ignore[arg-type]
         (lambda: planned(GQA, blas=True).warm(None), "None is not a device"),  # type: ignore[arg-type]
         (lambda: LoraBlock(None, GQA, arrays), "None is not a device"),  # type: ignore[arg-type]
-        (lambda: LoraBlock(gpu, asdict(GQA), arrays), "is not a shape"),  # type: ignore[arg-type]
+        (lambda: LoraBlock(gpu, asdict(GQA), arrays), "shape is dict, not a Shape"),  # type: ignore[arg-type]
         (lambda: LoraBlock(gpu, GQA, None), "arrays must be a mapping"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError, match=re.escape(message)):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat import Manifest
+from preheat import InputError, Manifest
 from preheat.cli import main
-from preheat.lora import MODELS, backward_plan
+from preheat.kernels.op import cpp_of
+from preheat.lora import MODELS, Model, backward_plan
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -46,6 +47,36 @@ def test_options_reach_the_plan(plan: Run) -> None:
     sizes = MODELS["qwen3-4b"].sizes
     wanted = backward_plan(**sizes, max_seq=100, lora_rank=0, nf4=True, dtype="bfloat16", blas=True)
     assert (code, out) == (0, f"{wanted}\n")
+
+
+@pytest.mark.parametrize("words", [("--frozen",), ("--nf4",), ("--frozen", "--nf4")])
+def test_a_frozen_base_is_planned(plan: Run, words: tuple[str, ...]) -> None:
+    code, out, _ = plan("--model", "qwen3-4b", *words)
+    nf4 = "--nf4" in words
+    wanted = backward_plan(**MODELS["qwen3-4b"].sizes, max_seq=2048, lora_rank=16, frozen=True, nf4=nf4)
+    assert (code, out) == (0, f"{wanted}\n")
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.repository)
+def test_a_model_has_the_name_of_its_repository_as_well(plan: Run, model: Model) -> None:
+    for name in (model.repository, model.repository.lower()):
+        code, out, _ = plan("--model", name, "--json")
+        assert (code, json.loads(out)["model"]) == (0, model.repository)
+
+
+def test_shorter_adds_the_kernels_of_every_length(plan: Run) -> None:
+    wanted = backward_plan(**MODELS["qwen2-0.5b"].sizes, max_seq=500, lora_rank=16)
+    words = ("--model", "qwen2-0.5b", "--seq", "500", "--shorter")
+    kernels = len(wanted.requests_up_to_max_seq)
+    assert kernels > len(wanted.requests)
+    code, out, err = plan(*words, "-o", "kernels.toml")
+    assert (code, out) == (0, f"{wanted}\n")
+    told = f"{len(wanted.operations)} operations, {kernels} kernels for every length up to 500"
+    assert err == f"{told} → kernels.toml\n"
+    assert Manifest.read("kernels.toml") == wanted.manifest(shorter=True)
+    _, out, _ = plan(*words, "--json")
+    listed = [row["entry"] for row in json.loads(out)["kernels"]]
+    assert listed == [request.entry for request in wanted.requests_up_to_max_seq]
 
 
 def test_products_are_left_to_cublas_only_where_that_is_asked_for(plan: Run) -> None:
@@ -106,6 +137,7 @@ def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     [
         (("--model", "qwen3-4c"), "model 'qwen3-4c' is not known\n\nhint: did you mean 'qwen3-4b'"),
         (("--model", "gpt"), "model 'gpt' is not known\n\nhint: there are qwen2-0.5b"),
+        (("--model", "Qwen/Qwen3-8B"), "hint: did you mean 'qwen/qwen3-4b'?"),
         (("--model", "qwen3-4b", "--rank", "1025"), "error: --rank 1025 is outside 0 to 1024"),
         (("--model", "qwen3-4b", "--rank", "-1"), "error: --rank -1 is outside 0 to 1024"),
         (("--model", "qwen3-4b", "--seq", "0"), "error: --seq 0 is outside 1 to"),
@@ -113,8 +145,9 @@ def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
         (("--model", "qwen3-4b", "--dtype", "float64"), "do not take float64"),
         (
             ("--model", "qwen3-4b", "-o", "nowhere/k.toml"),
-            "cannot write nowhere/k.toml: nowhere is not",
+            "cannot write nowhere/k.toml: nowhere is not a directory\n\nhint: make it: mkdir -p now",
         ),
+        (("--model", "qwen3-4b", "-o", "no where/k.toml"), "hint: make it: mkdir -p 'no where'\n"),
         ((), "--model"),
     ],
 )
@@ -148,6 +181,19 @@ def test_a_place_where_no_manifest_can_be_is_refused(plan: Run, place: str) -> N
     assert os.listdir() == before
 
 
+def test_a_file_in_the_place_of_a_directory_is_not_to_be_made_one(plan: Run) -> None:
+    Path("notes.txt").write_text("remember the milk")
+    _, _, err = plan("--model", "qwen2-0.5b", "-o", "notes.txt/k.toml")
+    assert "hint: name another place" in err
+
+
+def test_only_a_dash_alone_is_standard_output(plan: Run, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    code, _, _ = plan("--model", "qwen2-0.5b", "-o", "there/-")
+    assert code == 0
+    assert Manifest.read("there/-").programs
+
+
 @pytest.mark.parametrize("place", ["", "pipe", "-"])
 def test_a_recording_is_refused_there_before_the_command_runs(plan: Run, place: str) -> None:
     os.mkfifo("pipe")
@@ -160,5 +206,16 @@ def test_a_recording_is_refused_there_before_the_command_runs(plan: Run, place: 
 def test_help_has_examples_and_every_model(plan: Run) -> None:
     code, out, _ = plan("--help")
     assert code == 0
-    assert "preheat plan lora --model qwen2-0.5b -o kernels.toml" in out
+    assert "preheat plan lora --model qwen2-0.5b --frozen --shorter -o kernels.toml" in out
     assert all(model in " ".join(out.split()) for model in MODELS)
+
+
+def test_help_has_every_element_type_and_says_what_no_choice_means(plan: Run) -> None:
+    with pytest.raises(InputError) as refused:
+        cpp_of("float64")
+    types = (refused.value.hint or "").removeprefix("they take ").split(", ")
+    assert len(types) == 3
+    out = "".join(plan("--help")[1].split())
+    assert f"Elementtype:{types[0]},{types[1]}or{types[2]}." in out
+    assert "[default:no-blas]" in out
+    assert "Positionsofasequence:exactlysomany,unlessthereis--shorter." in out

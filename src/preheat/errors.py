@@ -82,7 +82,18 @@ __all__ = [
 class PreheatError(Exception):
     """Base of every error raised on purpose. `hint`, where there is one, says what to do next."""
 
-    hint: str | None = None
+    _hint: str | None = None
+
+    @property
+    def hint(self) -> str | None:
+        """What to do next; a traceback has it below the message."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, text: str | None) -> None:
+        others = [note for note in getattr(self, "__notes__", ()) if note != f"hint: {self._hint}"]
+        self.__notes__ = [*others, f"hint: {text}"] if text else others
+        self._hint = text
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as it is: making it again would take the arguments of its class, not its message."""
@@ -220,8 +231,10 @@ class SealedError(PreheatError):
 
     def naming(self, entry: str) -> SealedError:
         """The same error for one kernel of the program."""
-        told = {name: value for name, value in vars(self).items() if name != "hint"}
-        return SealedError(**{**told, "entry": entry})
+        return SealedError(
+            program=self.program, arch=self.arch, reason=self.reason, caller=self.caller, entry=entry,
+            nearest=self.nearest, differences=self.differences,
+        )  # fmt: skip
 
 
 class WarmError(PreheatError):
@@ -399,7 +412,10 @@ E = TypeVar("E", bound=Exception)
 
 def fresh(error: E, **changes: Any) -> E:
     """The same error as a new object: raising one object in several places mixes their tracebacks."""
-    return _restored(type(error), error.args, {**error.__dict__, **changes})
+    copy = _restored(type(error), error.args, error.__dict__)
+    for name, value in changes.items():
+        setattr(copy, name, value)
+    return copy
 
 
 def _restored(kind: type[E], args: tuple[Any, ...], state: Mapping[str, Any]) -> E:
@@ -407,5 +423,7 @@ def _restored(kind: type[E], args: tuple[Any, ...], state: Mapping[str, Any]) ->
     base = Exception if issubclass(kind, PreheatError) else kind
     error: E = base.__new__(kind)
     error.__dict__.update(state)
+    if "__notes__" in state:
+        error.__notes__ = [*state["__notes__"]]  # a note on one of them is none on the other
     error.args = args
     return error

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import enum
-import gc
-import itertools
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -18,93 +17,25 @@ import pytest
 from preheat import Array, Gpu
 from preheat.arch import Arch
 from preheat.builder import Builder
+from preheat.devices.base import ON_GPU
+from preheat.devices.emulator.stream import EmulatorStream
 from preheat.dtypes import DTYPES
 from preheat.errors import CaptureError, DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.kernels import blas as module
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.op import Op, watching
 from preheat.kernels.ops import Ops
+from preheat.runtime.operands import Kind, Operand, _kinds
+from preheat.runtime.stream import Event
 from tests.conftest import Recorder
 from tests.kernels.conftest import exact
+from tests.kernels.cublas import Cublas
 from tests.kernels.test_gemm import FORMS, agree, op_of, shape_of
 
 DIMS = {"m": 5, "n": 3, "k": 7}
+ROOM = 32 << 20  # bytes of a workspace
+T = TypeVar("T")
 forms = pytest.mark.parametrize("name", FORMS)
-
-
-class Cublas:
-    """The bindings of cuBLAS, computing at once in the emulator's memory, as its manual says."""
-
-    class cuBLASError(Exception):  # noqa: N801
-        pass
-
-    Operation = enum.IntEnum("Operation", {"N": 0, "T": 1})
-    Math = enum.IntEnum(
-        "Math",
-        {
-            "DEFAULT_MATH": 0,
-            "PEDANTIC_MATH": 2,
-            "TF32_TENSOR_OP_MATH": 3,
-            "DISALLOW_REDUCED_PRECISION_REDUCTION": 16,
-        },
-    )
-    ComputeType = enum.IntEnum(
-        "ComputeType",
-        {"COMPUTE_32F": 68, "COMPUTE_32F_PEDANTIC": 69, "COMPUTE_32F_FAST_TF32": 77},
-    )
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.fails: str | None = None
-        self._handles = itertools.count(1000)
-
-    def named(self, name: str) -> list[tuple[Any, ...]]:
-        """The arguments of every call of one function."""
-        return [call[1:] for call in self.calls if call[0] == name]
-
-    def _called(self, *call: Any) -> None:
-        self.calls.append(call)
-        if call[0] == self.fails:
-            raise self.cuBLASError("INVALID_VALUE (7)")
-
-    def create(self) -> int:
-        handle = next(self._handles)
-        self._called("create", handle)
-        return handle
-
-    def destroy(self, handle: int) -> None:
-        self._called("destroy", handle)
-
-    def set_stream(self, handle: int, stream: int) -> None:
-        self._called("set_stream", handle, stream)
-
-    def set_workspace(self, handle: int, address: int, size: int) -> None:
-        self._called("set_workspace", handle, address, size)
-
-    def set_math_mode(self, handle: int, mode: int) -> None:
-        self._called("set_math_mode", handle, mode)
-
-    def gemm_ex(self, handle: int, *given: Any) -> None:
-        transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, *how = given
-        self._called("gemm_ex", handle, atype, *how)
-        assert atype == btype == ctype
-        left = columns(a, (k, m) if transa else (m, k), lda, atype)
-        right = columns(b, (n, k) if transb else (k, n), ldb, btype)
-        result = columns(c, (m, n), ldc, ctype)
-        product = (left.T if transa else left).astype(float) @ (right.T if transb else right).astype(
-            float
-        )
-        old = ctypes.c_float.from_address(beta).value
-        result[:] = ctypes.c_float.from_address(alpha).value * product + (old * result if old else 0)
-
-
-def columns(address: int, shape: tuple[int, int], stride: int, kind: int) -> Any:
-    """A column-major matrix in memory."""
-    assert stride >= shape[0]
-    dtype = np.dtype({0: "float32", 2: "float16"}[kind])
-    size = ((shape[1] - 1) * stride + shape[0]) * dtype.itemsize
-    flat = np.frombuffer(memoryview((ctypes.c_char * size).from_address(address)), dtype)
-    return np.lib.stride_tricks.as_strided(flat, shape, (dtype.itemsize, stride * dtype.itemsize))
 
 
 @pytest.fixture
@@ -131,7 +62,7 @@ class Product:
         self.arrays = tuple(gpu.zeros(shape_of(axes, DIMS), dtype) for axes in FORMS["gemm"])
 
     def __call__(self, blas: Blas, **more: Any) -> None:
-        blas.multiply(self.op, self.dtype, *self.arrays, **more)
+        blas._multiply(self.op, self.dtype, *self.arrays, **more)
 
 
 def test_a_handle_gets_its_stream_before_its_workspace_and_then_works(
@@ -170,7 +101,7 @@ def test_rows_are_multiplied_by_a_library_that_knows_columns(
         emulator.array(rng.standard_normal(shape_of(axes, DIMS)).astype(dtype)) for axes in FORMS[name]
     )
     old = exact(c)
-    blas.multiply(op_of(name, DIMS, dtype), DTYPES[dtype], a, b, c, add=add)
+    blas._multiply(op_of(name, DIMS, dtype), DTYPES[dtype], a, b, c, add=add)
     agree(name, exact(c), exact(a), exact(b), dtype, old=old if add else None)
 
 
@@ -202,9 +133,9 @@ def test_what_is_no_device_is_refused(gpu: Any) -> None:
         Blas(gpu)
 
 
-@pytest.mark.parametrize("captures", ["x", None, -1, 2.5, 2.0, True])
+@pytest.mark.parametrize("captures", ["x", None, -1, 2.5, 2.0, True, np.arange(2)], ids=repr)
 def test_what_is_no_count_of_captures_is_refused(blas: Blas, cublas: Cublas, captures: Any) -> None:
-    with pytest.raises(InputError, match=r"captures .* is not a count of captures"):
+    with pytest.raises(InputError, match=r"captures .* (is not an integer|is outside 0 to)"):
         blas.reserve(captures)
     assert len(cublas.named("create")) == 1
 
@@ -234,13 +165,23 @@ def test_operands_are_checked_like_those_of_a_kernel(
     a, b, c = product.arrays
     elsewhere = open_device("emulator:1").zeros(a.shape)
     with pytest.raises(LaunchError, match=r"cublasGemmEx.*another device"):
-        blas.multiply(product.op, product.dtype, elsewhere, b, c)
+        blas._multiply(product.op, product.dtype, elsewhere, b, c)
     with pytest.raises(LaunchError, match="cannot take an array of float16"):
-        blas.multiply(product.op, product.dtype, a, emulator.zeros(b.shape, "float16"), c)
+        blas._multiply(product.op, product.dtype, a, emulator.zeros(b.shape, "float16"), c)
     b.close()
     with pytest.raises(StaleBufferError, match="freed"):
         product(blas)
     assert cublas.named("gemm_ex") == []
+
+
+def test_a_product_that_is_refused_takes_no_workspace(
+    blas: Blas, cublas: Cublas, emulator: Gpu
+) -> None:
+    product, stream = Product(emulator), emulator.stream()
+    product.arrays[1].close()
+    with pytest.raises(StaleBufferError):
+        product(blas, stream=stream)
+    assert [name for name, *_ in cublas.calls] == ["create"]
 
 
 def test_an_error_of_cublas_says_which_call_it_was(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
@@ -264,8 +205,9 @@ def test_dropping_it_gives_every_handle_back_at_the_next_safe_point(
 ) -> None:
     blas = Blas(emulator, found=Found(cublas, "13.0.0"))
     Product(emulator)(blas)
+    dropped = weakref.ref(blas)
     del blas
-    gc.collect()
+    assert dropped() is None  # at once: nothing it holds points back to it
     assert cublas.named("destroy") == []  # a finalizer calls nothing
     emulator.synchronize()
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
@@ -280,11 +222,10 @@ def test_streams_that_are_closed_or_dropped_give_their_workspaces_back(
     free, streams = emulator.memory().free, [emulator.stream() for _ in range(4)]
     for stream in streams:
         product(blas, stream=stream)
-    assert emulator.memory().free <= free - 4 * (32 << 20)
+    assert emulator.memory().free <= free - 4 * ROOM
     handles = len(cublas.named("create"))
     streams.pop().close()
     del streams, stream
-    gc.collect()
     product(blas)
     emulator.synchronize()
     assert emulator.memory().free == free
@@ -315,29 +256,47 @@ def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
 def test_a_seat_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
     """As when another thread closes the stream between the choice of a seat and the call."""
     product, stream = Product(emulator), emulator.stream()
-    seat = blas.seat(stream.raw)
+    seat = blas._seat(stream.raw)
     stream.close()
     product(blas)
     blas.reserve(5)
     assert seat.handle not in {other.handle for other in (*blas._ready, *blas._seats.values())}
 
 
+class Tensor:
+    """A matrix of ones of a library that works on GPUs, in streams of its own."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.host = np.ones(shape, "float32")
+
+    def operand(self, stream: int) -> Operand:
+        del stream
+        return Operand(self.host.ctypes.data, self.host.nbytes, DTYPES["float32"], (ON_GPU, 0), self)
+
+
+def test_products_of_another_library_do_not_wait_for_ours_nor_ours_for_them(
+    blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, waits = 77, list[int]()
+    monkeypatch.setitem(_kinds, Tensor, Kind("torch", Tensor.operand, lambda _: theirs))
+    monkeypatch.setattr(emulator._context.device, "dlpack", (ON_GPU, 0))
+    monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: waits.append(stream.handle))
+    a, b, c = (Tensor(shape_of(axes, DIMS)) for axes in FORMS["gemm"])
+    for _ in range(3):
+        blas._multiply(op_of("gemm", DIMS), DTYPES["float32"], a, b, c)
+    assert np.all(c.host == DIMS["k"])
+    assert waits == [theirs]  # once, for the new workspace
+    (seat,) = blas._seats.values()
+    assert isinstance(seat.room.buffer.users[theirs], Event)  # behind which it is given back
+
+
 # Captures
 
 
-def test_no_workspace_is_given_back_inside_a_capture(
-    blas: Blas, emulator: Gpu, launched: Callable[[], None]
-) -> None:
-    product, stream = Product(emulator), emulator.stream()
-    product(blas, stream=stream)
-    handle = stream.handle
-    with emulator.capture():
-        launched()
-        stream.close()
-        product(blas)
-        assert handle in blas._seats
-    product(blas)
-    assert handle not in blas._seats
+def elsewhere(do: Callable[[], T]) -> T:
+    """What another thread makes of it."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(do).result()
 
 
 @pytest.fixture
@@ -402,19 +361,77 @@ def test_a_capture_without_a_workspace_is_refused_and_reserve_helps(
     assert len({id(buffer) for graph in kept for buffer in graph._buffers if buffer.size > 1000}) == 3
 
 
-def test_a_graph_keeps_operands_of_other_libraries(
+def test_a_workspace_is_ready_whatever_threads_do_in_a_capture(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product, stream = Product(emulator), emulator.stream()
+    with emulator.capture():
+        launched()
+        elsewhere(partial(product, blas, stream=stream))  # which takes the one that was ready
+        product(blas)
+
+
+def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
+    blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product = Product(emulator)
+    product(blas)
+    with emulator.capture(mode="global"):
+        launched()
+        product(blas)
+        elsewhere(partial(product, blas))
+        assert blas._ready == []
+    assert len(cublas.named("gemm_ex")) == 3
+    product(blas)
+    assert len(blas._ready) == 1
+
+
+def test_no_workspace_is_given_back_while_a_thread_captures(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product, stream = Product(emulator), emulator.stream()
+    product(blas)
+    product(blas, stream=stream)
+    emulator.synchronize()
+    free = emulator.memory().free
+    with emulator.capture():
+        launched()
+        stream.close()
+        elsewhere(partial(product, blas))
+        assert emulator.memory().free == free
+    emulator.synchronize()
+    assert emulator.memory().free == free + ROOM
+
+
+def test_the_next_product_gives_the_workspaces_of_closed_graphs_back(
+    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    product = Product(emulator)
+    product(blas)
+    blas.reserve(4)
+    emulator.synchronize()
+    free = emulator.memory().free
+    for _ in range(3):
+        with emulator.capture() as graph:
+            launched()
+            product(blas)
+        graph.close()
+    product(blas)
+    emulator.synchronize()
+    assert emulator.memory().free == free + 3 * ROOM
+
+
+def test_a_graph_keeps_operands_of_other_libraries_and_orders_its_replays_with_them(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
     product, host = Product(emulator), np.zeros((5, 7), "float32")
     before = sys.getrefcount(host)
     with emulator.capture() as graph:
         launched()
-        blas.multiply(product.op, product.dtype, host, *product.arrays[1:])
-    assert sys.getrefcount(host) > before
+        blas._multiply(product.op, product.dtype, host, *product.arrays[1:])
+    assert [operand.owner is host for operand in graph._foreign] == [True]
+    assert not graph._alone(emulator._context.stream)
     graph.close()
-    del graph
-    blas.reserve(2)  # the handle lets go of the workspace, too
-    gc.collect()
     assert sys.getrefcount(host) == before
 
 
@@ -509,6 +526,61 @@ def test_an_event_says_once_which_makes_products(
         "device": "emulator:0", "uses": "shipped kernels", "reason": "emulator:0 is no GPU"
     }  # fmt: skip
     assert ops.blas is None
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, cublas: Cublas) -> None:
+    """The emulator finds a cuBLAS."""
+    monkeypatch.setattr("preheat.kernels.ops.find", lambda _: Found(cublas, "13.0.0"))
+
+
+@pytest.mark.usefixtures("installed")
+def test_whoever_hears_of_the_choice_may_ask_for_it(
+    open_device: Callable[..., Gpu], builder: Builder
+) -> None:
+    ops, heard = Ops(open_device("emulator", builder=builder)), list[Blas | None]()
+    builder.events.sinks.append(lambda name, _: heard.append(ops.blas) if name == "blas" else None)
+    asking = threading.Thread(target=lambda: ops.blas, daemon=True)
+    asking.start()
+    asking.join(5)
+    assert not asking.is_alive()
+    assert heard == [ops.blas]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_choice_holds_although_a_sink_failed(
+    open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder, cublas: Cublas
+) -> None:
+    def fail(name: str, _: object) -> None:
+        if name == "blas":
+            raise OSError("no space left")
+
+    gpu = open_device("emulator", builder=builder)
+    ops, a, b = Ops(gpu), gpu.zeros((5, 7)), gpu.zeros((7, 3))
+    builder.events.sinks.append(fail)
+    with pytest.raises(OSError, match="no space left"):
+        ops.gemm(a, b)
+    ops.gemm(a, b)
+    assert len(recorder.named("blas")) == 1
+    assert len(cublas.named("gemm_ex")) == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_choice_inside_a_capture_says_what_to_do_before(
+    emulator: Gpu, launched: Callable[[], None]
+) -> None:
+    ops, a, b, out = Ops(emulator), *(emulator.zeros(shape) for shape in ((5, 7), (7, 3), (5, 3)))
+
+    def capture() -> None:
+        with emulator.capture():
+            launched()
+            ops.gemm(a, b, out=out)
+
+    with pytest.raises(CaptureError, match="allocating memory inside a capture") as error:
+        capture()
+    assert error.value.hint == "multiply once before the capture, or ask for ops.blas there"
+    assert isinstance(ops.blas, Blas)
+    capture()
 
 
 def test_products_go_to_the_blas_that_is_given(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:

@@ -109,6 +109,22 @@ def test_slices_are_views_of_the_first_axis(device: Gpu) -> None:
     assert [len(whole), len(whole[1])] == [7, 5]
 
 
+def test_other_axes_are_a_view_of_the_same_elements(device: Gpu) -> None:
+    data = np.arange(2 * 3 * 5, dtype=np.int32).reshape(2, 3, 5)
+    whole = device.array(data)
+    for shape in ((6, 5), (-1, 5), (30,), (-1,), (5, -1, 2), (1, 30, 1), (np.int64(10), 3)):
+        assert np.array_equal(whole.reshape(*shape).numpy(), data.reshape(*shape)), shape
+        assert np.array_equal(whole.reshape(shape).numpy(), data.reshape(shape)), shape
+    whole[1].reshape(15)[3:].fill(-1)
+    data[1].reshape(15)[3:] = -1
+    assert np.array_equal(whole.numpy(), data)
+    assert device.scalar("int32", 3).reshape(1, 1).shape == (1, 1)
+    assert device.empty((0, 4)).reshape(-1, 4).shape == (0, 4)
+    for wrong in ((7, 5), (-1, 7), (-1, -1), (-2, 15), (1.5, 20), (0, -1)):
+        with pytest.raises(InputError, match="shape"):
+            whole.reshape(*wrong)
+
+
 def test_write_and_copy_from_give_the_array_back(device: Gpu) -> None:
     data = np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)
     first, second = device.empty((3, 4)), device.empty((3, 4))

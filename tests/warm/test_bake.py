@@ -378,6 +378,16 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
     builder.close()
 
 
+def test_instances_of_one_file_are_told_apart(mounted: Callable[..., Builder]) -> None:
+    source, builder = "template <class T> __global__ void t(T* x) { *x = 1; }", mounted(listed(A))
+    both = (Program.of(source, label="t.cu", names=(f"t<{kind}>",)) for kind in ("int", "float"))
+    assert holes(check(Manifest(tuple(map(Wanted, both))), ["sm_90"], builder=builder)) == [
+        "t.cu (t<float>) sm_90: not baked",
+        "t.cu (t<int>) sm_90: not baked",
+    ]
+    builder.close()
+
+
 def test_code_counts_on_every_architecture_that_runs_it(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(A), ["sm_80", "sm_90a"])
     assert check(listed(A), ["sm_80", "sm_89", "sm_90", "sm_90a"], builder=builder).ok

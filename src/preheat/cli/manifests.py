@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from preheat.errors import InputError
@@ -14,11 +15,13 @@ _HINT = "name another place for the manifest with -o"
 
 def require_writable(target: Path) -> None:
     """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
-    if target.name == "-":
+    if os.path.abspath(target) == os.path.abspath("-"):  # some commands have made it absolute
         told = "a manifest has sources beside it, and cannot go to standard output"
         raise InputError(told, hint=_HINT)
     if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: {target.parent} is not a directory", hint=_HINT)
+        make = f"make it: mkdir -p {shlex.quote(str(target.parent))}"
+        hint = _HINT if target.parent.exists() else make
+        raise InputError(f"cannot write {target}: {target.parent} is not a directory", hint=hint)
     if target.exists() and not target.is_file():
         raise InputError(f"cannot write {target}: what is there is not a file", hint=_HINT)
     if not os.access(target.parent, os.W_OK | os.X_OK):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,31 @@ import click
 from preheat.cli.manifests import require_writable
 from preheat.cli.output import count, data, emit_json, say
 from preheat.errors import InputError, did_you_mean
-from preheat.lora import MODELS, Plan, backward_plan
+from preheat.lora import MODELS, Model, Plan, Request, backward_plan
+from preheat.warm.manifest import Manifest
 from preheat.warm.recorder import merge
 
 __all__ = ["command"]
 
 _OPTIONS = {"max_seq": "--seq", "lora_rank": "--rank"}
 
+_MODEL = f"One of {', '.join(MODELS)}, or its repository, such as {MODELS['qwen3-4b'].repository}."
+_SEQ = "Positions of a sequence: exactly so many, unless there is --shorter."
+_DTYPE = "Element type: float32, float16 or bfloat16."
+_BLAS = (
+    "Leave products of matrices to cuBLAS. If not, their kernels are planned too, which serves "
+    "machines with and without it."
+)
+
 _EPILOG = """\b
 Examples:
   preheat plan lora --model qwen3-4b
   preheat plan lora --model llama-3-8b --seq 4096 --rank 64 --nf4 --dtype bfloat16
-  preheat plan lora --model qwen2-0.5b -o kernels.toml
+  preheat plan lora --model qwen2-0.5b --frozen --shorter -o kernels.toml
 
-Needs neither a GPU nor a compiler. 'preheat bake' makes a bundle of the manifest; for a model that is
-not listed, preheat.lora.backward_plan takes its dimensions.
+Needs neither a GPU nor a compiler. The manifest names no architecture, so 'preheat bake' and 'preheat
+check' need --arch. It has the backward step alone: 'preheat record' adds what else a run launches. For
+a model that is not listed, preheat.lora.backward_plan takes its dimensions.
 """
 
 
@@ -41,12 +52,14 @@ def command() -> None:
 
 
 @command.command(epilog=_EPILOG, short_help="The backward step of a block with LoRA")
-@click.option("--model", required=True, metavar="NAME", help=f"One of {', '.join(MODELS)}.")
-@click.option("--seq", default=2048, show_default=True, metavar="N", help="Positions of a sequence.")
+@click.option("--model", required=True, metavar="NAME", help=_MODEL)
+@click.option("--seq", default=2048, show_default=True, metavar="N", help=_SEQ)
+@click.option("--shorter", is_flag=True, help="Have the kernels of every length from 1 to --seq.")
 @click.option("--rank", default=16, show_default=True, metavar="N", help="Rank of LoRA; 0 is none.")
+@click.option("--frozen", is_flag=True, help="The weights of the base get no gradients.")
 @click.option("--nf4", is_flag=True, help="The base is frozen, and quantised to NF4.")
-@click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Element type.")
-@click.option("--blas/--no-blas", default=None, help="Leave products of matrices to cuBLAS, or not.")
+@click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help=_DTYPE)
+@click.option("--blas/--no-blas", default=False, show_default=True, help=_BLAS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every operation, in order.")
 @click.option(
     "-o",
@@ -58,32 +71,38 @@ def command() -> None:
 def lora(
     model: str,
     seq: int,
+    shorter: bool,
     rank: int,
+    frozen: bool,
     nf4: bool,
     dtype: str,
-    blas: bool | None,
+    blas: bool,
     as_json: bool,
     output: Path | None,
 ) -> None:
     """List what the backward step of a transformer block launches, with LoRA on q, k and v."""
-    sizes = {**_sizes(model), "max_seq": seq, "lora_rank": rank}
-    plan = _plan(**sizes, nf4=nf4, dtype=dtype, blas="auto" if blas is None else blas)
+    found = _model(model)
+    sizes = {**found.sizes, "max_seq": seq, "lora_rank": rank}
+    plan = _plan(**sizes, frozen=frozen, nf4=nf4, dtype=dtype, blas=blas)
+    requests = plan.requests_up_to_max_seq if shorter else plan.requests
     if output is not None:
-        _add(plan, output)
+        _add(plan.manifest(shorter=shorter), output)
     if as_json:
-        emit_json(_as_dict(model, plan))
+        emit_json(_as_dict(found, plan, requests))
     else:
         data(str(plan))
-    told = f"{count(len(plan.operations), 'operation')}, {count(len(plan.requests), 'kernel')}"
+    told = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
+    told += f" for every length up to {seq}" if shorter else ""
     say(told if output is None else f"{told} → {output}")
 
 
-def _sizes(model: str) -> dict[str, Any]:
-    found = MODELS.get(model.lower())
-    if found is None:
-        hint = did_you_mean(model.lower(), MODELS) or f"there are {', '.join(MODELS)}"
-        raise InputError(f"model {model!r} is not known", hint=hint)
-    return found.sizes
+def _model(name: str) -> Model:
+    """The model of that name, or of that repository at Hugging Face, however it is capitalised."""
+    known = MODELS | {model.repository.lower(): model for model in MODELS.values()}
+    if (found := known.get(name.lower())) is None:
+        hint = did_you_mean(name.lower(), known) or f"there are {', '.join(MODELS)}"
+        raise InputError(f"model {name!r} is not known", hint=hint)
+    return found
 
 
 def _plan(**given: Any) -> Plan:
@@ -95,17 +114,17 @@ def _plan(**given: Any) -> Plan:
         raise InputError(told, hint=error.hint) from None
 
 
-def _add(plan: Plan, output: Path) -> None:
+def _add(manifest: Manifest, output: Path) -> None:
     try:
         require_writable(output)
-        merge(output, plan.manifest())
+        merge(output, manifest)
     except OSError as fault:
         raise InputError(f"cannot write {output}: {fault.strerror or fault}") from None
 
 
-def _as_dict(model: str, plan: Plan) -> dict[str, Any]:
+def _as_dict(model: Model, plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     return {
-        "model": MODELS[model.lower()].repository,
+        "model": model.repository,
         "shape": asdict(plan.shape),
         "operations": [
             {
@@ -116,5 +135,5 @@ def _as_dict(model: str, plan: Plan) -> dict[str, Any]:
             }
             for op in plan.operations
         ],
-        "kernels": [{"program": program.label, "entry": entry} for program, entry in plan.requests],
+        "kernels": [{"program": program.label, "entry": entry} for program, entry in requests],
     }

@@ -234,12 +234,16 @@ class Capture:
         """Keep an array that another library uses inside the capture."""
         self.arrays[array] = None
 
-    def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
-        """Write a launch down."""
+    def used(self, gathered: Gathered) -> None:
+        """Keep what a call inside the capture uses."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
-        self.modules[launch.module] = None
         self.arrays |= dict.fromkeys(gathered.arrays.values())
+
+    def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
+        """Write a launch down."""
+        self.used(gathered)
+        self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
         self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
 

@@ -641,7 +641,8 @@ def _fatal(error: BaseException | None) -> bool:
 def _reason(error: Exception) -> str:
     hint = getattr(error, "hint", None)
     text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
-    return "\n".join((text, *getattr(error, "__notes__", ())))
+    others = (note for note in getattr(error, "__notes__", ()) if note != f"hint: {hint}")
+    return "\n".join((text, *others))
 
 
 _alive: weakref.WeakSet[Graphs] = weakref.WeakSet()

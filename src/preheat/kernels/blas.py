@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.callers import caller
@@ -18,12 +17,12 @@ from preheat.devices.base import ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.op import Op, cpp_of, tell
+from preheat.kernels.op import Op, cpp_of, dimension, tell
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import UNORDERED, Launch, order, settle
-from preheat.runtime.memory import Buffer
+from preheat.runtime.launch import Call, Gathered
+from preheat.runtime.memory import use_of
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.window import ALLOCATE, Window
 
@@ -31,10 +30,11 @@ __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 
 
 class _Math(NamedTuple):
-    """A math mode as cuBLAS knows it; how it computes is said for float32, and for shorter types."""
+    """A math mode as cuBLAS knows it, and how it then computes with float32 and with shorter types."""
 
     modes: tuple[str, ...]
-    compute: tuple[str, str]
+    float32: str
+    shorter: str
 
 
 # Sums of shorter types stay in fp32 to the end, also where several blocks share one.
@@ -42,9 +42,9 @@ _WHOLE = "DISALLOW_REDUCED_PRECISION_REDUCTION"
 
 #: The math modes there are.
 MATH = {
-    "fp32": _Math(("PEDANTIC_MATH",), ("COMPUTE_32F_PEDANTIC", "COMPUTE_32F_PEDANTIC")),
-    "tf32": _Math(("TF32_TENSOR_OP_MATH", _WHOLE), ("COMPUTE_32F_FAST_TF32", "COMPUTE_32F")),
-    "default": _Math(("DEFAULT_MATH", _WHOLE), ("COMPUTE_32F", "COMPUTE_32F")),
+    "fp32": _Math(("PEDANTIC_MATH",), "COMPUTE_32F_PEDANTIC", "COMPUTE_32F_PEDANTIC"),
+    "tf32": _Math(("TF32_TENSOR_OP_MATH", _WHOLE), "COMPUTE_32F_FAST_TF32", "COMPUTE_32F"),
+    "default": _Math(("DEFAULT_MATH", _WHOLE), "COMPUTE_32F", "COMPUTE_32F"),
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS chooses
@@ -81,7 +81,8 @@ class Blas:
     `math` is "fp32" (nothing less precise, for any type), "tf32" (float32 rounded to 10 bits before it
     is multiplied, on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
     Every stream has its handle and every handle its workspace: results have the same bits every time.
-    The workspace of a stream that was closed is given back at the next product, behind its work.
+    The workspace of a stream that was closed, or of a graph that is gone, is given back at the next
+    product, behind its work.
 
     A captured graph keeps a workspace to itself, and inside a capture none can be made: one is ready
     from the beginning and after every product outside of captures, and `reserve` has more ready.
@@ -97,8 +98,8 @@ class Blas:
         if isinstance(found, str):
             hint = "on a GPU: pip install 'preheat[blas]'"
             raise DeviceError(f"there is no cuBLAS: {found}", hint=hint)
-        self.gpu, self.math, self.context = gpu, MATH[math], gpu._context
-        self.cublas, self.version = found
+        self.gpu, self.math, self.version = gpu, math, found.version
+        self._library = _Library(gpu._context, found.cublas)
         self._making = threading.RLock()
         self._seats: dict[int, _Seat] = {}  # by the number of the stream
         self._lent: list[tuple[weakref.ref[Window], _Seat]] = []  # to captures
@@ -106,57 +107,45 @@ class Blas:
         self._spare: list[_Handle] = []  # left by seats that are gone
         self.reserve()
 
-    def multiply(
-        self, op: Op, dtype: DType, a: Any, b: Any, c: Any, *, add: bool = False, stream: object = None
-    ) -> None:
-        """Do what `op` describes, with matrices of `dtype`; `add` leaves in `c` what it held.
-
-        Everyone who is watching sees it.
-        """
-        _Product(self, op, dtype, add, stream).run(a, b, c)
-        tell(by_cublas(op))
-
     def reserve(self, captures: int = 1) -> None:
         """Have workspaces ready for so many captures."""
-        count = operator.index(captures) if hasattr(captures, "__index__") else -1
-        if count < 0 or isinstance(captures, bool):
-            raise InputError(f"captures {captures!r} is not a count of captures")
-        self.context.require()
-        self.context.forbid(ALLOCATE)
+        count, context = dimension("captures", captures, least=0), self._library.context
+        context.require()
+        context.forbid(ALLOCATE)
         with self._making:
-            under_way = self.context.captures()
-            self._lent = [each for each in self._lent if each[0]() in under_way]
             self._prune()
             while len(self._ready) < count:
-                handle = self._spare.pop() if self._spare else _Handle(self)
-                room = _Room(self.context, self._workspace, self.context.stream)
-                self._ready.append(_Seat(self, handle, room))
+                room = Array.new(context, (self._room_size,), DTYPES["uint8"], context.stream)
+                handle = self._spare.pop() if self._spare else _Handle(self._library)
+                self._ready.append(_Seat(self._library, handle, room, self._spare))
 
     def _prune(self) -> None:
-        """Drop the seats of streams that nobody holds any more."""
-        for _, stream in list(self.context.idle):
+        """Drop the seats of streams that nobody holds any more, and of captures that are over."""
+        for _, stream in list(self._library.context.idle):
             self._seats.pop(stream.handle, None)
+        under_way = self._library.context.captures()
+        self._lent = [each for each in self._lent if each[0]() in under_way]
 
     @property
-    def _workspace(self) -> int:
+    def _room_size(self) -> int:
         """Bytes of a workspace, as NVIDIA recommends."""
         return (32 if self.gpu.arch.major >= 9 else 4) << 20
 
-    def seat(self, stream: base.Stream) -> _Seat:
+    def _seat(self, stream: base.Stream) -> _Seat:
         """Handle and workspace of a stream."""
         with self._making:
-            if not self.context.windows:
-                self._prune()
+            self._prune()
             found = self._seats.get(stream.handle)
             if found is None:
                 if not self._ready:
                     self.reserve()
-                found = self._seats[stream.handle] = self._ready.pop().bind(stream)
-            if not self._ready and not self.context.windows:
-                self.reserve()
+                found = self._seats[stream.handle] = self._bound(stream)
+            if not self._ready:
+                with suppress(CaptureError):  # another thread's, which no allocation may disturb
+                    self.reserve()
             return found
 
-    def seat_within(self, window: Window) -> _Seat:
+    def _seat_within(self, window: Window) -> _Seat:
         """Handle and workspace of a capture."""
         with self._making:
             for lent, seat in self._lent:
@@ -168,12 +157,33 @@ class Blas:
                     where=caller(),
                     hint="multiply once before each capture, or blas.reserve(n) before n of them",
                 )
-            seat = self._ready.pop().bind(window.stream)
+            seat = self._bound(window.stream)
             self._lent.append((weakref.ref(window), seat))
             return seat
 
+    def _bound(self, stream: base.Stream) -> _Seat:
+        seat, modes = self._ready.pop(), self._library.cublas.Math
+        return seat.bind(stream, sum(getattr(modes, name) for name in MATH[self.math].modes))
+
+    def _multiply(
+        self, op: Op, dtype: DType, a: Any, b: Any, c: Any, *, add: bool = False, stream: object = None
+    ) -> None:
+        """Do what `op` describes, with matrices of `dtype`; `add` leaves in `c` what it held.
+
+        Everyone who is watching sees it.
+        """
+        _Product(self, op, dtype, add, stream).run(a, b, c)
+        tell(by_cublas(op))
+
+
+class _Library(NamedTuple):
+    """cuBLAS in one life of a GPU."""
+
+    context: Context
+    cublas: Any
+
     def call(self, name: str, *args: Any) -> Any:
-        """Call a function of cuBLAS on this GPU; its error becomes one of ours."""
+        """Call a function of it on this GPU; its error becomes one of ours."""
         with _current(self.context.device):
             try:
                 return getattr(self.cublas, name)(*args)
@@ -187,63 +197,53 @@ def _current(device: base.Device) -> AbstractContextManager[object]:
     return current()
 
 
-class _Room(Buffer):
-    """A workspace. With a graph that uses it lives what else its products need: `held`."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, context: Context, size: int, home: base.Stream) -> None:
-        super().__init__(context, size, home)
-        self.held: list[object] = []
-
-
 class _Handle:
     """A handle of cuBLAS. Dropping it gives it back."""
 
-    def __init__(self, blas: Blas) -> None:
-        self._context, self._call = blas.context, blas.call
-        self.number: int = blas.call("create")
-        self._context.holders.add(self)
+    def __init__(self, library: _Library) -> None:
+        self._library = library
+        self.number: int = library.call("create")
+        library.context.holders.add(self)
 
     def release(self) -> None:
         """Give it back at once: the device is closed."""
-        self._call("destroy", self.number)
+        self._library.call("destroy", self.number)
 
     def __del__(self) -> None:
-        if hasattr(self, "number") and self._context.lost is None:
-            self._context.garbage.append(partial(self._call, "destroy", self.number))
+        context = self._library.context
+        if hasattr(self, "number") and context.lost is None:
+            context.garbage.append(partial(self._library.call, "destroy", self.number))
 
 
 class _Seat:
     """A handle and its workspace.
 
-    Dropping it leaves the handle to the next one, and gives the workspace back, as memory is: once the
-    work that uses it has ended, and not before a graph that does is gone.
+    Dropping it leaves the handle to the next one, in `spare`, and gives the workspace back, as memory
+    is: once the work that uses it has ended, and not before a graph that does is gone.
     """
 
-    def __init__(self, blas: Blas, handle: _Handle, room: _Room) -> None:
-        self._handle, self.room = handle, room
-        self._call, self._spare = blas.call, blas._spare
-        self._mode = sum(getattr(blas.cublas.Math, name) for name in blas.math.modes)
+    def __init__(self, library: _Library, handle: _Handle, room: Array, spare: list[_Handle]) -> None:
+        self._library, self._handle, self.room, self._spare = library, handle, room, spare
 
     @property
     def handle(self) -> int:
         """The number by which cuBLAS knows the handle."""
         return self._handle.number
 
-    def bind(self, stream: base.Stream) -> _Seat:
-        """Work in `stream` from now on."""
-        self._call("set_stream", self.handle, stream.handle)
+    def bind(self, stream: base.Stream, mode: int) -> _Seat:
+        """Work in `stream` from now on, in a math mode."""
+        call = self._library.call
+        call("set_stream", self.handle, stream.handle)
         # Not before: setting the stream takes the workspace away.
-        self._call("set_workspace", self.handle, self.room.address, self.room.size)
-        self._call("set_math_mode", self.handle, self._mode)
+        call("set_workspace", self.handle, self.room.address, self.room.nbytes)
+        call("set_math_mode", self.handle, mode)
         return self
 
     def __del__(self) -> None:
         self._spare.append(self._handle)
 
 
-class _Form(NamedTuple):
+class _Axes(NamedTuple):
     """A product: rows and columns of its result, what is summed over, which operands are transposed."""
 
     rows: str
@@ -253,69 +253,56 @@ class _Form(NamedTuple):
     b: bool = False
 
 
-_FORMS = {
-    "gemm": _Form("m", "n", "k"),
-    "gemm_backward_a": _Form("m", "k", "n", b=True),
-    "gemm_backward_b": _Form("k", "n", "m", a=True),
+_AXES = {
+    "gemm": _Axes("m", "n", "k"),
+    "gemm_backward_a": _Axes("m", "k", "n", b=True),
+    "gemm_backward_b": _Axes("k", "n", "m", a=True),
 }
 
 
 def by_cublas(op: Op) -> Op:
     """The operation as cuBLAS does it; the same `op` for one that it does not know."""
-    return op._replace(by="cuBLAS") if op.name in _FORMS else op
+    return op._replace(by="cuBLAS") if op.name in _AXES else op
 
 
-class _Product(Launch):
-    """A call of cuBLAS: checked and ordered like a launch, submitted by another library."""
+class _Product(Call):
+    """A product: checked and ordered like a launch, submitted by another library."""
 
     def __init__(self, blas: Blas, op: Op, dtype: DType, add: bool, stream: object) -> None:
-        context = blas.context
+        context = blas._library.context
         context.require()
         raw = None if stream is None else raw_stream(context, stream)
-        none = cast(Any, None)  # nothing of ours is launched
-        signature, blocking = _signature(dtype), blas.gpu.blocking
-        super().__init__(context, none, signature, none, raw, module=none, blocking=blocking)
+        super().__init__(context, _signature(dtype), raw, blocking=blas.gpu.blocking)
         self._blas, self._op, self._dtype, self._add = blas, op, dtype, add
 
-    def run(self, *args: Any) -> None:
-        """Check, order and call; in a thread that captures, as part of the capture."""
-        window = self.context.window(self.stream)
-        if window is not None:
-            with window.attempt():
-                self._capture(window, args)
-            return
-        stream = self.choose(args)
-        seat = self._blas.seat(stream)
-        gathered = self.gather(args, stream.handle)
-        gathered.buffers.append(seat.room)
-        order(self.context, gathered, stream, named=self.stream is not None)
+    def _submit(self, gathered: Gathered, stream: base.Stream) -> None:
+        seat = self._blas._seat(stream)
+        room = seat.room.buffer  # no operand: those of ours tie another library's stream to our own
+        room.before(stream)
         self._call(seat, *gathered.values)
-        settle(self.context, gathered, stream, named=self.stream is not None)
-        if self.blocking:
-            self._wait(stream)
+        room.after(stream, use_of(self.context, stream))
 
-    def _capture(self, window: Window, args: tuple[Any, ...]) -> None:
-        gathered = self.gather(args, UNORDERED)
-        seat = self._blas.seat_within(window)
+    def _capture(self, gathered: Gathered, window: Window) -> None:
+        seat = self._blas._seat_within(window)
         self._call(seat, *gathered.values)
-        seat.room.held += [operand.owner for operand in gathered.foreign]
-        for array in (*gathered.arrays.values(), Array(seat.room, DTYPES["uint8"], (seat.room.size,))):
-            window.exported(array)
+        window.used(gathered)
+        window.exported(seat.room)
 
     def _call(self, seat: _Seat, a: int, b: int, c: int) -> None:
         # cuBLAS takes columns for rows, and so sees every matrix of ours transposed: it is asked for
         # the transposed result, which has the operands in reverse order.
-        cublas, dims, form = self._blas.cublas, dict(self._op.dims), _FORMS[self._op.name]
-        rows, columns, length = dims[form.rows], dims[form.columns], dims[form.length]
-        kind, compute = _TYPES[self._dtype.name], self._blas.math.compute[self._dtype.size < 4]
+        library, math = self._blas._library, MATH[self._blas.math]
+        operation, dims, axes = library.cublas.Operation, dict(self._op.dims), _AXES[self._op.name]
+        rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
+        kind, compute = _TYPES[self._dtype.name], math.shorter if self._dtype.size < 4 else math.float32
         one, old = ctypes.c_float(1), ctypes.c_float(self._add)
-        self._blas.call(
-            "gemm_ex", seat.handle, cublas.Operation(int(form.b)), cublas.Operation(int(form.a)),
+        library.call(
+            "gemm_ex", seat.handle, operation(int(axes.b)), operation(int(axes.a)),
             columns, rows, length, ctypes.addressof(one),
-            b, kind, length if form.b else columns,
-            a, kind, rows if form.a else length,
+            b, kind, length if axes.b else columns,
+            a, kind, rows if axes.a else length,
             ctypes.addressof(old), c, kind, columns,
-            getattr(cublas.ComputeType, compute), _ALGORITHM,
+            getattr(library.cublas.ComputeType, compute), _ALGORITHM,
         )  # fmt: skip
 
 

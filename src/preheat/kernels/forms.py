@@ -120,7 +120,8 @@ def dims_of(nf4: str = "", /, **operands: tuple[Any, str]) -> tuple[DType, dict[
             if found is not (dtype := dtype or found):
                 raise InputError(f"{name} is {found}, not {dtype} as the other matrix")
         if len(shape) != 2:
-            raise InputError(f"{name} is a matrix, and cannot have the shape {shape}")
+            hint = f"{name}.reshape(-1, {shape[-1]}) has all rows in one axis" if shape else None
+            raise InputError(f"{name} is a matrix, and cannot have the shape {shape}", hint=hint)
         for axis, size in zip(axes, shape, strict=True):
             if dims.setdefault(axis, size) != size:
                 text = f"{name}[{', '.join(axes)}] has {axis}={size}"

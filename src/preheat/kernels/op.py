@@ -51,10 +51,10 @@ class Op(NamedTuple):
         """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
         kernel = gpu.kernel(self.program, self.entry)
         kernel.launch(*args, grid=self.grid, block=self.block, shared=self.shared, stream=stream)
+        tell(self)
         if self.slower and self.entry not in (told := _slower.setdefault(gpu, set())):
             told.add(self.entry)
             gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=self.slower)
-        tell(self)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
@@ -88,7 +88,7 @@ def _program(source: Path, entry: str) -> Program:
     return Program.of(text, label=source.name, names=(entry,))
 
 
-def dimension(name: str, size: Any, most: int = _LARGEST) -> int:
+def dimension(name: str, size: Any, most: int = _LARGEST, *, least: int = 1) -> int:
     """`size` as a dimension that kernels can take; `InputError` with its `name` when it is none."""
     try:
         number = operator.index(size)
@@ -96,8 +96,8 @@ def dimension(name: str, size: Any, most: int = _LARGEST) -> int:
         number = None
     if number is None or isinstance(size, bool):
         raise InputError(f"{name} {size!r} is not an integer")
-    if not 1 <= number <= most:
-        raise InputError(f"{name} {number} is outside 1 to {most}")
+    if not least <= number <= most:
+        raise InputError(f"{name} {number} is outside {least} to {most}")
     return number
 
 

@@ -9,7 +9,7 @@ from preheat.dtypes import DType, dtype_of
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
-from preheat.kernels.blas import Blas, find
+from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.forms import (
     Form,
     Named,
@@ -153,7 +153,7 @@ class Ops:
         keep_apart("out[1]", g_gamma, {"out[0]": gx})
         others = operands | {"out[0]": gx, "out[1]": g_gamma}
         partial = self._workspace(workspace, room, stream, others)
-        eps, groups = not_negative("eps", eps), rms_norm.groups(rows, width, like.dtype)
+        (groups, _), eps = room.shape, not_negative("eps", eps)
         main, over_groups = rms_norm.rms_norm_backward(rows, width, like.dtype)
         sizes = (eps, rows, width, groups)
         main.launch(self.gpu, gy, x, gamma, gx, partial, *sizes, stream=stream)
@@ -177,18 +177,24 @@ class Ops:
     def _choice(self) -> Blas | None:
         context = self.gpu._context
         with self._choosing:
-            if self._chosen is None or self._chosen[0] is not context:
-                self._chosen = context, self._choose()
-            return self._chosen[1]
-
-    def _choose(self) -> Blas | None:
-        found = find(self.gpu)
-        none = isinstance(found, str) and self._blas == "auto"
-        blas = None if none else Blas(self.gpu, found=found)
+            if self._chosen is not None and self._chosen[0] is context:
+                return self._chosen[1]
+            found = find(self.gpu)
+            blas = self._choose(found)
+            self._chosen = context, blas
         uses = "shipped kernels" if blas is None else f"cuBLAS {blas.version}"
         reason = found if isinstance(found, str) else "it is installed"
         self.gpu.builder.events.emit("blas", device=self.gpu.name, uses=uses, reason=reason)
         return blas
+
+    def _choose(self, found: Found | str) -> Blas | None:
+        if isinstance(found, str) and self._blas == "auto":
+            return None
+        try:
+            return Blas(self.gpu, found=found)
+        except CaptureError as error:
+            error.hint = "multiply once before the capture, or ask for ops.blas there"
+            raise
 
     def gemm(
         self, a: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -229,7 +235,7 @@ class Ops:
     ) -> Any:
         blas, sizes = self.blas, [size for _, size in op.dims]
         if blas is not None:
-            blas.multiply(op, dtype, a, b, c, add=bool(accumulate), stream=stream)
+            blas._multiply(op, dtype, a, b, c, add=bool(accumulate), stream=stream)
         else:
             op.launch(self.gpu, a, b, c, *sizes, bool(accumulate), stream=stream)
         return c
@@ -259,7 +265,8 @@ class Ops:
         found = any_form("workspace", given)
         require_no_gaps("workspace", given)
         if found.dtype is not room.dtype or found.size < room.size:
-            raise InputError(f"workspace is {found}, not at least {room}")
+            hint = "ops.rms_norm_workspace(rows, width, dtype) is its shape, in float32"
+            raise InputError(f"workspace is {found}, not at least {room}", hint=hint)
         keep_apart("workspace", given, others)
         return given
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.dtypes import DType
-from preheat.kernels.op import Op, cpp_of, dimension
-from preheat.kernels.rows import TWICE, WIDE, WIDEST, Spread, once, spread
+from preheat.kernels.op import Op, cpp_of
+from preheat.kernels.rows import TWICE, WIDE, Spread, once, row_op, sizes, spread
 
-__all__ = ["groups", "rms_norm", "rms_norm_backward"]
+__all__ = ["PROCESSORS", "groups", "rms_norm", "rms_norm_backward"]
+
+#: Of a large GPU: all of them shall have groups of rows.
+PROCESSORS = 132
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _WIDE = Spread(WIDE, 0)
@@ -21,20 +24,13 @@ _BACKWARD = (
     Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(64, 8), Spread(128, 8), Spread(256, 8),
     Spread(512, 8), Spread(1024, 8),
 )  # fmt: skip
-_PROCESSORS = 132  # of a large GPU
 _THREADS = {2: 1024, 4: 512}  # that each of them has room for, by bytes of an element
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 
 
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, gamma, y, eps, rows, width."""
-    (element, cpp), (rows, width) = cpp_of(dtype), _sizes(rows, width)
-    at, dims = spread(width, element, once(element)), (("rows", rows), ("width", width))
-    if at is None:
-        entry = f"rms_norm_wide<{cpp}>"
-        return Op("rms_norm", dims, _SOURCE, entry, (rows,), (WIDE,), slower=TWICE)
-    entry, blocks = f"rms_norm<{cpp}, {at.lanes}, {at.chunks(element)}>", -(-rows // at.rows)
-    return Op("rms_norm", dims, _SOURCE, entry, (blocks,), (at.threads,))
+    return row_op(_SOURCE, "rms_norm", rows, width, dtype, once(dtype))
 
 
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
@@ -43,32 +39,28 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
     Of the second: partial, g_gamma, groups, width. `partial` is a workspace of floats, one row of
     `width` for each group.
     """
-    (element, cpp), (rows, width) = cpp_of(dtype), _sizes(rows, width)
-    name, dims = "rms_norm_backward", (("rows", rows), ("width", width))
+    (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     at, number = _spread(width, element), groups(rows, width, dtype)
-    entry = f"{name}_wide<{cpp}>" if at is None else f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}>"
-    at, slower = (_WIDE, TWICE) if at is None else (at, "")
-    blocks = -(-number // at.rows)
-    main = Op(name, dims, _SOURCE, entry, (blocks,), (at.threads,), slower=slower)
+    dims, grid, block = (("rows", rows), ("width", width)), (-(-number // at.rows),), (at.threads,)
+    entry, slower = f"rms_norm_backward<{cpp}, {at.lanes}, {at.chunks(element)}>", ""
+    if at is _WIDE:
+        entry, slower = f"rms_norm_backward_wide<{cpp}>", TWICE
+    main = Op("rms_norm_backward", dims, _SOURCE, entry, grid, block, slower=slower)
     return main, _gamma(number, width, cpp)
 
 
 def groups(rows: int, width: int, dtype: object) -> int:
     """Among how many groups of threads `rms_norm_backward` shares out the rows."""
-    (element, _), (rows, width) = cpp_of(dtype), _sizes(rows, width)
-    at = _spread(width, element) or _WIDE
-    return min(rows, _PROCESSORS * max(1, _THREADS[element.size] // at.lanes))
+    (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
+    at = _spread(width, element)
+    return min(rows, PROCESSORS * max(1, _THREADS[element.size] // at.lanes))
 
 
-def _spread(width: int, dtype: DType) -> Spread | None:
-    return spread(width, dtype, _BACKWARD)
+def _spread(width: int, dtype: DType) -> Spread:
+    return spread(width, dtype, _BACKWARD) or _WIDE
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:
     dims, entry = (("groups", number), ("width", width)), f"rms_norm_gamma<{cpp}>"
     blocks, threads = -(-width // (4 * _COLUMNS)), _COLUMNS * _LINES
     return Op("rms_norm_gamma", dims, _SOURCE, entry, (blocks,), (threads,))
-
-
-def _sizes(rows: int, width: int) -> tuple[int, int]:
-    return dimension("rows", rows), dimension("width", width, WIDEST)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from preheat.dtypes import DType, dtype_of
+from preheat.kernels.op import Op, cpp_of, dimension
 
-__all__ = ["TWICE", "WIDE", "WIDEST", "Spread", "chunk_of", "once", "spread"]
+__all__ = [
+    "FLOATS",
+    "TWICE",
+    "WIDE",
+    "WIDEST",
+    "Spread",
+    "chunk_of",
+    "once",
+    "row_op",
+    "sizes",
+    "spread",
+]
 
 WIDE = 1024  # threads for a row that no spread holds
 TWICE = "no registers hold rows this wide: they are read twice"
@@ -37,7 +50,8 @@ class Spread(NamedTuple):
         return -(-self.elements // chunk_of(dtype))
 
 
-_ONCE = (
+#: Spreads for floats, narrow ones first.
+FLOATS = (
     Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(128, 16),
     Spread(256, 16), Spread(512, 16), Spread(512, 32),
 )  # fmt: skip
@@ -50,12 +64,41 @@ _HALVES = (
 
 def once(dtype: object) -> tuple[Spread, ...]:
     """Spreads for one operand that is read once."""
-    return _ONCE if dtype_of(dtype).size == 4 else _HALVES
+    return FLOATS if dtype_of(dtype).size == 4 else _HALVES
 
 
 def chunk_of(dtype: DType) -> int:
     """Elements in 16 bytes, which a thread reads or writes at a time."""
     return 16 // dtype.size
+
+
+def sizes(rows: int, width: int) -> tuple[int, int]:
+    """Rows and their width as kernels can take them; `InputError` names the one that they cannot."""
+    return dimension("rows", rows), dimension("width", width, WIDEST)
+
+
+def row_op(
+    source: Path,
+    name: str,
+    rows: int,
+    width: int,
+    dtype: object,
+    spreads: Iterable[Spread],
+    *,
+    again: Spread | None = None,
+) -> Op:
+    """A launch with a row for every group of threads.
+
+    It is of `name`, of `name_again` where the row takes the spread `again`, which holds one of two
+    operands, or of `name_wide` where no spread holds it.
+    """
+    (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
+    at, dims = spread(width, element, spreads), (("rows", rows), ("width", width))
+    if at is None:
+        return Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), (WIDE,), slower=TWICE)
+    kernel = f"{name}_again" if at == again else name
+    entry = f"{kernel}<{cpp}, {at.lanes}, {at.chunks(element)}>"
+    return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads,))
 
 
 def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:

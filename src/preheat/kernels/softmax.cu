@@ -1,6 +1,6 @@
 // The softmax y of each row of x, and its gradient gx = y (gy - sum_j gy_j y_j). A row that fits into
 // the registers of its threads is read once, a wider one, a block each, twice. Threads read their
-// elements before they write them, so that the result may take the place of x or gy.
+// elements before they write them, so that the result may take the place of any operand.
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
 constexpr int WIDE = 1024, PART = 2;  // threads of a wide row, and how many chunks each reads at a time

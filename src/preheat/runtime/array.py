@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
@@ -12,7 +13,7 @@ from preheat.dtypes import DType
 from preheat.errors import InputError, StaleBufferError
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context, Tag
-from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes
+from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes, shape_of
 from preheat.runtime.memory import Buffer, use_of
 from preheat.runtime.window import FROM_HOST, SET, TO_HOST
 
@@ -28,7 +29,8 @@ class Array:
     """A contiguous array in device memory. `close`, `with` or dropping it give the memory back.
 
     torch, CuPy, NumPy (on the emulator) and others take it without a copy, by DLPack or the array
-    interfaces. `a[3]` and `a[2:5]` are views of the first axis that share the memory.
+    interfaces. `a[3]` and `a[2:5]` are views of the first axis that share the memory, and so is
+    `a.reshape(…)`.
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "tag")
@@ -93,6 +95,18 @@ class Array:
         if not -self.shape[0] <= at < self.shape[0]:
             raise IndexError(f"index {at} is outside the first axis of {self.shape}")
         return Array(self.buffer, self.dtype, self.shape[1:], offset + at % self.shape[0] * row)
+
+    def reshape(self, *shape: Any) -> Array:
+        """A view of the same elements with other axes; one extent may be -1, for what is left."""
+        wanted = shape[0] if len(shape) == 1 else shape
+        extents = [wanted] if not isinstance(wanted, Sequence) else list(wanted)
+        if extents.count(-1) == 1:
+            at, rest = extents.index(-1), math.prod(shape_of([n for n in extents if n != -1]))
+            extents[at] = self.size // rest if rest else 0
+        made = shape_of(extents)
+        if math.prod(made) != self.size:
+            raise InputError(f"{self!r} has {self.size} elements, which no shape {wanted!r} holds")
+        return Array(self.buffer, self.dtype, made, self.address - self.buffer.address)
 
     def __repr__(self) -> str:
         state = "" if self.buffer.open else ", freed"

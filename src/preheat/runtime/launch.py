@@ -1,11 +1,12 @@
 """Launches: arguments checked and packed, operands ordered, the kernel submitted.
 
 `Launch.run` is the whole story, for any arguments; `preheat.runtime.quick` writes it out as one Python
-function for the arguments most launches have.
+function for the arguments most launches have. What other libraries do for us is a `Call` as well.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,15 +21,16 @@ from preheat.runtime.context import Context
 from preheat.runtime.memory import Buffer, follow, use_of
 from preheat.runtime.operands import Kind, Operand, Pointer, kind_of
 from preheat.runtime.stream import record
+from preheat.runtime.window import Window
 
 UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
 
-__all__ = ["Gathered", "Launch", "Loaded", "lent", "order", "settle"]
+__all__ = ["UNORDERED", "Call", "Gathered", "Launch", "Loaded", "lent", "order", "settle"]
 
 
 @dataclass(slots=True)
 class Gathered:
-    """The arguments of one launch: values to pack, and the memory behind them."""
+    """The arguments of one call: values to pack, and the memory behind them."""
 
     values: list[Any] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -45,32 +47,26 @@ class Loaded(Protocol):
     artifact: Artifact
 
 
-class Launch:
-    """One kernel with a geometry and, where the caller named one, a stream.
+class Call(ABC):
+    """Work on arguments that a signature describes, in a stream where the caller named one.
 
-    Without one the launch goes to the stream that the library of its operands (torch, CuPy) is working
-    in, else to the device's own.
+    Without one it goes to the stream that the library of its operands (torch, CuPy) is working in, else
+    to the device's own.
     """
 
     def __init__(
         self,
         context: Context,
-        function: base.Function,
         signature: Signature,
-        geometry: base.Geometry,
         stream: base.Stream | None,
         *,
-        module: Loaded,
         blocking: bool = False,
     ) -> None:
-        self.context, self.function, self.signature = context, function, signature
-        self.geometry, self.stream, self.blocking = geometry, stream, blocking
-        self.module = module
-        self.submits: dict[int, base.Submit] = {}  # by the number of the stream
-        self.blocks: list[Block] = []  # free ones: a launch takes one, so threads never share
+        self.context, self.signature = context, signature
+        self.stream, self.blocking = stream, blocking
 
     def run(self, *args: Any) -> None:
-        """Check, order and launch. Raises `LaunchError` before anything happened.
+        """Check, order and submit. Raises `LaunchError` before anything happened.
 
         In a thread that captures it becomes part of the capture; what makes its operands is ordered
         by whoever replays.
@@ -79,8 +75,7 @@ class Launch:
         window = self.context.window(self.stream)
         if window is not None:
             with window.attempt():
-                gathered = self.gather(args, UNORDERED)
-                window.launched(self, gathered, self._submit(gathered, window.stream))
+                self._capture(self.gather(args, UNORDERED), window)
             return
         stream = self.choose(args)
         gathered = self.gather(args, stream.handle)
@@ -90,31 +85,13 @@ class Launch:
         if self.blocking:
             self._wait(stream)
 
-    def _submit(self, gathered: Gathered, stream: base.Stream) -> bytes:
-        """Hand the launch to the device; returns the bytes of its parameters."""
-        try:
-            block = self.blocks.pop()
-        except IndexError:
-            block = new_block(self.signature)
-        block.pack(*gathered.values)
-        with lent(self.context, gathered):
-            status = self.prepared(stream)(block.pointers, 0)
-        data = bytes(block.data[: self.signature.layout.size])
-        self.blocks.append(block)
-        if status[0]:
-            self.complain(status)
-        return data
+    @abstractmethod
+    def _submit(self, gathered: Gathered, stream: base.Stream) -> object:
+        """Hand the work to the device."""
 
-    def complain(self, status: tuple[int, ...]) -> None:
-        """Raise what a status stands for."""
-        self.context.device.check(status, f"launch of {self.signature.kernel}")
-
-    def prepared(self, stream: base.Stream) -> base.Submit:
-        """The device's prepared launch for one stream."""
-        found = self.submits.get(stream.handle)
-        if found is None:
-            found = self.submits[stream.handle] = self.function.prepare(self.geometry, stream)
-        return found
+    @abstractmethod
+    def _capture(self, gathered: Gathered, window: Window) -> None:
+        """Hand it to a capture, and let that know what it uses."""
 
     # Arguments
 
@@ -185,7 +162,7 @@ class Launch:
     # Streams
 
     def choose(self, args: tuple[Any, ...]) -> base.Stream:
-        """The stream this launch goes to."""
+        """The stream this goes to."""
         if self.stream is not None:
             return self.stream
         place, index = self.context.device.dlpack
@@ -203,6 +180,55 @@ class Launch:
             if self.context.lost is not None:
                 self.context.lost.args = (f"{self.context.device.name} is lost since: {error}",)
             raise
+
+
+class Launch(Call):
+    """One kernel with a geometry."""
+
+    def __init__(
+        self,
+        context: Context,
+        function: base.Function,
+        signature: Signature,
+        geometry: base.Geometry,
+        stream: base.Stream | None,
+        *,
+        module: Loaded,
+        blocking: bool = False,
+    ) -> None:
+        super().__init__(context, signature, stream, blocking=blocking)
+        self.function, self.geometry, self.module = function, geometry, module
+        self.submits: dict[int, base.Submit] = {}  # by the number of the stream
+        self.blocks: list[Block] = []  # free ones: a launch takes one, so threads never share
+
+    def _submit(self, gathered: Gathered, stream: base.Stream) -> bytes:
+        """Hand the launch to the device; returns the bytes of its parameters."""
+        try:
+            block = self.blocks.pop()
+        except IndexError:
+            block = new_block(self.signature)
+        block.pack(*gathered.values)
+        with lent(self.context, gathered):
+            status = self.prepared(stream)(block.pointers, 0)
+        data = bytes(block.data[: self.signature.layout.size])
+        self.blocks.append(block)
+        if status[0]:
+            self.complain(status)
+        return data
+
+    def _capture(self, gathered: Gathered, window: Window) -> None:
+        window.launched(self, gathered, self._submit(gathered, window.stream))
+
+    def complain(self, status: tuple[int, ...]) -> None:
+        """Raise what a status stands for."""
+        self.context.device.check(status, f"launch of {self.signature.kernel}")
+
+    def prepared(self, stream: base.Stream) -> base.Submit:
+        """The device's prepared launch for one stream."""
+        found = self.submits.get(stream.handle)
+        if found is None:
+            found = self.submits[stream.handle] = self.function.prepare(self.geometry, stream)
+        return found
 
 
 def lent(context: Context, gathered: Gathered) -> AbstractContextManager[object]:

@@ -75,8 +75,11 @@ class Window(Protocol):
     def exported(self, array: Array) -> None:
         """Another library uses an array of ours in its part of the capture."""
 
+    def used(self, gathered: Gathered) -> None:
+        """A call became part of the capture, which needs its operands from now on."""
+
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
-        """A launch became part of the capture; `data` are its parameters."""
+        """So did a launch; `data` are its parameters."""
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """So did setting every element of an array, in so many pieces."""

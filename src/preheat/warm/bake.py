@@ -315,11 +315,11 @@ def _result(job: Job, future: Future[_Made]) -> _Made | Failed:
     try:
         return future.result()
     except PreheatError as error:
-        return Failed(job.wanted.program.label, job.arch, error)
+        return Failed(job.wanted.title, job.arch, error)
     except (BrokenExecutor, CancelledError) as broken:
         why = f"{job} was not baked, its executor is gone: {broken or type(broken).__name__}"
         lost = ToolchainError(why, hint="bake again: what was finished is found in the cache")
-        return Failed(job.wanted.program.label, job.arch, lost)
+        return Failed(job.wanted.title, job.arch, lost)
 
 
 # Proving that nothing is missing
@@ -368,7 +368,7 @@ def check(
     holes = [Hole(title, None, str(error)) for title, error in manifest.unreadable]
     unchecked: set[str] = set()
     until = time.monotonic() + _EXPLAINING
-    for job in sorted(todo, key=lambda job: (job.wanted.program.label, job.arch)):
+    for job in sorted(todo, key=lambda job: (job.wanted.title, job.arch)):
         found = _stored(builder, job)
         if isinstance(found, Artifact):
             unchecked |= _not_here(builder, job, found)
@@ -377,7 +377,7 @@ def check(
             explain = len(holes) < _EXPLAINED and time.monotonic() < until
             reason = _why(builder, job, found, targets, explain=explain)
         if reason is not None:
-            holes.append(Hole(job.wanted.program.label, job.arch, reason))
+            holes.append(Hole(job.wanted.title, job.arch, reason))
     return Checked(programs, targets, tuple(holes), tuple(sorted(unchecked)))
 
 

@@ -73,6 +73,12 @@ class Wanted:
     callers: tuple[str, ...] = ()
     changed: bool = False
 
+    @property
+    def title(self) -> str:
+        """The program for people: its label and, where those make it another one, its instances."""
+        names = self.program.names
+        return f"{self.program.label} ({', '.join(names)})" if names else self.program.label
+
     def merged(self, other: Wanted) -> Wanted:
         """Both in one, in order; their programs differ in where they are found at most."""
         mine, theirs = self.program, other.program

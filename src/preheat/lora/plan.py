@@ -1,0 +1,192 @@
+"""What a backward step launches, known before it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from preheat.errors import InputError
+from preheat.gpu import Gpu
+from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
+from preheat.kernels.blas import by_cublas, find
+from preheat.kernels.op import Op
+from preheat.lora.shape import ADAPTED, Shape, require_shape
+from preheat.program import Program
+from preheat.warm.manifest import Manifest, Wanted
+from preheat.warm.report import WarmReport
+
+__all__ = ["Plan", "Request", "backward_plan"]
+
+
+class Request(NamedTuple):
+    """What has to be compiled for launches: a program, and the kernel in it."""
+
+    program: Program
+    entry: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one backward step of a block of some `shape` does, for sequences of just that length.
+
+    With a `blas` of True products of matrices are cuBLAS's, with False the shipped kernels'; "auto"
+    leaves that to the device, and plans for the shipped kernels until there is one.
+    """
+
+    shape: Shape
+    blas: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        require_shape(self.shape)
+        if not isinstance(self.blas, bool) and not (isinstance(self.blas, str) and self.blas == "auto"):
+            raise InputError(f"blas {self.blas!r} is neither 'auto', nor True, nor False")
+
+    @cached_property
+    def operations(self) -> tuple[Op, ...]:
+        """All that it does, in order: exactly what `watching` sees of a step."""
+        done = _backward(self.shape)
+        return tuple(map(by_cublas, done) if self.blas is True else done)
+
+    @property
+    def launches(self) -> tuple[Op, ...]:
+        """The operations that are launches of shipped kernels."""
+        return tuple(op for op in self.operations if op.by is None)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What the launches need compiled: each kernel once."""
+        return tuple(dict.fromkeys(Request(op.program, op.entry) for op in self.launches))
+
+    @cached_property
+    def requests_up_to_max_seq(self) -> tuple[Request, ...]:
+        """The same for sequences of every length, from one position to `max_seq`."""
+        shortest = self._of_length(1)
+        found = (*shortest.requests, *shortest._until(self), *self.requests)
+        return tuple(dict.fromkeys(found))
+
+    def _until(self, longer: Plan) -> Iterator[Request]:
+        """What lengths between this one and that of a longer plan need.
+
+        Tiles and spreads only grow with the length, so if its ends launch the same, all between does.
+        """
+        low, high = self.shape.max_seq, longer.shape.max_seq
+        if high - low > 1 and self._entries != longer._entries:
+            middle = self._of_length((low + high) // 2)
+            yield from self._until(middle)
+            yield from middle.requests
+            yield from middle._until(longer)
+
+    def _of_length(self, length: int) -> Plan:
+        return replace(self, shape=replace(self.shape, max_seq=length))
+
+    @cached_property
+    def _entries(self) -> tuple[str, ...]:
+        return tuple(op.entry for op in self.launches)
+
+    def manifest(self, *, shorter: bool = False) -> Manifest:
+        """The requests as a manifest, to be written, baked or warmed.
+
+        Those of sequences of `max_seq` positions, or with `shorter` of every length up to that.
+        """
+        requests = self.requests_up_to_max_seq if shorter else self.requests
+        wanted = (Wanted(program, entries=(entry,)) for program, entry in requests)
+        return Manifest(tuple(wanted)).merged()
+
+    def on(self, gpu: Gpu) -> Plan:
+        """The plan for a device: products are cuBLAS's where it has one, unless that is settled."""
+        if not isinstance(gpu, Gpu):
+            raise InputError(f"{gpu!r} is not a device", hint="plan.on(preheat.device(…))")
+        return self if self.blas != "auto" else replace(self, blas=not isinstance(find(gpu), str))
+
+    def warm(self, gpu: Gpu, *, shorter: bool = False, jobs: int | None = None) -> WarmReport:
+        """Have every kernel of the manifest ready on a device; as `gpu.warm`."""
+        here = self.on(gpu)
+        return gpu.warm(here.manifest(shorter=shorter), jobs=jobs)
+
+    def __str__(self) -> str:
+        rows = [("operation", "dimensions", "times", "kernel")]
+        for op, times in Counter(self.operations).items():
+            dims = " ".join(f"{name}={size}" for name, size in op.dims)
+            rows.append((op.name, dims, str(times), op.by or op.entry))
+        first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{a:{first}}  {b:{second}}  {c:>{third}}  {d}" for a, b, c, d in rows)
+
+
+def backward_plan(
+    *,
+    hidden: int,
+    q_dim: int,
+    kv_dim: int,
+    max_seq: int,
+    lora_rank: int,
+    intermediate: int,
+    heads: int,
+    frozen: bool = False,
+    nf4: bool = False,
+    dtype: str = "float32",
+    blas: bool | Literal["auto"] = "auto",
+) -> Plan:
+    """The plan of a backward step; `InputError` with the parameter's name for one that cannot be.
+
+    The sizes are those of `Shape`: a plan is of sequences of exactly `max_seq` positions, and has the
+    kernels of shorter ones where that is asked for. With a `lora_rank` of 0 all that LoRA adds is left
+    out; with a `frozen` base, and with `nf4`, the gradients of the base's weights are.
+    """
+    shape = Shape(
+        hidden=hidden, q_dim=q_dim, kv_dim=kv_dim, max_seq=max_seq, lora_rank=lora_rank,
+        intermediate=intermediate, heads=heads, frozen=frozen, nf4=nf4, dtype=dtype,
+    )  # fmt: skip
+    return Plan(shape, blas)
+
+
+def _backward(s: Shape) -> Iterator[Op]:
+    """What `LoraBlock.step` does."""
+    yield from _through(s, "down")
+    yield elementwise.swiglu_backward(s.max_seq * s.intermediate, s.dtype)
+    yield from _through(s, "gate")
+    yield from _through(s, "up")
+    yield from _norm(s)
+    yield from _through(s, "o")
+    yield from _attention(s)
+    for name in ADAPTED:
+        yield axes.swap_axes(s.base[name][1] // s.head, s.max_seq, s.head, s.dtype)
+        yield from _through(s, name)
+        yield from _lora(s, name)
+    yield from _norm(s)
+
+
+def _through(s: Shape, name: str) -> Iterator[Op]:
+    """The gradients of a base weight's input and, unless it is frozen, of the weight."""
+    (k, n), m = s.base[name], s.max_seq
+    yield (gemm.gemm_backward_a_nf4 if s.nf4 else gemm.gemm_backward_a)(m, n, k, s.dtype)
+    if not s.frozen:
+        yield gemm.gemm_backward_b(m, n, k, s.dtype)
+
+
+def _lora(s: Shape, name: str) -> Iterator[Op]:
+    """The gradients of B, of its input, of A, and of A's input."""
+    if not s.lora_rank:
+        return
+    (k, n), m, rank = s.base[name], s.max_seq, s.lora_rank
+    yield gemm.gemm_backward_b(m, n, rank, s.dtype)
+    yield gemm.gemm_backward_a(m, n, rank, s.dtype)
+    yield gemm.gemm_backward_b(m, rank, k, s.dtype)
+    yield gemm.gemm_backward_a(m, rank, k, s.dtype)
+
+
+def _attention(s: Shape) -> Iterator[Op]:
+    """The gradients of probabilities and values, of scores, of queries and keys; head by head."""
+    seq, sizes = s.max_seq, (s.max_seq, s.head, s.max_seq, s.dtype)
+    yield axes.swap_axes(seq, s.heads, s.head, s.dtype)
+    yield from (gemm.gemm_backward_a(*sizes), gemm.gemm_backward_b(*sizes)) * s.heads
+    yield softmax.softmax_backward(s.heads * seq, seq, s.dtype)
+    yield from (gemm.gemm(*sizes), gemm.gemm_backward_b(*sizes)) * s.heads
+
+
+def _norm(s: Shape) -> Iterator[Op]:
+    """The gradient of what was normalised, which meets that of the branch around it."""
+    yield from rms_norm.rms_norm_backward(s.max_seq, s.hidden, s.dtype)
+    yield axes.add(s.max_seq, s.hidden, s.dtype)

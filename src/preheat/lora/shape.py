@@ -1,0 +1,206 @@
+"""The sizes of a block: what it is made of, what a step is given, and what has a gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from preheat.errors import InputError
+from preheat.kernels import axes, elementwise
+from preheat.kernels.op import cpp_of, dimension
+from preheat.kernels.rows import WIDEST
+
+__all__ = ["ADAPTED", "INPUT_OF", "MODELS", "Model", "Shape", "require_shape"]
+
+#: The weights of the base, and what each is multiplied with.
+INPUT_OF = {
+    "q": "normed1", "k": "normed1", "v": "normed1", "o": "attended",
+    "gate": "normed2", "up": "normed2", "down": "activated",
+}  # fmt: skip
+
+#: Those that LoRA is on.
+ADAPTED = ("q", "k", "v")
+
+# The most that products of sizes can be: kernels take the first five as one number each, and the last
+# two are weights, whose gradients have to come to no more tiles than a launch of `gemm` has.
+_PRODUCTS = {
+    ("heads", "max_seq"): axes.LINES,
+    ("heads", "max_seq", "max_seq"): elementwise.MOST,
+    ("max_seq", "hidden"): elementwise.MOST,
+    ("max_seq", "q_dim"): elementwise.MOST,
+    ("max_seq", "intermediate"): elementwise.MOST,
+    ("hidden", "q_dim"): elementwise.MOST,
+    ("hidden", "intermediate"): elementwise.MOST,
+}
+
+
+class Model(NamedTuple):
+    """The sizes of a model's blocks, as `config.json` of its `repository` at Hugging Face has them."""
+
+    repository: str
+    hidden: int
+    q_dim: int
+    kv_dim: int
+    intermediate: int
+    heads: int
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What `backward_plan` takes of it."""
+        return {name: size for name, size in self._asdict().items() if name != "repository"}
+
+
+#: Models by the names that the command line knows.
+MODELS = {
+    "qwen2-0.5b": Model("Qwen/Qwen2-0.5B", 896, 896, 128, 4864, 14),
+    "qwen2.5-1.5b": Model("Qwen/Qwen2.5-1.5B", 1536, 1536, 256, 8960, 12),
+    "qwen3-4b": Model("Qwen/Qwen3-4B", 2560, 4096, 1024, 9728, 32),
+    "llama-2-7b": Model("meta-llama/Llama-2-7b-hf", 4096, 4096, 4096, 11008, 32),
+    "llama-3-8b": Model("meta-llama/Meta-Llama-3-8B", 4096, 4096, 1024, 14336, 32),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a block and of its input: `max_seq` positions of `hidden` elements.
+
+    `max_seq` is the very length of the sequence: shorter ones can need other kernels, which a plan has
+    when it is asked for them, as in `plan.warm(gpu, shorter=True)`.
+    `q_dim` is that of all `heads`, `kv_dim` that of all heads of keys and values, which may be fewer.
+    A `lora_rank` of 0 is no LoRA. The weights of a `frozen` base have no gradients; with `nf4` it is
+    frozen, and quantised.
+    """
+
+    hidden: int
+    q_dim: int
+    kv_dim: int
+    max_seq: int
+    lora_rank: int
+    intermediate: int
+    heads: int
+    frozen: bool = False
+    nf4: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        # Integers and types of NumPy become plain ones, which no product overflows.
+        for name in ("hidden", "q_dim", "kv_dim", "max_seq", "intermediate", "heads"):
+            self._set(name, dimension(name, getattr(self, name), WIDEST))
+        self._check_heads()
+        self._set("lora_rank", self._checked_rank())
+        self._check_products()
+        self._set("nf4", _flag("nf4", self.nf4))
+        self._set("frozen", _flag("frozen", self.frozen) or self.nf4)
+        self._set("dtype", cpp_of(self.dtype)[0].name)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_heads(self) -> None:
+        if self.q_dim % self.heads:
+            raise InputError(f"heads {self.heads} does not divide q_dim {self.q_dim}")
+        if self.kv_dim % self.head:
+            told = f"kv_dim {self.kv_dim} is not a multiple of the size of a head, {self.head}"
+            raise InputError(told, hint="that is q_dim over heads")
+        if self.heads % self.kv_heads:
+            told = f"kv_dim {self.kv_dim} is that of {self.kv_heads} heads"
+            raise InputError(f"{told}, which heads {self.heads} cannot share evenly")
+
+    def _checked_rank(self) -> int:
+        most = min(self.hidden, self.q_dim, self.kv_dim)
+        try:
+            return dimension("lora_rank", self.lora_rank, most, least=0)
+        except InputError as error:
+            error.hint = "0 is no LoRA; a rank is at most hidden, q_dim and kv_dim"
+            raise
+
+    def _check_products(self) -> None:
+        """Refuse what kernels cannot count, by the names of the parameters that make it up."""
+        for names, most in _PRODUCTS.items():
+            sizes = [getattr(self, name) for name in names]
+            if math.prod(sizes) > most:
+                told = " by ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+                raise InputError(f"{told} is {math.prod(sizes)}, which is more than {most}")
+
+    @property
+    def head(self) -> int:
+        """Elements of a head."""
+        return self.q_dim // self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_dim // self.head
+
+    @property
+    def base(self) -> dict[str, tuple[int, int]]:
+        """The weights of the base: matrices from their input to their result."""
+        hidden, inner = self.hidden, self.intermediate
+        return {
+            "q": (hidden, self.q_dim),
+            "k": (hidden, self.kv_dim),
+            "v": (hidden, self.kv_dim),
+            "o": (self.q_dim, hidden),
+            "gate": (hidden, inner),
+            "up": (hidden, inner),
+            "down": (inner, hidden),
+        }
+
+    @property
+    def trained(self) -> dict[str, tuple[int, ...]]:
+        """What has a gradient: the norms, the base unless it is frozen, and LoRA's A and B."""
+        norms: dict[str, tuple[int, ...]] = {"norm1": (self.hidden,), "norm2": (self.hidden,)}
+        return norms | ({} if self.frozen else self.base) | self._adapters
+
+    @property
+    def given(self) -> dict[str, tuple[int, ...]]:
+        """What a backward step starts from: weights, and what the forward pass kept, by name.
+
+        docs/lora.md says what each of them is.
+        """
+        seq, inner = self.max_seq, (self.max_seq, self.intermediate)
+        keys = self.kv_heads, seq, self.head
+        kept: dict[str, tuple[int, ...]] = {
+            "x": (seq, self.hidden), "middle": (seq, self.hidden),
+            "queries": (self.heads, seq, self.head), "keys": keys, "values": keys,
+            "probabilities": (self.heads, seq, seq), "gated": inner, "lifted": inner,
+        }  # fmt: skip
+        return self.trained | self.base | kept | self._multiplied
+
+    @property
+    def _adapters(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for name in ADAPTED if self.lora_rank else ():
+            found[f"{name}_a"] = self.hidden, self.lora_rank
+            found[f"{name}_b"] = self.lora_rank, self.base[name][1]
+        return found
+
+    @property
+    def _multiplied(self) -> dict[str, tuple[int, ...]]:
+        """What weights that are trained were multiplied with."""
+        found: dict[str, tuple[int, ...]] = {}
+        if not self.frozen:
+            found = {kept: (self.max_seq, self.base[name][0]) for name, kept in INPUT_OF.items()}
+        if self.lora_rank:
+            found["normed1"] = self.max_seq, self.hidden
+            found |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
+        return found
+
+
+def require_shape(shape: Any) -> None:
+    """Refuse what is not a `Shape`."""
+    if not isinstance(shape, Shape):
+        hint = "preheat.lora.Shape(hidden=…, …), or the shape of a plan"
+        raise InputError(f"shape is {type(shape).__name__}, not a Shape", hint=hint)
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A truth value, NumPy's too, as a plain one."""
+    if isinstance(value, bool):
+        return value
+    import numpy as np
+
+    if not isinstance(value, np.bool_):
+        raise InputError(f"{name} {value!r} is neither True nor False")
+    return bool(value)

@@ -1,0 +1,193 @@
+"""A backward step on the shipped kernels, written without the plan that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from preheat.devices.base import ON_HOST
+from preheat.dtypes import dtype_of
+from preheat.errors import InputError, StaleBufferError, did_you_mean
+from preheat.gpu import Gpu
+from preheat.kernels import axes
+from preheat.kernels.blas import Blas
+from preheat.kernels.forms import Form, foreign, not_negative, require_like, require_no_gaps
+from preheat.kernels.nf4 import Nf4
+from preheat.kernels.ops import Ops
+from preheat.lora.shape import ADAPTED, INPUT_OF, Shape, require_shape
+from preheat.runtime.array import Array
+
+__all__ = ["LoraBlock"]
+
+
+class LoraBlock:
+    """A backward step of one block, on the shipped kernels: what a plan is compared with.
+
+        block = LoraBlock(gpu, shape, arrays)
+        gx = block.step(gy)                     # and block.gradients["q_a"], …
+
+    `arrays` are those of `shape.given`, of any library; with `shape.nf4` the weights of the base are
+    `Nf4`. All that a step needs is checked and allocated here, so after a first one it can be captured.
+    `blas` is as for `Ops`.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        shape: Shape,
+        arrays: Mapping[str, Any],
+        *,
+        eps: float = 1e-6,
+        blas: Blas | bool | Literal["auto"] = "auto",
+    ) -> None:
+        self.gpu, self.shape, self.ops = gpu, shape, Ops(gpu, blas=blas)
+        self._given, self._eps = _checked(gpu, shape, arrays), not_negative("eps", eps)
+        s, seq, kind = shape, shape.max_seq, shape.dtype
+        self.gradients = {name: gpu.empty(size, kind) for name, size in s.trained.items()}
+        self._gx, self._g_middle, self._g_normed = (gpu.empty((seq, s.hidden), kind) for _ in range(3))
+        self._g_gated, self._g_lifted = (gpu.empty((seq, s.intermediate), kind) for _ in range(2))
+        self._g_heads = gpu.empty((s.heads, seq, s.head), kind)
+        self._g_keys, self._g_values = (gpu.empty((s.kv_heads, seq, s.head), kind) for _ in range(2))
+        self._g_scores = gpu.empty((s.heads, seq, seq), kind)
+        self._g_wide, self._g_narrow = (gpu.empty((seq, size), kind) for size in (s.q_dim, s.kv_dim))
+        self._g_low = gpu.empty((seq, s.lora_rank), kind) if s.lora_rank else None
+        self._room = gpu.empty(self.ops.rms_norm_workspace(seq, s.hidden, kind))
+
+    def step(self, gy: Any) -> Array:
+        """From the gradient of the block's result that of `x`, and those in `gradients`.
+
+        They are the same arrays every time.
+        """
+        s = self.shape
+        _check_array(self.gpu, "gy", gy, (s.max_seq, s.hidden), s.dtype)
+        self._ffn(gy)
+        self._norm("norm2", self._given["middle"], gy, self._g_middle)
+        self._attention(self._g_middle)
+        self._norm("norm1", self._given["x"], self._g_middle, self._gx)
+        return self._gx
+
+    def _ffn(self, gy: Any) -> None:
+        given, gated, lifted = self._given, self._g_gated, self._g_lifted
+        self._through("down", gy, gated)
+        self.ops.swiglu_backward(gated, given["gated"], given["lifted"], out=(gated, lifted))
+        self._through("gate", gated, self._g_normed)
+        self._through("up", lifted, self._g_normed, add=True)
+
+    def _attention(self, g: Array) -> None:
+        s, scale = self.shape, self.shape.head**-0.5
+        self._through("o", g, self._g_wide)
+        self._swap(self._g_wide, self._g_heads, s.max_seq, s.heads)
+        self._probabilities()
+        self.ops.softmax_backward(self._g_scores, self._given["probabilities"], out=self._g_scores)
+        self._scores()
+        self._projection("q", self._g_heads, self._g_wide, scale)
+        self._projection("k", self._g_keys, self._g_narrow, scale)
+        self._projection("v", self._g_values, self._g_narrow, 1.0)
+
+    def _probabilities(self) -> None:
+        """From the gradients of heads those of probabilities and values."""
+        values, probabilities = self._given["values"], self._given["probabilities"]
+        for head, (kv, add) in enumerate(self._shared()):
+            g = self._g_heads[head]
+            self.ops.gemm_backward_a(g, values[kv], out=self._g_scores[head])
+            self.ops.gemm_backward_b(probabilities[head], g, out=self._g_values[kv], accumulate=add)
+
+    def _scores(self) -> None:
+        """From the gradients of scores those of queries, in the place of the heads', and keys."""
+        queries, keys = self._given["queries"], self._given["keys"]
+        for head, (kv, add) in enumerate(self._shared()):
+            g = self._g_scores[head]
+            self.ops.gemm(g, keys[kv], out=self._g_heads[head])
+            self.ops.gemm_backward_b(g, queries[head], out=self._g_keys[kv], accumulate=add)
+
+    def _shared(self) -> Iterator[tuple[int, bool]]:
+        """For each head that of its keys and values, and whether one before it has that, too."""
+        share = self.shape.heads // self.shape.kv_heads
+        return ((head // share, head % share > 0) for head in range(self.shape.heads))
+
+    def _projection(self, name: str, heads: Array, g: Array, scale: float) -> None:
+        """Through a weight of the base and its LoRA, from the gradients of heads."""
+        self._swap(heads, g, len(heads), self.shape.max_seq, scale)
+        self._through(name, g, self._g_normed, add=name != ADAPTED[0])
+        if not self.shape.lora_rank:
+            return
+        given, ops, low = self._given, self.ops, self._g_low
+        a, b = f"{name}_a", f"{name}_b"
+        ops.gemm_backward_b(given[f"{name}_low"], g, out=self.gradients[b])
+        ops.gemm_backward_a(g, given[b], out=low)
+        ops.gemm_backward_b(given["normed1"], low, out=self.gradients[a])
+        ops.gemm_backward_a(low, given[a], out=self._g_normed, accumulate=True)
+
+    def _through(self, name: str, g: Any, out: Array, *, add: bool = False) -> None:
+        """The gradients of a base weight's input and, unless it is frozen, of the weight."""
+        self.ops.gemm_backward_a(g, self._given[name], out=out, accumulate=add)
+        if not self.shape.frozen:
+            self.ops.gemm_backward_b(self._given[INPUT_OF[name]], g, out=self.gradients[name])
+
+    def _norm(self, name: str, x: Any, around: Any, out: Array) -> None:
+        """The gradient of what was normalised, added to that of the branch `around` it."""
+        to, seq, hidden = (out, self.gradients[name]), self.shape.max_seq, self.shape.hidden
+        gamma, eps, room = self._given[name], self._eps, self._room
+        self.ops.rms_norm_backward(self._g_normed, x, gamma, eps=eps, out=to, workspace=room)
+        op = axes.add(seq, hidden, self.shape.dtype)
+        op.launch(self.gpu, around, out, 1.0, seq, 1, hidden, True)
+
+    def _swap(self, x: Array, y: Array, rows: int, columns: int, scale: float = 1.0) -> None:
+        width = self.shape.head
+        op = axes.swap_axes(rows, columns, width, self.shape.dtype)
+        op.launch(self.gpu, x, y, scale, rows, columns, width, False)
+
+
+def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What a shape asks for, of what was given; `InputError` names what is not there or not like it."""
+    require_shape(shape)
+    if not isinstance(arrays, Mapping):
+        raise InputError("arrays must be a mapping from name to array", hint="see shape.given")
+    if missing := [name for name in shape.given if name not in arrays]:
+        spare = [str(name) for name in arrays if name not in shape.given]
+        hint = did_you_mean(missing[0], spare) or f"missing: {', '.join(missing)}"
+        raise InputError(f"there is no array {missing[0]!r}", hint=hint)
+    for name, size in shape.given.items():
+        if shape.nf4 and name in shape.base:
+            _check_nf4(gpu, name, arrays[name], size)
+        else:
+            _check_array(gpu, name, arrays[name], size, shape.dtype)
+    return {name: arrays[name] for name in shape.given}
+
+
+def _check_array(gpu: Gpu, name: str, given: Any, size: tuple[int, ...], dtype: str) -> None:
+    if isinstance(given, Nf4):
+        raise InputError(f"{name} is Nf4 of shape {given.shape}, not {dtype} of shape {size}")
+    require_like(name, given, Form(size, dtype_of(dtype)), "needed")
+    _require_here(gpu, name, given)
+
+
+def _check_nf4(gpu: Gpu, name: str, given: Any, size: tuple[int, ...]) -> None:
+    if not isinstance(given, Nf4):
+        hint = "with nf4 the base is quantised: preheat.kernels.nf4.quantize(…).on(gpu)"
+        raise InputError(f"{name} is {type(given).__name__}, not Nf4", hint=hint)
+    if given.shape != size:
+        raise InputError(f"{name} is Nf4 of shape {given.shape}, not of {size} as needed")
+    for part, array in (("codes", given.codes), ("scales", given.scales)):
+        require_no_gaps(f"{name}.{part}", array)
+        _require_here(gpu, f"{name}.{part}", array)
+    try:
+        given.check()
+    except InputError as error:
+        raise InputError(f"{name}: {error}", hint=error.hint) from None
+
+
+def _require_here(gpu: Gpu, name: str, given: Any) -> None:
+    """Refuse memory that kernels on `gpu` cannot use."""
+    context = gpu._context
+    if isinstance(given, Array):
+        if given.buffer.lost is not None:
+            raise StaleBufferError(name, f"{given!r}: {given.buffer.lost}")
+        usable, what = given.buffer.context is context, repr(given)
+    else:
+        found = foreign(name, given)
+        usable = found.reaches(context.device.dlpack)
+        what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
+    if not usable:
+        hint = "copy it to the device first: gpu.array(…)"
+        raise InputError(f"{name} is {what}, which kernels on {gpu.name} cannot use", hint=hint)
