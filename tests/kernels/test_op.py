@@ -85,6 +85,13 @@ def test_what_counts_as_an_integer_makes_the_same_op() -> None:
     assert rms_norm.groups(cast(int, np.uint32(100_000)), cast(int, np.uint16(64)), "float32") == 2112
 
 
+def test_what_is_remembered_serves_its_own_kind_alone() -> None:
+    assert softmax.softmax(1, 1, "float32") is softmax.softmax(1, 1, "float32")
+    for wrong in (True, 1.0, [1], np.ones(2)):
+        with pytest.raises(InputError, match=r"^rows .* is not an integer"):
+            softmax.softmax(cast(int, wrong), 1, "float32")
+
+
 def test_the_most_elements_make_no_more_blocks_than_a_grid_has() -> None:
     for dtype in DTYPES:
         assert elementwise.silu(elementwise.MOST, dtype).grid[0] < 2**31

@@ -135,6 +135,36 @@ def test_an_eps_that_float32_cannot_hold_is_refused(emulator: Gpu, eps: Any) -> 
         ops.rms_norm_backward(x, x, gamma, eps=eps)
 
 
+class Counted:
+    """An array that counts how often it is asked where it lies."""
+
+    def __init__(self, *shape: int) -> None:
+        self.array, self.asked = np.ones(shape, "float32"), 0
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def __dlpack__(self, **how: Any) -> Any:
+        self.asked += 1
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(emulator: Gpu) -> None:
+    ops, arrays = Ops(emulator, blas=False), [Counted(3, 3) for _ in range(5)]
+    a, b, c, d, e = arrays
+    calls: list[Callable[[], object]] = [
+        lambda: ops.gemm(a, b, out=c),
+        lambda: ops.silu_backward(a, b, out=c),
+        lambda: ops.swiglu_backward(a, b, c, out=(d, e)),
+    ]
+    for call in calls:
+        for array in arrays:
+            array.asked = 0
+        call()
+        assert {array.asked for array in arrays} <= {0, 2}
+
+
 # Workspaces
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.errors import InputError
-from preheat.kernels.op import Op, cpp_of, dimension
+from preheat.kernels.op import Op, cpp_of, dimension, remembered
 from preheat.kernels.rows import WIDEST, chunk_of
 
 __all__ = ["LINES", "add", "swap_axes"]
@@ -18,6 +18,7 @@ _BLOCK = 256  # as in axes.cu
 _BLOCKS = 2**31 - 1  # of a grid
 
 
+@remembered
 def swap_axes(rows: int, columns: int, width: int, dtype: object) -> Op:
     """y[columns, rows, width] = scale x[rows, columns, width].
 
@@ -28,6 +29,7 @@ def swap_axes(rows: int, columns: int, width: int, dtype: object) -> Op:
     return _op("swap_axes", dims, dims["rows"] * dims["columns"], dtype)
 
 
+@remembered
 def add(rows: int, width: int, dtype: object) -> Op:
     """y[rows, width] += x[rows, width]: a swap with one column. Arguments: as there."""
     dims = {"rows": dimension("rows", rows), "width": dimension("width", width, WIDEST)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -16,26 +16,27 @@ from preheat.runtime.launch import UNORDERED
 from preheat.runtime.operands import Operand, kind_of
 
 __all__ = [
-    "Form", "Named", "alike", "any_form", "dims_of", "foreign", "form_of", "keep_apart", "not_negative",
-    "packed_form", "require_like", "require_no_gaps",
+    "Form", "Given", "Matrices", "alike", "foreign", "form_of", "given", "keep_apart", "matrices",
+    "not_negative", "operand",
 ]  # fmt: skip
 
-Named = Mapping[str, Any]
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # that a float32 holds
 
 
 class Form(NamedTuple):
-    """What memory has to be like."""
+    """Shape and element type of memory."""
 
     shape: tuple[int, ...]
     dtype: DType
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> Form:
+        """That of one row."""
         return self._replace(shape=self.shape[-1:])
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -48,75 +49,100 @@ class Form(NamedTuple):
         return f"{self.dtype} of shape {self.shape}"
 
 
-def form_of(name: str, given: Any) -> Form:
-    """What an operand is like; `InputError` with its name for one that no kernel takes."""
-    found = any_form(name, given)
-    try:
-        cpp_of(found.dtype)
-    except InputError as error:
-        raise _named(name, error) from None
-    if 0 in found.shape:
-        raise InputError(f"{name} is empty: its shape is {found.shape}")
-    return found
+class Given(NamedTuple):
+    """An array that a function was given under a name, read once: what it is like, and where."""
+
+    name: str
+    array: Any
+    form: Form
+    start: int
+    end: int
+    packed: bool = True
+    writable: bool = True
+
+    def require_packed(self) -> Given:
+        """Refuse memory with strides that skip elements."""
+        if not self.packed:
+            raise InputError(f"{self.name} is not contiguous", hint="make a copy of it that is")
+        return self
+
+    def require(self, form: Form, as_what: str) -> Given:
+        """Refuse memory that is not like `form`."""
+        if self.form != form:
+            raise InputError(f"{self.name} is {self.form}, not {form} as {as_what}")
+        return self
 
 
-def any_form(name: str, given: Any) -> Form:
-    """What an array of any type is like."""
-    if isinstance(given, Nf4):
-        hint = "only b of gemm_backward_a may be; nf4.dequantize gives the matrix"
-        raise InputError(f"{name} is in NF4", hint=hint)
+def given(name: str, array: Any) -> Given:
+    """An array of any element type, ours or of another library."""
+    if isinstance(array, Array):
+        start = array.address
+        return Given(name, array, Form(array.shape, array.dtype), start, start + array.nbytes)
+    found = foreign(name, array)
+    start, form = found.address, _form(name, array, found.dtype)
+    end = start + found.nbytes
+    return Given(name, array, form, start, end, found.contiguous, found.writable)
+
+
+def operand(name: str, array: Any) -> Given:
+    """One that kernels can take where it is; `InputError` with its name otherwise."""
+    found = given(name, array)
+    _require_known(name, found.form)
+    return found.require_packed()
+
+
+def form_of(name: str, array: Any) -> Form:
+    """What one is like that kernels can take, or a packed copy of it; where it lies is not asked."""
+    form = _form(name, array, None)
+    _require_known(name, form)
+    return form
+
+
+def _form(name: str, array: Any, dtype: DType | None) -> Form:
     try:
-        return Form(tuple(given.shape), dtype_of(given.dtype))
+        return Form(tuple(array.shape), dtype or dtype_of(array.dtype))
     except AttributeError:
-        raise _no_array(name, given) from None
+        raise _no_array(name, array) from None
     except InputError as error:
         raise _named(name, error) from None
 
 
-def packed_form(name: str, given: Any) -> Form:
-    """The same for one that kernels can take where it is: without gaps."""
-    found = form_of(name, given)
-    require_no_gaps(name, given)
-    return found
+def _require_known(name: str, form: Form) -> None:
+    """Refuse a type that no kernel takes, and what has no elements."""
+    try:
+        cpp_of(form.dtype)
+    except InputError as error:
+        raise _named(name, error) from None
+    if 0 in form.shape:
+        raise InputError(f"{name} is empty: its shape is {form.shape}")
 
 
-def require_no_gaps(name: str, given: Any) -> None:
-    """Refuse memory with strides that skip elements."""
-    if not isinstance(given, Array) and not foreign(name, given).contiguous:
-        raise InputError(f"{name} is not contiguous", hint="make a copy of it that is")
+def alike(**arrays: Any) -> tuple[Form, tuple[Given, ...]]:
+    """Operands of the same form, and that form."""
+    first, *others = (operand(name, array) for name, array in arrays.items())
+    for other in others:
+        other.require(first.form, first.name)
+    return first.form, (first, *others)
 
 
-def alike(**operands: Any) -> Form:
-    """What all these operands are like."""
-    (first, given), *others = operands.items()
-    like = packed_form(first, given)
-    for name, other in others:
-        require_like(name, other, like, first)
-    return like
+class Matrices(NamedTuple):
+    """Operands of a product: the element type that they share, and sizes by the names of their axes."""
+
+    dtype: DType
+    dims: dict[str, int]
+    operands: tuple[Given, ...]
 
 
-def require_like(name: str, given: Any, like: Form, as_what: str) -> None:
-    """Refuse memory that is not like `like`."""
-    found = packed_form(name, given)
-    if found != like:
-        raise InputError(f"{name} is {found}, not {like} as {as_what}")
-
-
-def dims_of(nf4: str = "", /, **operands: tuple[Any, str]) -> tuple[DType, dict[str, int]]:
-    """The element type that matrices share, and their dimensions by the names of their axes.
-
-    The one called `nf4` may be an `Nf4`.
-    """
-    dtype, dims = None, dict[str, int]()
-    for name, (given, axes) in operands.items():
-        shape: tuple[int, ...]
-        if isinstance(given, Nf4) and name == nf4:
-            require_no_gaps("codes", given.codes)
-            require_no_gaps("scales", given.scales)
-            given.check()
-            shape = given.shape
+def matrices(*, nf4: str = "", **arrays: tuple[Any, str]) -> Matrices:
+    """The operands of a product, each with the names of its axes; that called `nf4` may be an `Nf4`."""
+    dtype, dims, operands = None, dict[str, int](), list[Given]()
+    for name, (array, axes) in arrays.items():
+        if isinstance(array, Nf4) and name == nf4:
+            operands += _parts(array)
+            shape: tuple[int, ...] = array.shape
         else:
-            shape, found = packed_form(name, given)
+            operands.append(operand(name, array))
+            shape, found = operands[-1].form
             if found is not (dtype := dtype or found):
                 raise InputError(f"{name} is {found}, not {dtype} as the other matrix")
         if len(shape) != 2:
@@ -127,7 +153,14 @@ def dims_of(nf4: str = "", /, **operands: tuple[Any, str]) -> tuple[DType, dict[
                 text = f"{name}[{', '.join(axes)}] has {axis}={size}"
                 raise InputError(f"{text}, where the other matrix has {axis}={dims[axis]}")
     assert dtype is not None  # the other matrix has one
-    return dtype, dims
+    return Matrices(dtype, dims, tuple(operands))
+
+
+def _parts(matrix: Nf4) -> tuple[Given, Given]:
+    codes = given("codes", matrix.codes).require_packed()
+    scales = given("scales", matrix.scales).require_packed()
+    matrix.check()
+    return codes, scales
 
 
 def _named(name: str, error: InputError) -> InputError:
@@ -135,35 +168,31 @@ def _named(name: str, error: InputError) -> InputError:
     return InputError(f"{name}: {error}", hint=error.hint)
 
 
-def _no_array(name: str, given: Any) -> InputError:
+def _no_array(name: str, array: Any) -> InputError:
     hint = "copy it to the device first: gpu.array(…)"
-    return InputError(f"{name} is {type(given).__name__}, not an array", hint=hint)
+    return InputError(f"{name} is {type(array).__name__}, not an array", hint=hint)
 
 
-def foreign(name: str, given: Any) -> Operand:
+def foreign(name: str, array: Any) -> Operand:
     """What another library says of its memory; nothing waits for the work that fills it."""
-    kind = kind_of(given)
+    if isinstance(array, Nf4):
+        hint = "only b of gemm_backward_a may be; nf4.dequantize gives the matrix"
+        raise InputError(f"{name} is in NF4", hint=hint)
+    kind = kind_of(array)
     if kind is None:
-        raise _no_array(name, given)
+        raise _no_array(name, array)
     try:
-        return kind.read(given, UNORDERED)
+        return kind.read(array, UNORDERED)
     except InputError as error:
         raise _named(name, error) from None
 
 
-def _span(name: str, given: Any) -> tuple[int, int]:
-    """Where memory begins and ends."""
-    found = given if isinstance(given, Array) else foreign(name, given)
-    return found.address, found.address + found.nbytes
-
-
-def keep_apart(name: str, given: Any, others: Named, *, in_place: bool = False) -> None:
+def keep_apart(mine: Given, others: Iterable[Given], *, in_place: bool = False) -> None:
     """Refuse memory that shares a byte with others, unless it shares all of them `in_place`."""
-    start, end = mine = _span(name, given)
-    for other, array in others.items():
-        first, last = span = _span(other, array)
-        if start < last and first < end and not (in_place and span == mine):
-            raise InputError(f"{name} overlaps {other}", hint="give it memory of its own")
+    for other in others:
+        same = in_place and (mine.start, mine.end) == (other.start, other.end)
+        if mine.start < other.end and other.start < mine.end and not same:
+            raise InputError(f"{mine.name} overlaps {other.name}", hint="give it memory of its own")
 
 
 def not_negative(name: str, value: Any) -> float:

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 
 from preheat.errors import InputError
-from preheat.kernels.op import Op, cpp_of, dimension
+from preheat.kernels.op import Op, cpp_of, dimension, remembered
 
 __all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b"]
 
@@ -30,21 +30,25 @@ def error_bound(length: int) -> float:
     return length / (2**24 - length) if length < 2**24 else math.inf
 
 
+@remembered
 def gemm(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
     """c[m, n] = a[m, k] b[k, n]. Arguments: a, b, c, m, n, k, add."""
     return _op("gemm", {"m": m, "n": n, "k": k}, ("m", "n"), dtype, tile)
 
 
+@remembered
 def gemm_backward_a(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
     """ga[m, k] = gc[m, n] b[k, n]^T. Arguments: gc, b, ga, m, n, k, add."""
     return _op("gemm_backward_a", {"m": m, "n": n, "k": k}, ("m", "k"), dtype, tile)
 
 
+@remembered
 def gemm_backward_a_nf4(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
     """The same with b in NF4. Arguments: gc, codes, scales, ga, m, n, k, add."""
     return _op("gemm_backward_a_nf4", {"m": m, "n": n, "k": k}, ("m", "k"), dtype, tile)
 
 
+@remembered
 def gemm_backward_b(m: int, n: int, k: int, dtype: object, *, tile: int | None = None) -> Op:
     """gb[k, n] = a[m, k]^T gc[m, n]. Arguments: a, gc, gb, m, n, k, add."""
     return _op("gemm_backward_b", {"m": m, "n": n, "k": k}, ("k", "n"), dtype, tile)

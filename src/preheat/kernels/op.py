@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 
-__all__ = ["Op", "cpp_of", "dimension", "tell", "watching"]
+__all__ = ["Op", "cpp_of", "dimension", "remembered", "tell", "watching"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _COMMON = Path(__file__).with_name("common.cuh")
 _LARGEST = 2**31 - 1  # of an int, which is how kernels take dimensions
@@ -79,6 +82,21 @@ def tell(op: Op) -> None:
     """Let everyone who is watching know that it was done."""
     for seen in _watching.get():
         seen.append(op)
+
+
+def remembered(make: Callable[P, R]) -> Callable[P, R]:
+    """A pure function of shape and type that remembers its results: steps launch the same again."""
+    cached: Callable[..., Any] = lru_cache(maxsize=4096, typed=True)(make)
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            known: R = cached(*args, **kwargs)
+            return known
+        except TypeError:  # cannot be hashed, and will be refused by its name
+            return make(*args, **kwargs)
+
+    return made
 
 
 @cache

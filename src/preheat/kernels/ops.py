@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from preheat.dtypes import DType, dtype_of
+from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.forms import (
     Form,
-    Named,
+    Given,
+    Matrices,
     alike,
-    any_form,
-    dims_of,
-    foreign,
+    given,
     keep_apart,
+    matrices,
     not_negative,
-    packed_form,
-    require_like,
-    require_no_gaps,
+    operand,
 )
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import Op, dimension
@@ -65,22 +64,22 @@ class Ops:
 
     def silu(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """`x / (1 + exp(-x))`"""
-        like = packed_form("x", x)
-        y, n = self._result("out", out, like, stream, {"x": x}), like.size
+        like, operands = alike(x=x)
+        y, n = self._result("out", out, like, stream, operands).array, like.size
         elementwise.silu(n, like.dtype).launch(self.gpu, x, y, n, stream=stream)
         return y
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for `x`: `gy s (1 + x - x s)` with `s = 1 / (1 + exp(-x))`."""
-        like = alike(gy=gy, x=x)
-        gx, n = self._result("out", out, like, stream, {"gy": gy, "x": x}), like.size
+        like, operands = alike(gy=gy, x=x)
+        gx, n = self._result("out", out, like, stream, operands).array, like.size
         elementwise.silu_backward(n, like.dtype).launch(self.gpu, gy, x, gx, n, stream=stream)
         return gx
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
         """`silu(gate) up`"""
-        like = alike(gate=gate, up=up)
-        y, n = self._result("out", out, like, stream, {"gate": gate, "up": up}), like.size
+        like, operands = alike(gate=gate, up=up)
+        y, n = self._result("out", out, like, stream, operands).array, like.size
         elementwise.swiglu(n, like.dtype).launch(self.gpu, gate, up, y, n, stream=stream)
         return y
 
@@ -88,29 +87,25 @@ class Ops:
         self, gy: Any, gate: Any, up: Any, *, out: Any = None, stream: object = None
     ) -> tuple[Any, Any]:
         """The gradients for `gate` and `up`; `out` is a pair of them."""
-        like = alike(gy=gy, gate=gate, up=up)
-        (first, second), operands = _pair(out), {"gy": gy, "gate": gate, "up": up}
-        g_gate = self._result("out[0]", first, like, stream, operands)
-        g_up = self._result("out[1]", second, like, stream, operands)
-        keep_apart("out[1]", g_up, {"out[0]": g_gate})
+        like, operands = alike(gy=gy, gate=gate, up=up)
+        g_gate, g_up = self._results(out, (like, like), stream, operands)
         op = elementwise.swiglu_backward(like.size, like.dtype)
-        op.launch(self.gpu, gy, gate, up, g_gate, g_up, like.size, stream=stream)
-        return g_gate, g_up
+        op.launch(self.gpu, gy, gate, up, g_gate.array, g_up.array, like.size, stream=stream)
+        return g_gate.array, g_up.array
 
     # Rows: the last axis
 
     def softmax(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The softmax of each row."""
-        like = packed_form("x", x)
-        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, {"x": x})
+        like, operands = alike(x=x)
+        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, operands).array
         softmax.softmax(rows, width, like.dtype).launch(self.gpu, x, y, rows, width, stream=stream)
         return y
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for what `y` is the softmax of: `y (gy - sum_j gy_j y_j)`."""
-        like = alike(gy=gy, y=y)
-        (rows, width), operands = like.matrix("gy"), {"gy": gy, "y": y}
-        gx = self._result("out", out, like, stream, operands)
+        like, operands = alike(gy=gy, y=y)
+        (rows, width), gx = like.matrix("gy"), self._result("out", out, like, stream, operands).array
         op = softmax.softmax_backward(rows, width, like.dtype)
         op.launch(self.gpu, gy, y, gx, rows, width, stream=stream)
         return gx
@@ -119,10 +114,10 @@ class Ops:
         self, x: Any, gamma: Any, *, eps: float, out: Any = None, stream: object = None
     ) -> Any:
         """Each row of `x` over the root of its mean square and `eps`, times `gamma`."""
-        like = packed_form("x", x)
+        like, operands = alike(x=x)
         rows, width = like.matrix("x")
-        require_like("gamma", gamma, like.row, "a row of x")
-        y = self._result("out", out, like, stream, {"x": x, "gamma": gamma})
+        operands += (operand("gamma", gamma).require(like.row, "a row of x"),)
+        y = self._result("out", out, like, stream, operands).array
         eps = not_negative("eps", eps)
         op = rms_norm.rms_norm(rows, width, like.dtype)
         op.launch(self.gpu, x, gamma, y, eps, rows, width, stream=stream)
@@ -143,18 +138,15 @@ class Ops:
 
         `workspace` is float32 and at least as large as `rms_norm_workspace` says.
         """
-        like = alike(gy=gy, x=x)
+        like, operands = alike(gy=gy, x=x)
         rows, width = like.matrix("gy")
-        require_like("gamma", gamma, like.row, "a row of x")
-        (first, second), operands = _pair(out), {"gy": gy, "x": x, "gamma": gamma}
-        gx = self._result("out[0]", first, like, stream, operands)
-        g_gamma = self._result("out[1]", second, like.row, stream, operands)
-        room = Form(self.rms_norm_workspace(rows, width, like.dtype), dtype_of("float32"))
-        keep_apart("out[1]", g_gamma, {"out[0]": gx})
-        others = operands | {"out[0]": gx, "out[1]": g_gamma}
-        partial = self._workspace(workspace, room, stream, others)
+        operands += (operand("gamma", gamma).require(like.row, "a row of x"),)
+        results = self._results(out, (like, like.row), stream, operands)
+        room = Form(self.rms_norm_workspace(rows, width, like.dtype), DTYPES["float32"])
+        partial = self._workspace(workspace, room, stream, (*operands, *results))
         (groups, _), eps = room.shape, not_negative("eps", eps)
         main, over_groups = rms_norm.rms_norm_backward(rows, width, like.dtype)
+        gx, g_gamma = (each.array for each in results)
         sizes = (eps, rows, width, groups)
         main.launch(self.gpu, gy, x, gamma, gx, partial, *sizes, stream=stream)
         over_groups.launch(self.gpu, partial, g_gamma, groups, width, stream=stream)
@@ -200,23 +192,23 @@ class Ops:
         self, a: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """`a b` for `a[m, k]` and `b[k, n]`; to `accumulate` is to add it to what `out` holds."""
-        dtype, dims = dims_of(a=(a, "mk"), b=(b, "kn"))
-        operands, like = {"a": a, "b": b}, Form((dims["m"], dims["n"]), dtype)
-        c = self._sum(out, like, operands, accumulate, stream)
-        return self._product(gemm.gemm(**dims, dtype=dtype), dtype, a, b, c, accumulate, stream)
+        found = matrices(a=(a, "mk"), b=(b, "kn"))
+        c, op = (
+            self._sum(out, "mn", found, accumulate, stream),
+            gemm.gemm(**found.dims, dtype=found.dtype),
+        )
+        return self._product(op, found.dtype, a, b, c, accumulate, stream)
 
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """The gradient for `a` of `a b`: `gc b^T` for `gc[m, n]` and `b[k, n]`, or `b` as an `Nf4`."""
-        dtype, dims = dims_of("b", gc=(gc, "mn"), b=(b, "kn"))
-        parts = {"codes": b.codes, "scales": b.scales} if isinstance(b, Nf4) else {"b": b}
-        like = Form((dims["m"], dims["k"]), dtype)
-        ga = self._sum(out, like, {"gc": gc, **parts}, accumulate, stream)
+        found = matrices(nf4="b", gc=(gc, "mn"), b=(b, "kn"))
+        dims, ga = found.dims, self._sum(out, "mk", found, accumulate, stream)
         if not isinstance(b, Nf4):
-            op = gemm.gemm_backward_a(**dims, dtype=dtype)
-            return self._product(op, dtype, gc, b, ga, accumulate, stream)
-        op, sizes = gemm.gemm_backward_a_nf4(**dims, dtype=dtype), (dims["m"], dims["n"], dims["k"])
+            op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
+            return self._product(op, found.dtype, gc, b, ga, accumulate, stream)
+        op, sizes = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
         op.launch(self.gpu, gc, b.codes, b.scales, ga, *sizes, bool(accumulate), stream=stream)
         return ga
 
@@ -224,11 +216,10 @@ class Ops:
         self, a: Any, gc: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """The gradient for `b` of `a b`: `a^T gc` for `a[m, k]` and `gc[m, n]`."""
-        dtype, dims = dims_of(a=(a, "mk"), gc=(gc, "mn"))
-        operands, like = {"a": a, "gc": gc}, Form((dims["k"], dims["n"]), dtype)
-        gb = self._sum(out, like, operands, accumulate, stream)
-        op = gemm.gemm_backward_b(**dims, dtype=dtype)
-        return self._product(op, dtype, a, gc, gb, accumulate, stream)
+        found = matrices(a=(a, "mk"), gc=(gc, "mn"))
+        gb = self._sum(out, "kn", found, accumulate, stream)
+        op = gemm.gemm_backward_b(**found.dims, dtype=found.dtype)
+        return self._product(op, found.dtype, a, gc, gb, accumulate, stream)
 
     def _product(
         self, op: Op, dtype: DType, a: Any, b: Any, c: Any, accumulate: bool, stream: object
@@ -240,37 +231,50 @@ class Ops:
             op.launch(self.gpu, a, b, c, *sizes, bool(accumulate), stream=stream)
         return c
 
-    def _sum(self, out: Any, like: Form, operands: Named, accumulate: bool, stream: object) -> Any:
+    def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Any:
         """Memory for a product, which is made while its operands are still read."""
         if accumulate and out is None:
             raise InputError("to accumulate is to add to out, and there is none")
-        made = self._result("out", out, like, stream, {})
-        keep_apart("out", made, operands)
-        return made
+        like = Form(tuple(of.dims[axis] for axis in axes), of.dtype)
+        made = self._result("out", out, like, stream)
+        keep_apart(made, of.operands)
+        return made.array
 
-    def _result(self, name: str, given: Any, like: Form, stream: object, operands: Named) -> Any:
+    def _results(
+        self, out: Any, forms: tuple[Form, Form], stream: object, operands: Iterable[Given]
+    ) -> tuple[Given, Given]:
+        """Memory for two results, as `_result` finds it, which have nothing in common."""
+        given = zip(("out[0]", "out[1]"), _pair(out), forms, strict=True)
+        first, second = (self._result(*each, stream, operands) for each in given)
+        keep_apart(second, (first,))
+        return first, second
+
+    def _result(
+        self, name: str, out: Any, like: Form, stream: object, operands: Iterable[Given] = ()
+    ) -> Given:
         """Memory for a result: what was given, if it fits, or new. It may take an operand's place."""
-        if given is None:
-            return self._new(name, like, stream)
-        require_like(name, given, like, "needed")
-        if not isinstance(given, Array) and not foreign(name, given).writable:
+        if out is None:
+            return given(name, self._new(name, like, stream))
+        found = operand(name, out).require(like, "needed")
+        if not found.writable:
             raise InputError(f"{name} is read-only")
-        keep_apart(name, given, operands, in_place=True)
-        return given
+        keep_apart(found, operands, in_place=True)
+        return found
 
-    def _workspace(self, given: Any, room: Form, stream: object, others: Named) -> Any:
+    def _workspace(self, out: Any, room: Form, stream: object, others: Iterable[Given]) -> Any:
         """The same for memory whose shape does not matter, and which nothing else may share."""
-        if given is None:
+        if out is None:
             return self._new("workspace", room, stream)
-        found = any_form("workspace", given)
-        require_no_gaps("workspace", given)
-        if found.dtype is not room.dtype or found.size < room.size:
+        found = given("workspace", out).require_packed()
+        if found.form.dtype is not room.dtype or found.form.size < room.size:
             hint = "ops.rms_norm_workspace(rows, width, dtype) is its shape, in float32"
-            raise InputError(f"workspace is {found}, not at least {room}", hint=hint)
-        keep_apart("workspace", given, others)
-        return given
+            raise InputError(f"workspace is {found.form}, not at least {room}", hint=hint)
+        if not found.writable:
+            raise InputError("workspace is read-only")
+        keep_apart(found, others)
+        return out
 
-    def _new(self, name: str, like: Form, stream: object) -> Any:
+    def _new(self, name: str, like: Form, stream: object) -> Array:
         try:
             return self.gpu.empty(like.shape, like.dtype, stream=stream)
         except CaptureError as error:

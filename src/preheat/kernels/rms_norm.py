@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.dtypes import DType
-from preheat.kernels.op import Op, cpp_of
+from preheat.kernels.op import Op, cpp_of, remembered
 from preheat.kernels.rows import TWICE, WIDE, Spread, once, row_op, sizes, spread
 
 __all__ = ["PROCESSORS", "groups", "rms_norm", "rms_norm_backward"]
@@ -28,11 +28,13 @@ _THREADS = {2: 1024, 4: 512}  # that each of them has room for, by bytes of an e
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 
 
+@remembered
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, gamma, y, eps, rows, width."""
     return row_op(_SOURCE, "rms_norm", rows, width, dtype, once(dtype))
 
 
+@remembered
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
     """Arguments of the first: gy, x, gamma, gx, partial, eps, rows, width, groups.
 
@@ -49,6 +51,7 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
     return main, _gamma(number, width, cpp)
 
 
+@remembered
 def groups(rows: int, width: int, dtype: object) -> int:
     """Among how many groups of threads `rms_norm_backward` shares out the rows."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.kernels.op import Op
+from preheat.kernels.op import Op, remembered
 from preheat.kernels.rows import FLOATS, once, row_op
 
 __all__ = ["softmax", "softmax_backward"]
@@ -12,11 +12,13 @@ __all__ = ["softmax", "softmax_backward"]
 _SOURCE = Path(__file__).with_name("softmax.cu")
 
 
+@remembered
 def softmax(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, y, rows, width."""
     return row_op(_SOURCE, "softmax", rows, width, dtype, once(dtype))
 
 
+@remembered
 def softmax_backward(rows: int, width: int, dtype: object) -> Op:
     """Arguments: gy, y, gx, rows, width. In the widest spread there is room for gy alone."""
     return row_op(_SOURCE, "softmax_backward", rows, width, dtype, FLOATS, again=FLOATS[-1])

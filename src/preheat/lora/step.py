@@ -11,7 +11,7 @@ from preheat.errors import InputError, StaleBufferError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels import axes
 from preheat.kernels.blas import Blas
-from preheat.kernels.forms import Form, foreign, not_negative, require_like, require_no_gaps
+from preheat.kernels.forms import Form, foreign, given, not_negative, operand
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.ops import Ops
 from preheat.lora.shape import ADAPTED, INPUT_OF, Shape, require_shape
@@ -155,37 +155,38 @@ def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any
     return {name: arrays[name] for name in shape.given}
 
 
-def _check_array(gpu: Gpu, name: str, given: Any, size: tuple[int, ...], dtype: str) -> None:
-    if isinstance(given, Nf4):
-        raise InputError(f"{name} is Nf4 of shape {given.shape}, not {dtype} of shape {size}")
-    require_like(name, given, Form(size, dtype_of(dtype)), "needed")
-    _require_here(gpu, name, given)
+def _check_array(gpu: Gpu, name: str, array: Any, size: tuple[int, ...], dtype: str) -> None:
+    if isinstance(array, Nf4):
+        raise InputError(f"{name} is Nf4 of shape {array.shape}, not {dtype} of shape {size}")
+    operand(name, array).require(Form(size, dtype_of(dtype)), "needed")
+    _require_here(gpu, name, array)
 
 
-def _check_nf4(gpu: Gpu, name: str, given: Any, size: tuple[int, ...]) -> None:
-    if not isinstance(given, Nf4):
+def _check_nf4(gpu: Gpu, name: str, array: Any, size: tuple[int, ...]) -> None:
+    if not isinstance(array, Nf4):
         hint = "with nf4 the base is quantised: preheat.kernels.nf4.quantize(…).on(gpu)"
-        raise InputError(f"{name} is {type(given).__name__}, not Nf4", hint=hint)
-    if given.shape != size:
-        raise InputError(f"{name} is Nf4 of shape {given.shape}, not of {size} as needed")
-    for part, array in (("codes", given.codes), ("scales", given.scales)):
-        require_no_gaps(f"{name}.{part}", array)
-        _require_here(gpu, f"{name}.{part}", array)
+        raise InputError(f"{name} is {type(array).__name__}, not Nf4", hint=hint)
+    if array.shape != size:
+        raise InputError(f"{name} is Nf4 of shape {array.shape}, not of {size} as needed")
+    for part in ("codes", "scales"):
+        held = getattr(array, part)
+        given(f"{name}.{part}", held).require_packed()
+        _require_here(gpu, f"{name}.{part}", held)
     try:
-        given.check()
+        array.check()
     except InputError as error:
         raise InputError(f"{name}: {error}", hint=error.hint) from None
 
 
-def _require_here(gpu: Gpu, name: str, given: Any) -> None:
+def _require_here(gpu: Gpu, name: str, array: Any) -> None:
     """Refuse memory that kernels on `gpu` cannot use."""
     context = gpu._context
-    if isinstance(given, Array):
-        if given.buffer.lost is not None:
-            raise StaleBufferError(name, f"{given!r}: {given.buffer.lost}")
-        usable, what = given.buffer.context is context, repr(given)
+    if isinstance(array, Array):
+        if array.buffer.lost is not None:
+            raise StaleBufferError(name, f"{array!r}: {array.buffer.lost}")
+        usable, what = array.buffer.context is context, repr(array)
     else:
-        found = foreign(name, given)
+        found = foreign(name, array)
         usable = found.reaches(context.device.dlpack)
         what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
     if not usable:
