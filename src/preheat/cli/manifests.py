@@ -8,16 +8,20 @@ from pathlib import Path
 
 from preheat.errors import InputError
 
-__all__ = ["require_writable"]
+__all__ = ["require_file", "require_writable"]
 
 _HINT = "name another place for the manifest with -o"
 
 
-def require_writable(target: Path) -> None:
-    """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
-    if os.path.abspath(target) == os.path.abspath("-"):  # some commands have made it absolute
+def require_file(named: Path) -> None:
+    """Refuse standard output, by the name that it has on a command line."""
+    if str(named) == "-":
         told = "a manifest has sources beside it, and cannot go to standard output"
         raise InputError(told, hint=_HINT)
+
+
+def require_writable(target: Path) -> None:
+    """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
     if not target.parent.is_dir():
         make = f"make it: mkdir -p {shlex.quote(str(target.parent))}"
         hint = _HINT if target.parent.exists() else make

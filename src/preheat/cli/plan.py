@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from preheat.cli.manifests import require_writable
+from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, data, emit_json, say
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Model, Plan, Request, backward_plan
@@ -116,6 +116,7 @@ def _plan(**given: Any) -> Plan:
 
 def _add(manifest: Manifest, output: Path) -> None:
     try:
+        require_file(output)
         require_writable(output)
         merge(output, manifest)
     except OSError as fault:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from preheat.cli.manifests import require_writable
+from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import complain, count, emit_json, say
 from preheat.config import environ
 from preheat.errors import InputError
@@ -78,7 +78,8 @@ def command(
     added = [_readable(path) for path in dict.fromkeys(others)]
     status = 0
     try:
-        require_writable(target)  # before the command has run in vain
+        require_file(output)  # before the command has run in vain
+        require_writable(target)
         if fresh:
             _require_replaceable(target)
         before = Manifest() if fresh else known(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.errors import InputError
-from preheat.kernels.op import Op, cpp_of, dimension, remembered
+from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
 from preheat.kernels.rows import WIDEST, chunk_of
 
 __all__ = ["LINES", "add", "swap_axes"]
@@ -15,7 +15,6 @@ LINES = 2**31 - 1024
 
 _SOURCE = Path(__file__).with_name("axes.cu")
 _BLOCK = 256  # as in axes.cu
-_BLOCKS = 2**31 - 1  # of a grid
 
 
 @remembered
@@ -39,7 +38,7 @@ def add(rows: int, width: int, dtype: object) -> Op:
 def _op(name: str, dims: dict[str, int], lines: int, dtype: object) -> Op:
     element, cpp = cpp_of(dtype)
     blocks = -(-lines * -(-dims["width"] // chunk_of(element)) // _BLOCK)
-    if lines > LINES or blocks > _BLOCKS:
+    if lines > LINES or blocks > BLOCKS:
         sizes = " by ".join(f"{each} {size}" for each, size in dims.items())
         raise InputError(f"{sizes} is more than one launch can move")
     entry = f"swap_axes<{cpp}>"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.kernels.op import Op, cpp_of, dimension, remembered
+from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
 from preheat.kernels.rows import chunk_of
 
 __all__ = ["MOST", "silu", "silu_backward", "swiglu", "swiglu_backward"]
 
-#: Elements of one launch: four a thread, at least, in as many blocks as a grid can have.
-MOST = (2**31 - 1) * 128 * 4
-
 _SOURCE = Path(__file__).with_name("elementwise.cu")
 _BLOCK = 128  # threads, as in elementwise.cu; each has a chunk of every operand
+
+#: Elements of one launch: chunks of floats have the fewest, four.
+MOST = BLOCKS * _BLOCK * 4
 
 
 @remembered

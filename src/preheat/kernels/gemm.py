@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 
 from preheat.errors import InputError
-from preheat.kernels.op import Op, cpp_of, dimension, remembered
+from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
 
 __all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b"]
 
@@ -22,7 +22,6 @@ _SOURCE = Path(__file__).with_name("gemm.cu")
 _BLOCK = 256  # as in gemm.cu
 _BUSY = 128  # blocks that a large GPU needs at least
 _MOST = 2**31 - 256  # of a dimension: kernels count in ints, up to a tile beyond the end
-_BLOCKS = 2**31 - 1  # of a grid
 
 
 def error_bound(length: int) -> float:
@@ -63,9 +62,9 @@ def _op(
     if side not in TILES or not isinstance(side, int):
         raise InputError(f"tile {side!r} is none of {', '.join(map(str, TILES))}")
     blocks = _blocks(rows, columns, side)
-    if blocks > _BLOCKS:
+    if blocks > BLOCKS:
         high, wide = result
-        raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {_BLOCKS} tiles")
+        raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {BLOCKS} tiles")
     entry = f"{name}<{cpp_of(dtype)[1]}, {side}>"
     return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,))
 

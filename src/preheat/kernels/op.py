@@ -16,10 +16,13 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 
-__all__ = ["Op", "cpp_of", "dimension", "remembered", "tell", "watching"]
+__all__ = ["BLOCKS", "Op", "cpp_of", "dimension", "remembered", "tell", "watching"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: Blocks that a grid has at most.
+BLOCKS = 2**31 - 1
 
 _COMMON = Path(__file__).with_name("common.cuh")
 _LARGEST = 2**31 - 1  # of an int, which is how kernels take dimensions

@@ -23,7 +23,8 @@ from preheat.kernels.forms import (
     operand,
 )
 from preheat.kernels.nf4 import Nf4
-from preheat.kernels.op import Op, dimension
+from preheat.kernels.op import Op
+from preheat.kernels.rows import sizes
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 
@@ -147,14 +148,14 @@ class Ops:
         (groups, _), eps = room.shape, not_negative("eps", eps)
         main, over_groups = rms_norm.rms_norm_backward(rows, width, like.dtype)
         gx, g_gamma = (each.array for each in results)
-        sizes = (eps, rows, width, groups)
-        main.launch(self.gpu, gy, x, gamma, gx, partial, *sizes, stream=stream)
+        more = eps, rows, width, groups
+        main.launch(self.gpu, gy, x, gamma, gx, partial, *more, stream=stream)
         over_groups.launch(self.gpu, partial, g_gamma, groups, width, stream=stream)
         return gx, g_gamma
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int, int]:
         """The shape of a workspace for `rms_norm_backward` with such an `x`."""
-        rows, width = dimension("rows", rows), dimension("width", width)
+        rows, width = sizes(rows, width)
         return rms_norm.groups(rows, width, dtype), width
 
     # Matrices
@@ -168,9 +169,11 @@ class Ops:
 
     def _choice(self) -> Blas | None:
         context = self.gpu._context
+        if (known := self._chosen) and known[0] is context:  # every product asks: without the lock
+            return known[1]
         with self._choosing:
-            if self._chosen is not None and self._chosen[0] is context:
-                return self._chosen[1]
+            if (known := self._chosen) and known[0] is context:
+                return known[1]
             found = find(self.gpu)
             blas = self._choose(found)
             self._chosen = context, blas
@@ -193,10 +196,8 @@ class Ops:
     ) -> Any:
         """`a b` for `a[m, k]` and `b[k, n]`; to `accumulate` is to add it to what `out` holds."""
         found = matrices(a=(a, "mk"), b=(b, "kn"))
-        c, op = (
-            self._sum(out, "mn", found, accumulate, stream),
-            gemm.gemm(**found.dims, dtype=found.dtype),
-        )
+        c = self._sum(out, "mn", found, accumulate, stream)
+        op = gemm.gemm(**found.dims, dtype=found.dtype)
         return self._product(op, found.dtype, a, b, c, accumulate, stream)
 
     def gemm_backward_a(
@@ -208,8 +209,8 @@ class Ops:
         if not isinstance(b, Nf4):
             op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
             return self._product(op, found.dtype, gc, b, ga, accumulate, stream)
-        op, sizes = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
-        op.launch(self.gpu, gc, b.codes, b.scales, ga, *sizes, bool(accumulate), stream=stream)
+        op, mnk = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
+        op.launch(self.gpu, gc, b.codes, b.scales, ga, *mnk, bool(accumulate), stream=stream)
         return ga
 
     def gemm_backward_b(
@@ -224,11 +225,11 @@ class Ops:
     def _product(
         self, op: Op, dtype: DType, a: Any, b: Any, c: Any, accumulate: bool, stream: object
     ) -> Any:
-        blas, sizes = self.blas, [size for _, size in op.dims]
+        blas, mnk = self.blas, (size for _, size in op.dims)
         if blas is not None:
             blas._multiply(op, dtype, a, b, c, add=bool(accumulate), stream=stream)
         else:
-            op.launch(self.gpu, a, b, c, *sizes, bool(accumulate), stream=stream)
+            op.launch(self.gpu, a, b, c, *mnk, bool(accumulate), stream=stream)
         return c
 
     def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Any:
@@ -244,8 +245,9 @@ class Ops:
         self, out: Any, forms: tuple[Form, Form], stream: object, operands: Iterable[Given]
     ) -> tuple[Given, Given]:
         """Memory for two results, as `_result` finds it, which have nothing in common."""
-        given = zip(("out[0]", "out[1]"), _pair(out), forms, strict=True)
-        first, second = (self._result(*each, stream, operands) for each in given)
+        (one, two), (form, other) = _pair(out), forms
+        first = self._result("out[0]", one, form, stream, operands)
+        second = self._result("out[1]", two, other, stream, operands)
         keep_apart(second, (first,))
         return first, second
 
