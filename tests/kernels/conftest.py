@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from preheat import Array, Builder, Gpu
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
+from preheat.kernels.blas import Blas, Found
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
 from preheat.warm.manifest import Manifest, Wanted
+from tests.kernels.cublas import Cublas
 
 DTYPES = "float32", "float16", "bfloat16"
 Exact = NDArray[np.float64]
@@ -150,3 +153,26 @@ def gradient(function: Callable[[Exact], Exact], at: Exact, gy: Exact) -> Exact:
 def same_bits(one: Any, other: Any) -> bool:
     """Whether two arrays hold the same bits."""
     return bool(one.numpy().tobytes() == other.numpy().tobytes())
+
+
+@pytest.fixture
+def cublas() -> Cublas:
+    return Cublas()
+
+
+@pytest.fixture
+def emulator(open_device: Callable[..., Gpu]) -> Gpu:
+    return open_device("emulator")
+
+
+@pytest.fixture
+def blas(emulator: Gpu, cublas: Cublas) -> Blas:
+    return Blas(emulator, found=Found(cublas, "13.0.0"))
+
+
+@pytest.fixture
+def launched(emulator: Gpu) -> Callable[[], None]:
+    """A launch of ours, so that no graph is empty."""
+    ops, x, y = Ops(emulator), emulator.zeros(5), emulator.zeros(5)
+    ops.silu(x, out=y)
+    return partial(ops.silu, x, out=y)

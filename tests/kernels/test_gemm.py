@@ -17,56 +17,14 @@ from preheat.kernels import gemm
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import Op, watching
 from preheat.kernels.ops import Ops
-from tests.kernels.conftest import DTYPES, ROUNDING, Exact, Operand, exact, gradient, same_bits, shifted
+from tests.kernels.conftest import DTYPES, ROUNDING, Operand, exact, gradient, same_bits, shifted
+from tests.kernels.products import FORMS, framed, op_of, product_agrees, shape_of
 
 Random = Callable[..., Operand]
-Dims = dict[str, int]
-
-# What each product is, by the axes of its operands and its result: the reference, too.
-FORMS = {
-    "gemm": ("mk", "kn", "mn"),
-    "gemm_backward_a": ("mn", "kn", "mk"),
-    "gemm_backward_b": ("mk", "mn", "kn"),
-}
 SIZES = 1, 7, 31, 33, 65, 129
 ROUND_TRIP = [(SIZES[i], SIZES[i - 1], SIZES[i - 2]) for i in range(len(SIZES))]  # each in every place
-EDGE = 3  # elements around a result that nobody may touch
 
 forms = pytest.mark.parametrize("name", FORMS)
-
-
-def op_of(name: str, dims: Dims, dtype: str = "float32", tile: int | None = None) -> Op:
-    made: Op = getattr(gemm, name)(**dims, dtype=dtype, tile=tile)
-    return made
-
-
-def shape_of(axes: str, dims: Dims) -> tuple[int, ...]:
-    return tuple(dims[axis] for axis in axes)
-
-
-def agree(name: str, found: Exact, a: Exact, b: Exact, dtype: str, old: Exact | None = None) -> None:
-    """Check a product against float64, within the stated bound and the rounding of its storage."""
-    left, right, result = FORMS[name]
-    (summed,) = set(left) - set(result)
-    spec, length = f"{left},{right}->{result}", a.shape[left.index(summed)]
-    wanted = np.einsum(spec, a, b, optimize=True)
-    most = np.einsum(spec, np.abs(a), np.abs(b), optimize=True)
-    if old is not None:
-        wanted, most, length = wanted + old, most + np.abs(old), length + 1
-    tiny = 2.0**-25 if dtype == "float16" else 0  # half the distance of subnormal numbers
-    bound = gemm.error_bound(length) * most + 1.01 * ROUNDING[dtype] * np.abs(wanted) + tiny
-    assert found.shape == wanted.shape
-    assert (np.abs(found - wanted) <= bound).all()
-
-
-def framed(gpu: Gpu, shape: tuple[int, ...], dtype: str, shift: int = 0) -> tuple[Array, Array]:
-    """Memory for a result that holds NaN, and the same with what lies around it."""
-    size = int(np.prod(shape))
-    whole = gpu.array(np.full(size + 2 * EDGE + 1 + shift, np.nan, "float16"), "float16")
-    if dtype != "float16":
-        whole = gpu.empty(whole.size, dtype).fill(np.nan)
-    offset = (EDGE + 1 + shift) * whole.dtype.size
-    return Array(whole.buffer, whole.dtype, shape, offset), whole
 
 
 def run(gpu: Gpu, op: Op, a: Array, b: Array, c: Array, *, add: bool = False) -> None:
@@ -79,7 +37,7 @@ def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int =
     a, b = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right))
     c, whole = framed(gpu, shape_of(result, dims), dtype, shift)
     run(gpu, op, a.array, b.array, c)
-    agree(op.name, exact(c), a.exact, b.exact, dtype)
+    product_agrees(op.name, exact(c), a.exact, b.exact, dtype)
     assert np.isnan(exact(whole)).sum() == whole.size - c.size, "it wrote beyond the result"
     return c
 
@@ -153,7 +111,7 @@ def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str,
     a, b, c = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right, result))
     found = getattr(ops, name)(a.array, b.array, out=c.array, accumulate=True)
     assert found is c.array
-    agree(name, exact(found), a.exact, b.exact, dtype, old=c.exact)
+    product_agrees(name, exact(found), a.exact, b.exact, dtype, old=c.exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -343,7 +301,7 @@ def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
     c = gpu.empty((m, n), "float16")
     run(gpu, gemm.gemm(m, n, k, "float16"), gpu.array(a), gpu.array(b), c)
     for rows in (slice(0, 2), slice(m - 2, m)):
-        agree("gemm", exact(c[rows]), a[rows].astype(float), b.astype(float), "float16")
+        product_agrees("gemm", exact(c[rows]), a[rows].astype(float), b.astype(float), "float16")
 
 
 @pytest.mark.gpu
@@ -358,4 +316,6 @@ def test_an_operand_of_more_than_2_to_the_31_elements_is_read_to_its_end(
     run(gpu, gemm.gemm_backward_a(m, n, k, "float16"), gpu.array(gc), b, ga)
     for row in range(m):
         found = exact(ga[row][k - 1000 :])[None]
-        agree("gemm_backward_a", found, gc[row : row + 1].astype(float), end.astype(float), "float16")
+        product_agrees(
+            "gemm_backward_a", found, gc[row : row + 1].astype(float), end.astype(float), "float16"
+        )

@@ -15,7 +15,7 @@ from preheat.kernels import gemm
 from preheat.kernels.nf4 import BLOCK, VALUES, Nf4, dequantize, quantize
 from preheat.kernels.ops import Ops
 from tests.kernels.conftest import DTYPES, Operand, exact, same_bits
-from tests.kernels.test_gemm import agree, framed
+from tests.kernels.products import framed, product_agrees
 
 Random = Callable[..., Operand]
 TABLE = np.array(VALUES, "float32")
@@ -141,7 +141,7 @@ def check(gpu: Gpu, gc: Operand, quantized: Nf4, dtype: str, tile: int | None = 
     ga, whole = framed(gpu, (m, k), dtype)
     op = gemm.gemm_backward_a_nf4(m, n, k, dtype, tile=tile)
     op.launch(gpu, gc.array, there.codes, there.scales, ga, m, n, k, False)
-    agree("gemm_backward_a", exact(ga), gc.exact, dequantize(quantized).astype(float), dtype)
+    product_agrees("gemm_backward_a", exact(ga), gc.exact, dequantize(quantized).astype(float), dtype)
     assert np.isnan(exact(whole)).sum() == whole.size - ga.size, "it wrote beyond the result"
 
 
@@ -182,7 +182,7 @@ def test_it_adds_to_what_is_there(ops: Ops, device: Gpu, random: Random) -> None
     gc, old, quantized = random(9, 37), random(9, 20), quantize(normal(20, 37))
     found = ops.gemm_backward_a(gc.array, quantized.on(device), out=old.array, accumulate=True)
     there = dequantize(quantized).astype(float)
-    agree("gemm_backward_a", exact(found), gc.exact, there, "float32", old=old.exact)
+    product_agrees("gemm_backward_a", exact(found), gc.exact, there, "float32", old=old.exact)
 
 
 def test_codes_of_another_shape_are_refused_before_the_launch(

@@ -19,12 +19,6 @@ from tests.conftest import Recorder
 from tests.kernels.conftest import exact, same_bits
 from tests.kernels.cublas import Cublas
 
-
-@pytest.fixture
-def emulator(open_device: Callable[..., Gpu]) -> Gpu:
-    return open_device("emulator")
-
-
 # Other libraries
 
 
