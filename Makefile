@@ -49,6 +49,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
 	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis
