@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
 from preheat.errors import InputError
+from preheat.store.publish import obstacle
 
 __all__ = ["require_file", "require_writable"]
 
@@ -22,11 +22,8 @@ def require_file(named: Path) -> None:
 
 def require_writable(target: Path) -> None:
     """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
-    if not target.parent.is_dir():
+    if why := obstacle(target):
         make = f"make it: mkdir -p {shlex.quote(str(target.parent))}"
-        hint = _HINT if target.parent.exists() else make
-        raise InputError(f"cannot write {target}: {target.parent} is not a directory", hint=hint)
-    if target.exists() and not target.is_file():
-        raise InputError(f"cannot write {target}: what is there is not a file", hint=_HINT)
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write to {target.parent}", hint=_HINT)
+        raise InputError(
+            f"cannot write {target}: {why}", hint=_HINT if target.parent.exists() else make
+        )

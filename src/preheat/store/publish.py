@@ -7,7 +7,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["publish"]
+__all__ = ["obstacle", "publish"]
+
+
+def obstacle(path: Path) -> str | None:
+    """Why `path` cannot be published, as far as that shows before; None where nothing does."""
+    if not path.parent.is_dir():
+        return f"{path.parent} is not a directory"
+    if path.exists() and not path.is_file():  # a rename would replace even a device
+        return "what is there is not a file"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"{path.parent} cannot be written to"
+    return None
 
 
 def publish(path: Path, parts: Iterable[bytes]) -> int:

@@ -15,6 +15,7 @@ from preheat.errors import BundleError, InputError
 from preheat.key import explain
 from preheat.promise import Promise, promised, promises
 from preheat.store.bundle import MAGIC, Bundle, write
+from preheat.store.publish import obstacle
 from preheat.warm.manifest import GraphKeys, Manifest
 
 __all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place"]
@@ -82,20 +83,14 @@ def _unkept(bundle: Bundle) -> Iterator[str]:
 
 def require_place(output: str | os.PathLike[str]) -> None:
     """`InputError` unless `output` can become a bundle: it is new, or a bundle is there to replace."""
-    path, why = Path(output), None
-    if not path.parent.is_dir():
-        why = f"{path.parent} is not a directory"
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        why = f"{path.parent} cannot be written to"
-    elif path.exists():
-        why = _not_to_replace(path)
-    if why is not None:
+    path = Path(output)
+    if why := obstacle(path) or _not_to_replace(path):
         raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
 
 
 def _not_to_replace(path: Path) -> str | None:
-    if not path.is_file():
-        return "what is there is not a file"
+    if not path.exists():
+        return None
     try:
         with open(path, "rb") as file:  # a bundle that was cut short is one, too
             return None if MAGIC.startswith(file.read(len(MAGIC))) else "what is there is not a bundle"
