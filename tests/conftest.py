@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from preheat.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
+from tests.processes import reap
+
+# How long an example takes says how busy the machine is, and nothing of what is tested.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+
+# A shell ignores Ctrl-C for what it starts in the background, and the processes of tests would inherit
+# that: here it means what it means everywhere else.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SAXPY = """\
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -30,6 +42,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """No process outlives the test that started it, not even one that fails."""
+    yield
+    reap()
 
 
 class Recorder:

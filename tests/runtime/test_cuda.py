@@ -423,7 +423,7 @@ print(bool((y.numpy() == 24.0 * jnp.arange(1009)).all()), jax.dlpack.from_dlpack
 def test_jax_arrays_pass_without_a_copy(tmp_path: Path) -> None:
     file = tmp_path / "saxpy.txt"
     file.write_text(SAXPY)
-    out = finish(start(JAX, str(file), env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}), timeout=300)
+    out = finish(start(JAX, str(file), env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
     if out.startswith("skip"):
         pytest.skip(f"JAX has no GPU here: {out}")
     assert out.split("\n")[0] == "True (1009,)"

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from preheat.events import Events
 from preheat.store import DiskStore
-from tests.store.support import Clock, kill_the_rest
-
-
-@pytest.fixture(autouse=True)
-def no_process_left() -> Iterator[None]:
-    """No process outlives the test that started it, not even one that fails."""
-    yield
-    kill_the_rest()
+from tests.store.support import Clock
 
 
 @pytest.fixture

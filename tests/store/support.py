@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
+
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_started: list[subprocess.Popen[str]] = []
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 
@@ -33,22 +34,8 @@ class Clock:
 
 def start(role: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process that plays `role` of tests/store/children.py, killed when the test ends."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.store.children", role, *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    _started.append(child)
-    return child
-
-
-def line(child: subprocess.Popen[str]) -> str:
-    """The next line the child says."""
-    assert child.stdout is not None
-    return child.stdout.readline().rstrip("\n")
+    command = [sys.executable, "-m", "tests.store.children", role, *map(str, arguments)]
+    return processes.launch(command, cwd=REPOSITORY)
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:
@@ -57,25 +44,11 @@ def finish(*children: subprocess.Popen[str]) -> list[str]:
         if child.stdin is not None:
             child.stdin.close()
             child.stdin = None
-    said = [child.communicate(timeout=60) for child in children]
+    said = [processes.ended(child) for child in children]
     assert [(child.returncode, errors) for child, (_, errors) in zip(children, said, strict=True)] == [
         (0, "") for _ in children
     ]
     return [out for out, _ in said]
-
-
-def kill(*children: subprocess.Popen[str]) -> None:
-    """kill -9, and wait until they are gone."""
-    for child in children:
-        child.kill()
-    for child in children:
-        child.communicate()
-
-
-def kill_the_rest() -> None:
-    """Kill every process that a test started and did not see to its end."""
-    kill(*(child for child in _started if child.returncode is None))
-    _started.clear()
 
 
 def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:

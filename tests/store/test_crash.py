@@ -10,8 +10,9 @@ from pathlib import Path
 from preheat.events import Events
 from preheat.store import DiskStore
 from tests.conftest import Recorder
+from tests.processes import kill, line
 from tests.store.entries import blob_of, digest_of
-from tests.store.support import Clock, finish, kill, line, start
+from tests.store.support import Clock, finish, start
 
 WRITERS = 8
 KILLS = 200

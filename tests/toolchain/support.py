@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from tests.processes import wait_for
 
 ARCHS = ("sm_80", "sm_90", "sm_100")  # both dialects of PTX: registers are untyped from sm_100 on
 
@@ -112,15 +110,6 @@ def scratch_of(worker: int) -> Path | None:
         place = Path(f"/proc/{worker}/cwd").readlink()
         return None if place == Path("/") else place
     return None
-
-
-def wait_for(what: Callable[[], T | None], seconds: float = 20.0) -> T:
-    """The first answer of `what` that is true; a failure when none comes in time."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return found
 
 
 def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
