@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from preheat.program import Program
 from preheat.store.bundle import write
 from preheat.warm.manifest import Manifest, Wanted
 from preheat.warm.recorder import spool_of
-from tests.processes import SOURCE, start
+from tests.processes import SOURCE, ended, launch, line, start, wait_for
 from tests.warm.test_recorder import PRELUDE, asked, cache
 
 __all__ = ["cache"]  # the fixture
@@ -202,8 +201,7 @@ def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) 
         else "still recording: 1; kernels.toml takes that in when they end",
     ]
     (tmp_path / "end").write_text("")
-    while spool_of(tmp_path / "kernels.toml").exists():  # until it has ended
-        os.sched_yield()
+    wait_for(lambda: not spool_of(tmp_path / "kernels.toml").exists())  # until it has ended
     assert asked(tmp_path / "kernels.toml") == ({"k1.cu": 1} if fresh else {"k1.cu": 1, "k2.cu": 1})
 
 
@@ -260,9 +258,11 @@ def test_the_help_has_examples(cli: Cli) -> None:
     assert "preheat record -- python serve.py" in ran.out
 
 
+#: Waits for a signal. A pause could begin just after it came, and would last for ever.
+ASLEEP = "while True: time.sleep(0.1)"
 RECORD = "import sys; from preheat.cli import main; main(['record', '--', *sys.argv[1:]])"
-COUNT = """
-import signal, sys
+COUNT = f"""
+import signal, sys, time
 seen = []
 def end(number, _):
     seen.append(int(number))
@@ -272,8 +272,7 @@ def end(number, _):
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, end)
 print("ready", flush=True)
-while True:
-    signal.pause()
+{ASLEEP}
 """
 
 
@@ -285,12 +284,36 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("here")
 def test_signals_reach_the_command_and_it_decides_when_to_end(cache: Mapping[str, str]) -> None:
     process = start(RECORD, *python(COUNT), env=cache)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert line(process) == "ready"
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = ended(process)
     assert (process.returncode, out) == (7, "[15]\n"), err
     assert "nothing was recorded" in err
+
+
+# The command runs and has its handlers; whoever started it is not told yet when the signal comes.
+EARLY = """
+import os, signal, subprocess, time
+
+class Late(subprocess.Popen):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Late
+"""
+
+
+@pytest.mark.usefixtures("here")
+def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
+    cache: Mapping[str, str],
+) -> None:
+    count = COUNT.replace('print("ready", flush=True)', 'open("ready", "w").close()')
+    process = start(EARLY + RECORD, *python(count), env=cache)
+    out, err = ended(process)
+    assert (process.returncode, out) == (7, "[15]\n"), err
 
 
 @pytest.mark.usefixtures("here")
@@ -299,13 +322,12 @@ def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recordin
 ) -> None:
     process = start(
         RECORD,
-        *python(f"{PRELUDE}ask(1)\nprint('ready', flush=True)\nimport signal\nsignal.pause()"),
+        *python(f"{PRELUDE}ask(1)\nimport time\nprint('ready', flush=True)\n{ASLEEP}"),
         env=cache,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert line(process) == "ready"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = ended(process)
     assert process.returncode == 130
     assert "KeyboardInterrupt" in err
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
@@ -316,21 +338,13 @@ def test_control_c_at_a_terminal_reaches_the_command_once(cache: Mapping[str, st
     ours, theirs = pty.openpty()
     own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    process = subprocess.Popen(
-        [*python(own + run), "-c", RECORD, *python(COUNT)],
-        env={**os.environ, **cache, "PYTHONPATH": str(SOURCE)},
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [*python(own + run), "-c", RECORD, *python(COUNT)]
+    process = launch(command, env=cache, stdin=theirs)
     os.close(theirs)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert line(process) == "ready"
     os.write(ours, b"\x03")
-    assert process.stdout.readline() == "[2]\n"
+    assert line(process) == "[2]"
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = ended(process)
     os.close(ours)
     assert (process.returncode, out) == (7, "[2, 15]\n"), err

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,29 +153,44 @@ class _CannotRunError(Exception):
 def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
     """Run a command to its end, recording; its exit status as a shell gives it."""
     env = {**environ(), "PREHEAT_RECORD": str(manifest)}
-    try:
-        child = subprocess.Popen(words, env=env, stdout=output)
-    except OSError as fault:
-        raise _CannotRunError(words[0], fault) from None
-    with child, _signals_go_to(child):
-        status = child.wait()
+    with _signals_go_on() as go_to:
+        try:
+            child = subprocess.Popen(words, env=env, stdout=output)
+        except OSError as fault:
+            raise _CannotRunError(words[0], fault) from None
+        with child:
+            go_to(child)
+            status = child.wait()
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
-def _signals_go_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let the command decide what a signal means: we end when it has ended."""
+def _signals_go_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Let the command decide what a signal means: we end when it has ended.
+
+    On a busy machine it may run for a while before we know of it: what comes until then waits.
+    """
+    command: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def forward(number: int, _: object) -> None:
-        if number != signal.SIGINT or not _in_foreground():
-            child.send_signal(number)
+        if command is None:
+            early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():
+            command.send_signal(number)
+
+    def go_to(child: subprocess.Popen[bytes]) -> None:
+        nonlocal command
+        command = child
+        for number in early:
+            forward(number, None)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        yield
+        yield go_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
