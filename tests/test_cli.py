@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from preheat.store.bundle import write
 from preheat.store.lock import FileLock
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
+from tests.processes import TELL_WAITS, ended, launch, line, start
+from tests.toolchain.support import compiling, gone
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
 
@@ -391,12 +392,11 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     (tmp_path / "long.cu").write_text(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
     command = [sys.executable, "-m", "preheat.cli", "compile", "long.cu", "--arch", "sm_90"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.0)  # well inside the compile
+    process = launch(command)
+    worker, _ = compiling(process.pid)
     process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - started < 3.0
+    _, err = ended(process)  # which the compile would not do for a long time
+    assert gone(worker)
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
 
@@ -406,11 +406,11 @@ def test_ctrl_c_ends_the_wait_for_another_process(cli: Cli, saxpy: str, tmp_path
     cli("cache", "clear")
     owner = FileLock(tmp_path / "locks" / digest)
     assert owner.acquire(0)
-    command = [sys.executable, "-m", "preheat.cli", "compile", saxpy, "--arch", "sm_90"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(1.5)  # well inside the wait
+    code = f"{TELL_WAITS}\nimport sys\nfrom preheat.cli import main\nmain(sys.argv[1:])"
+    process = start(code, "compile", saxpy, "--arch", "sm_90", env={"PREHEAT_LOCK_WAIT": "3000"})
+    assert line(process) == f"waits for {digest} 3000.0"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=5)
+    _, err = ended(process)  # while the lock is held
     owner.release()
     assert (process.returncode, err.strip()) == (130, "error: interrupted")
 
@@ -453,5 +453,4 @@ def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == ""
     with progress("working", 3, show=True) as bar:
         bar.step("one")
-        time.sleep(0.2)
     assert "working" in capsys.readouterr().err

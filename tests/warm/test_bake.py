@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -33,14 +32,15 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.program import Program
-from preheat.promise import promises
+from preheat.promise import Promise, promises
 from preheat.seal import Mode
 from preheat.store.bundle import Bundle, write
+from preheat.store.lock import FileLock
 from preheat.toolchain.locate import Located
 from preheat.warm.bake import Failed, Job, Row, _ended, bake, check, plan
 from preheat.warm.manifest import GraphKeys, Manifest, Unreadable, Wanted
 from tests.conftest import Recorder
-from tests.processes import finish, start
+from tests.processes import PATIENCE, finish, kill, start, wait_for
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
 
@@ -277,22 +277,37 @@ def test_errors_pickle(error: Exception) -> None:
 # Ending early
 
 
-def test_an_interrupt_calls_off_what_has_not_begun(builder: Builder, recorder: Recorder) -> None:
+def test_an_interrupt_calls_off_what_has_not_begun(
+    builder: Builder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = listed(*(program(f"k{index}") for index in range(6)))
+    begun, go_on, promise = list[str](), threading.Event(), builder.promise
+
+    def one_and_then_wait(program: Program, *args: Any) -> Promise:
+        begun.append(program.label)
+        if len(begun) > 1:
+            assert go_on.wait(PATIENCE)
+        return promise(program, *args)
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        bake(manifest, builder=builder, jobs=1, on_done=stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "promise", one_and_then_wait)
+        with pytest.raises(KeyboardInterrupt):
+            bake(manifest, builder=builder, jobs=1, on_done=stop)
+        go_on.set()
     rest = bake(manifest, builder=builder, jobs=1)
     assert rest.ok
     sources = Counter(row.source for row in rest.rows)
-    assert sources["compiler"] >= 1  # those that were called off
+    assert sources["compiler"] >= 4  # those that were called off
+    assert begun in (["k0.cu"], ["k0.cu", "k1.cu"])
     assert len(recorder.named("compile")) == 6
 
 
-def test_a_bake_that_is_killed_goes_on_where_it_was(config: Config, tmp_path: Path) -> None:
+def test_a_bake_that_is_killed_goes_on_where_it_was(
+    builder: Builder, config: Config, tmp_path: Path
+) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -302,18 +317,20 @@ baked = bake(Manifest.read(sys.argv[1]), output=Path(sys.argv[1]).with_suffix(".
 print(*(row.source for row in baked.rows))
 """
     manifest, log = tmp_path / "k.toml", tmp_path / "events"
-    listed(*(program(f"k{index}") for index in range(8))).write(manifest)
+    programs = [program(f"k{index}") for index in range(8)]
+    listed(*programs).write(manifest)
     env = {
         "PREHEAT_CACHE_DIR": str(config.cache_dirs[0]),
         "PREHEAT_LOCK_DIR": str(config.lock_dir),
         "PREHEAT_EVENTS": str(log),
     }
+    last = FileLock(config.lock_dir / builder.key(programs[-1], SM_90).digest)
+    last.path.parent.mkdir(mode=0o700, exist_ok=True)
+    assert last.acquire(0)  # it waits for this one at the latest
     process = start(code, str(manifest), env=env)
-    until = time.monotonic() + 60
-    while len(compiles(log)) < 2 and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
+    wait_for(lambda: len(compiles(log)) >= 2 or process.poll() is not None)
+    kill(process)
+    last.release()
     assert process.returncode == -signal.SIGKILL
     before = compiles(log)
     assert len(before) >= 2

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,16 +15,18 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
+from preheat.builder import Builder
 from preheat.cli import bake as bake_command
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
 from preheat.promise import Promise, promises
 from preheat.store.bundle import Bundle, write
+from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState
 from preheat.warm.bundles import meta
 from preheat.warm.manifest import GraphKeys
 from tests.command import Cli, Ran, command_line
-from tests.processes import SOURCE
+from tests.processes import ended, finish, launch, wait_for
 
 SM_90 = Arch(9, 0)
 
@@ -195,32 +195,36 @@ def test_the_bar_names_what_is_compiled_and_moves_by_expected_time(
     assert (sum(advances), [work for work in works if work]) == (2, [3.0, 0.5])
 
 
-def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
     rows = []
     for index in range(8):
         (tmp_path / f"k{index}.cu").write_text(f"__global__ void k(int* x) {{ *x = {index}; }}")
         rows.append(f'[[program]]\nfile = "k{index}.cu"\narch = ["sm_90"]\n')
     (tmp_path / "k.toml").write_text("version = 1\n" + "".join(rows))
     env = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
         "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
+        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
         "PREHEAT_EVENTS": str(tmp_path / "events"),
     }
+    program = Program.from_file(tmp_path / "k7.cu")
+    (tmp_path / "locks").mkdir(mode=0o700)
+    last = FileLock(tmp_path / "locks" / shared_builder.key(program, SM_90).digest)
+    assert last.acquire(0)  # it waits for this one at the latest
     command = [sys.executable, "-m", "preheat.cli", "bake", str(tmp_path / "k.toml"), "-j1", "--json"]
-    process = subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True)
-    until = time.monotonic() + 60
-    while _compiles(tmp_path / "events") < 2 and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.001)
+    process = launch(command, env=env)
+    wait_for(lambda: _compiles(tmp_path / "events") >= 2 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    last.release()
+    out, err = ended(process)
     assert (process.returncode, out) == (130, "")
     assert "error: interrupted: " in err
     assert " of 8 done; run it again to go on" in err
     assert "Traceback" not in err
     done = _compiles(tmp_path / "events")
-    again = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    sources = [row["source"] for row in json.loads(again.stdout)["baked"]]
+    again = finish(launch(command, env=env))
+    sources = [row["source"] for row in json.loads(again)["baked"]]
     assert len(sources) == 8
     assert sources.count("disk") >= done
     assert _compiles(tmp_path / "events") == done + sources.count("compiler")

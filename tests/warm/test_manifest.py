@@ -27,7 +27,9 @@ SM_80, SM_90, SM_90A, SM_100 = (Arch.parse(a) for a in ("sm_80", "sm_90", "sm_90
 
 # The test's directory serves every example: they write manifests of the same name over and over.
 shared_directory = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+    max_examples=40,
 )
 unhurried = settings(deadline=None)
 
