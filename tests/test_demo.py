@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The demo as it is shipped, as JSON."""
     root = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "preheat.cli", "demo", "--arch", "sm_80", "--arch", "sm_100"]
+    started = time.monotonic()
     ran = subprocess.run(
         [*command, "--json"], env=environment(root), cwd=root, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
+    seconds = time.monotonic() - started
     left = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
-    return {**json.loads(ran.stdout), "stderr": ran.stderr, "left": left}
+    return {**json.loads(ran.stdout), "stderr": ran.stderr, "left": left, "seconds": seconds}
 
 
 def test_every_step_is_told_and_timed(told: dict[str, Any]) -> None:
     assert [row["step"] for row in told["steps"]] == STEPS
-    assert all(0 < row["seconds"] < 120 for row in told["steps"])
+    assert all(0 < row["seconds"] < told["seconds"] for row in told["steps"])
     assert [n for n in range(1, 7) if f"\n{n}/6 " in told["stderr"]] == [1, 2, 3, 4, 5, 6]
 
 
@@ -68,7 +71,8 @@ def test_a_fresh_process_finds_all_twelve_and_starts_no_compiler(told: dict[str,
         "the same 12 found by a fresh process",
     )
     assert told["hot"] == {"compiles": 0, "processes": 0}
-    assert hot["seconds"] < cold["seconds"]
+    times = cold["seconds"] / hot["seconds"]
+    assert hot["note"] == f"{times:,.0f} x; no compiler was started"
 
 
 def test_the_sealed_run_compiles_nothing_and_has_all_its_graphs(

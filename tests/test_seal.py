@@ -35,6 +35,7 @@ from preheat.program import Program
 from preheat.seal import Mode, in_force, seal, sealed, unseal
 from preheat.store.bundle import Bundle, write
 from tests.conftest import SAXPY, Recorder
+from tests.processes import PATIENCE
 
 PLAIN = Program.of(SAXPY, label="saxpy.cu", options=("-lineinfo",))
 TWO = """
@@ -436,15 +437,15 @@ def test_blocks_of_two_threads_that_overlap_both_hold_to_their_end() -> None:
     def other() -> None:
         with sealed():
             entered.set()
-            leave.wait(30)
+            leave.wait(PATIENCE)
 
     thread = threading.Thread(target=other)
     with sealed():
         thread.start()
-        assert entered.wait(30)
+        assert entered.wait(PATIENCE)
     assert in_force() is Mode.ERROR
     leave.set()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert in_force() is Mode.OFF
 
 

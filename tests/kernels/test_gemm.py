@@ -77,7 +77,7 @@ def test_shorter_types_are_right_in_large_tiles(
 )
 @settings(
     max_examples=25, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_any_shape_at_any_address(
     device: Gpu, random: Random, name: str, sizes: tuple[int, int, int], shift: int

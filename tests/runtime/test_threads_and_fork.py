@@ -18,7 +18,7 @@ from preheat.builder import Builder
 from preheat.errors import ContextLostError, StaleBufferError
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY
-from tests.processes import finish, start
+from tests.processes import PATIENCE, ended, finish, start
 from tests.runtime.support import KERNELS, Flaky, bench
 
 
@@ -37,10 +37,10 @@ def in_child(work: Callable[[], None]) -> None:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+        reaped, status = os.waitpid(child, os.WNOHANG)
+        if reaped:
             assert os.waitstatus_to_exitcode(status) == 0
             return
         time.sleep(0.01)
@@ -185,7 +185,7 @@ def test_the_end_of_the_interpreter_is_silent(more: str, kind: str, tmp_path: Pa
     file.write_text(SAXPY)
     env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "error::ResourceWarning"}
     child = start(AT_EXIT.replace("{more}", more), kind, str(file), env=env)
-    out, err = child.communicate(timeout=120)
+    out, err = ended(child)
     assert (child.returncode, out, err) == (0, "", "")
 
 
@@ -199,7 +199,7 @@ kernel[1, 1](gpu.zeros(3, "int32"))
 
 def test_an_uncaught_fault_ends_the_program_with_its_own_words_alone(tmp_path: Path) -> None:
     child = start(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
-    out, err = child.communicate(timeout=120)
+    out, err = ended(child)
     assert (child.returncode, out) == (1, "")
     assert err.splitlines()[-2].startswith("preheat.errors.EmulatorFault: over, PTX line")
     assert err.count("Traceback") == 1
@@ -258,7 +258,7 @@ threading.Thread(target=hold).start()
 held.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(20)
+    signal.alarm(240)  # less than the patience of the test
     x = gpu.zeros(4)
     preheat.device("emulator:1").zeros(1)
     gpu.kernel('extern "C" __global__ void k(float* x) { *x = 3; }', "k")[1, 1](x)

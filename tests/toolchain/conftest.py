@@ -8,10 +8,11 @@ import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
+from tests.processes import PATIENCE
 
 
 @pytest.fixture(scope="session")
 def toolchain() -> Iterator[Toolchain]:
-    made = Toolchain(Events(), timeout=120.0)
+    made = Toolchain(Events(), timeout=PATIENCE)
     yield made
     made.close()

@@ -13,6 +13,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames, nvrtc
 from tests.conftest import SAXPY
+from tests.processes import PATIENCE
 
 SM_90 = Arch.parse("sm_90")
 
@@ -51,7 +52,7 @@ PROGRAMS = {
 def test_every_process_makes_the_same_bytes(toolchain: Toolchain, what: str) -> None:
     program = Program.of(PROGRAMS[what], label="k.cu")
     here = toolchain.compile(program, SM_90)
-    other = Toolchain(Events(), timeout=60.0)
+    other = Toolchain(Events(), timeout=PATIENCE)
     there = other.compile(program, SM_90)
     other.close()
     assert (there.cubin, there.ptx, there.entries) == (here.cubin, here.ptx, here.entries)

@@ -567,15 +567,17 @@ def test_a_stamp_that_changed_is_not_believed(old: Path) -> None:
 def test_a_stamp_whose_time_was_put_back_is_not_believed(old: Path) -> None:
     memo, before = Memo(), old.stat()
     first = memo.digest(str(old))
-    time.sleep(0.02)  # file systems stamp by the tick
-    old.write_text("new")
+    while old.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
+        old.write_text("new")
     os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert old.stat().st_size == before.st_size
     assert memo.digest(str(old)) != first
 
 
-def test_a_fresh_stamp_is_not_remembered(tmp_path: Path) -> None:
+def test_a_fresh_stamp_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fresh.h").write_text("fresh")
+    soon = (tmp_path / "fresh.h").stat().st_mtime_ns + 1_000_000_000
+    monkeypatch.setattr("preheat.toolchain.headers.time.time_ns", lambda: soon)
     memo = Memo()
     memo.digest(str(tmp_path / "fresh.h"))
     assert not memo.changed

@@ -17,6 +17,7 @@ from preheat.toolchain import Toolchain, frames
 from preheat.toolchain.locate import Library, Located
 from tests import processes
 from tests.conftest import Recorder
+from tests.processes import PATIENCE
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
 
 def look(memo_dir: Path | None, events: Events) -> Located:
     """What another process finds."""
-    toolchain = Toolchain(events, timeout=60.0, memo_dir=memo_dir)
+    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=memo_dir)
     located = toolchain.located
     toolchain.close()
     return located
@@ -84,7 +85,7 @@ def test_without_a_directory_nothing_is_remembered(events: Events, recorder: Rec
 
 @pytest.mark.usefixtures("first")
 def test_one_toolchain_looks_once(tmp_path: Path, events: Events) -> None:
-    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
     found = toolchain.located
     memo(tmp_path).unlink()
     assert toolchain.located is found
@@ -218,7 +219,7 @@ def test_a_machine_without_compilers_is_told_apart_from_a_broken_one() -> None:
 def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
     answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "versions": {}, "archs": []}
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
@@ -239,7 +240,7 @@ def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
     row |= {"missing": {"nvJitLink": "not there"}, "stamps": row["stamps"][:2]}
     memo.write_text(json.dumps(row))
     started = len(recorder.named("worker"))
-    toolchain = Toolchain(events, timeout=60.0, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
     assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"
     assert len(recorder.named("worker")) == started  # what is not needed costs nothing
     assert toolchain.identity("ptx") == f"nvJitLink {true.library('nvJitLink').build}"

@@ -497,8 +497,14 @@ def test_mutated_real_ptx_never_crashes_the_parser(real: Real, data: st.DataObje
     survives(text)
 
 
-def test_the_time_to_parse_grows_with_the_text_and_no_faster(real: Real) -> None:
+def test_the_work_to_parse_grows_with_the_text_and_no_faster(real: Real) -> None:
     head, body = real["sm_80"].ptx.decode().split(".address_size 64", 1)
-    started = time.perf_counter()
-    assert len(ptx.parse(head + 400 * body).functions) == 400 * 8
-    assert time.perf_counter() - started < 5  # half a second; growing by the square it took eleven
+
+    def work(times: int) -> float:
+        """What parsing takes of the processor, however many others want it meanwhile."""
+        started = time.thread_time()
+        assert len(ptx.parse(head + times * body).functions) == times * 8
+        return time.thread_time() - started
+
+    little = min(work(40) for _ in range(5))
+    assert work(400) < 30 * little  # ten times; growing by the square it was seventy
