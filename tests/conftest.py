@@ -14,7 +14,7 @@ from preheat.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
-from tests.processes import reap
+from tests.processes import PATIENCE, reap
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +42,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that is cut short so that nobody waits for it is not cut short by a busy machine."""
+    monkeypatch.setattr("preheat.builder._SEARCH", PATIENCE)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -487,6 +488,7 @@ def test_a_stream_of_another_library_may_be_gone_when_memory_is_freed(gpu: Gpu) 
 
 
 def test_events_measure_what_the_gpu_did(gpu: Gpu) -> None:
+    started = time.perf_counter()
     linger(gpu)
     before = gpu.record(timing=True)
     linger(gpu)
@@ -494,7 +496,7 @@ def test_events_measure_what_the_gpu_did(gpu: Gpu) -> None:
     assert not after.done()
     after.synchronize()
     assert before.done()
-    assert 0.02 < after.elapsed(before) < 0.5
+    assert 0.02 < after.elapsed(before) < time.perf_counter() - started
 
 
 # Launches with attributes

@@ -460,6 +460,7 @@ def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
         return search(*args)
 
     monkeypatch.setattr(builder, "nearest", slow)
+    monkeypatch.setattr("preheat.warm.bake._EXPLAINING", 1.0)
     monkeypatch.setattr("preheat.warm.bake.time", SimpleNamespace(monotonic=lambda: clock[0]))
     told = [hole.reason for hole in check(listed(A, B, program("cc")), builder=builder).holes]
     assert told == ["option[0]: '-G' is gone"] * 2 + ["not baked"]
