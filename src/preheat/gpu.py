@@ -592,6 +592,7 @@ def device(
     *,
     arch: Arch | str | None = None,
     patience: int | None = None,
+    schedule: int | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
 ) -> Gpu:
@@ -599,19 +600,21 @@ def device(
 
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
-    `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on. Asking
-    again gives the same device.
+    `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
+    `schedule` the seed of an emulator whose streams execute their work late. Asking again gives the
+    same device.
     """
     config = Config.from_env()
     kind, index = _parsed(config.device if which is None else which)
     with _opening:
         if kind == "auto":
             kind = _whichever()
-        key = (kind, index, arch and Arch.parse(arch), patience)
+        key = (kind, index, arch and Arch.parse(arch), patience, schedule)
         if key not in _open:
             given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
             given["blocking"] = config.blocking if blocking is None else blocking
-            made = _make(kind, index, arch, patience)
+            more = {} if schedule is None else {"schedule": schedule}
+            made = _make(kind, index, arch, patience, **more)
             builder = default_builder()
             _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
         gpu = _open[key]
@@ -642,12 +645,17 @@ def _parsed(which: str | int) -> tuple[str, int]:
     return kind, int(number or 0)
 
 
-def _make(kind: str, index: int, arch: Arch | str | None, patience: int | None) -> base.Device:
+def _make(
+    kind: str, index: int, arch: Arch | str | None, patience: int | None, **more: int
+) -> base.Device:
+    """Open a device; `more` is what only the emulator has, and empty where nothing was asked for."""
     if kind == "emulator":
         from preheat.devices.emulator.device import EmulatorDevice
 
-        given = {} if patience is None else {"patience": patience}
+        given = more if patience is None else {**more, "patience": patience}
         return EmulatorDevice(index, arch or "sm_90", **given)
+    if more:
+        raise InputError("schedule belongs to the emulator: a GPU has its own")
     if arch is not None or patience is not None:
         raise InputError("arch and patience belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice

@@ -141,12 +141,22 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work that is done in order. `handle` is the number by which other libraries know it."""
+    """Work that is done in order.
+
+    `handle` is the number by which other libraries know the stream; once the stream is destroyed,
+    the next one may get the same number. `id` identifies the stream: no other stream of the process
+    ever has it.
+    """
 
     handle: int
+    id: int
 
-    def record(self, *, timing: bool = False) -> Event:
-        """An event after everything submitted so far."""
+    def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
+        """Return an event after everything submitted so far.
+
+        `again` is an event of this device to record once more instead of creating one. Work that
+        waits for it already goes on waiting for the earlier point.
+        """
 
     def wait(self, event: Event) -> None:
         """Let later work wait for `event`; the caller does not wait."""
@@ -176,6 +186,13 @@ class Stream(Protocol):
 
     def capture_status(self) -> str:
         """`none`, `active` or `invalidated`."""
+
+    def retain(self, owner: object) -> None:
+        """Keep `owner` alive as long as the graph that is being captured from this stream.
+
+        The stream is under capture, by this library or another. `owner` is released once the graph
+        and everything instantiated from it are gone.
+        """
 
 
 class GraphNode(NamedTuple):
@@ -261,7 +278,7 @@ class Device(Protocol):
         """A new stream, ordered with no other."""
 
     def adopt(self, handle: int) -> Stream:
-        """A stream of another library, by its number."""
+        """A stream of another library, by its number; asks the driver for its id."""
 
     def allocate(self, size: int, stream: Stream) -> int:
         """Address of `size` new bytes, usable from here on in `stream`; aligned to 256."""

@@ -14,41 +14,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from preheat.devices import base
+from preheat.devices.emulator.refusal import refusal
+from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
 __all__ = ["Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
 
-_NAMES = {
-    401: ("ILLEGAL_STATE", "the stream is not in a state for this"),
-    801: ("NOT_SUPPORTED", "captured work goes to one stream alone"),
-    900: ("STREAM_CAPTURE_UNSUPPORTED", "no capture can hold this"),
-    901: ("STREAM_CAPTURE_INVALIDATED", "an earlier call made this capture invalid"),
-    905: ("STREAM_CAPTURE_ISOLATION", "captured work cannot wait for work that is not captured"),
-    907: ("CAPTURED_EVENT", "a captured event never happens by itself"),
-    908: ("STREAM_CAPTURE_WRONG_THREAD", "another thread began this capture"),
-}
-
-
-def refusal(call: str, code: int) -> DriverError:
-    """The error with a GPU's number."""
-    name, meaning = _NAMES[code]
-    return DriverError(f"emulator {call}", code, f"EMULATOR_{name}", meaning)
+Work = list[Callable[[], object]]
 
 
 class EmulatorExecutable:
-    """Captured work, done in the order of its nodes."""
+    """Captured work, done in the order of its nodes; `owners` are kept meanwhile."""
 
-    def __init__(self, work: list[Callable[[], object]]) -> None:
-        self._work: list[Callable[[], object]] | None = work
+    def __init__(self, work: Work, owners: tuple[object, ...], scheduler: Scheduler | None) -> None:
+        self._work: Work | None = work
+        self._owners, self._scheduler = owners, scheduler
 
     def upload(self, stream: base.Stream) -> None:
         """Nothing to bring anywhere."""
 
     def prepare(self, stream: base.Stream) -> base.Replay:
-        """Do it all; an error of the work comes out here."""
-        del stream
+        """Do it all, or queue it as one item; an error of work done at once comes out here."""
+        if self._scheduler is not None:
+            return partial(self._queue, self._scheduler, stream.id)
 
         def replay() -> tuple[int, ...]:
             if self._work is None:
@@ -59,16 +50,35 @@ class EmulatorExecutable:
 
         return replay
 
+    def _queue(self, scheduler: Scheduler, stream: int) -> tuple[int, ...]:
+        if self._work is None:
+            return (400,)
+        scheduler.submit(stream, partial(_do_all, self._work, self._owners))
+        return (0,)
+
     def close(self) -> None:
-        """Let go of the work."""
-        self._work = None
+        """Let go of the work and the owners; a replay that is queued keeps them."""
+        self._work, self._owners = None, ()
+
+
+def _do_all(work: Work, owners: tuple[object, ...]) -> None:
+    del owners  # whoever queued this replay kept them up to here
+    for do in work:
+        do()
 
 
 class EmulatorGraph:
     """What was captured from a stream."""
 
-    def __init__(self, nodes: list[base.GraphNode], work: list[Callable[[], object]]) -> None:
+    def __init__(
+        self,
+        nodes: list[base.GraphNode],
+        work: Work,
+        owners: tuple[object, ...],
+        scheduler: Scheduler | None,
+    ) -> None:
         self._nodes, self._work = nodes, work
+        self._owners, self._scheduler = owners, scheduler
 
     def nodes(self) -> list[base.GraphNode]:
         """What it consists of, oldest first."""
@@ -76,26 +86,33 @@ class EmulatorGraph:
 
     def instantiate(self) -> base.Executable:
         """Make it ready."""
-        return EmulatorExecutable(list(self._work))
+        return EmulatorExecutable(list(self._work), self._owners, self._scheduler)
 
     def close(self) -> None:
-        """Let go of the work."""
-        self._nodes, self._work = [], []
+        """Let go of the work and the owners."""
+        self._nodes, self._work, self._owners = [], [], ()
 
 
 class Capture:
     """One capture of one stream, from its begin to its end."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, scheduler: Scheduler | None = None) -> None:
         self.mode, self.thread, self.valid = mode, threading.get_ident(), True
         self._nodes: list[base.GraphNode] = []
-        self._work: list[Callable[[], object]] = []
+        self._work: Work = []
+        self._owners: list[object] = []
+        self._scheduler = scheduler
 
     def add(self, kind: str, name: str, do: Callable[[], object]) -> None:
         """Work that is done at every replay instead of now."""
         self.require(kind)
         self._nodes.append(base.GraphNode(kind, name))
         self._work.append(do)
+
+    def retain(self, owner: object) -> None:
+        """Keep `owner` as long as what becomes of this capture."""
+        self.require("retain")
+        self._owners.append(owner)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -117,23 +134,26 @@ class Capture:
 
     def graph(self) -> EmulatorGraph:
         """What was captured."""
-        return EmulatorGraph(self._nodes, self._work)
+        return EmulatorGraph(self._nodes, self._work, tuple(self._owners), self._scheduler)
 
 
 class Captures:
     """The captures under way on one device."""
 
-    def __init__(self) -> None:
-        self._open: dict[int, Capture] = {}  # by the number of the stream
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
+        self._open: dict[int, Capture] = {}  # by the id of the stream
+        self._scheduler = scheduler
 
     def begin(self, stream: int, mode: str) -> Capture:
         """Capture a stream from here on."""
-        if stream in (0, 1):
-            raise refusal("begin capture", 900)
         if stream in self._open:
             raise refusal("begin capture", 401)
-        self._open[stream] = Capture(mode)
+        self._open[stream] = Capture(mode, self._scheduler)
         return self._open[stream]
+
+    def abandon(self, stream: int) -> None:
+        """Forget the capture of a stream that is destroyed."""
+        self._open.pop(stream, None)
 
     def end(self, stream: int) -> EmulatorGraph:
         """What was captured; the stream is free again whatever happens."""

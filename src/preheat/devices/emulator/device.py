@@ -1,4 +1,7 @@
-"""The emulator as a device: memory is the host's, work is done when it is submitted."""
+"""The emulator as a device: memory is the host's, work is done when it is submitted.
+
+With a schedule the memory counts as another device's, and work is queued instead: see `schedule`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -15,10 +17,12 @@ from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.image import image
-from preheat.devices.emulator.memory import POISON, Buffer, Memory
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid
-from preheat.devices.emulator.stream import EmulatorStream
-from preheat.errors import DeviceError, DriverError, InputError, OutOfMemoryError
+from preheat.devices.emulator.retired import Block, Retired
+from preheat.devices.emulator.schedule import Scheduler
+from preheat.devices.emulator.stream import Streams
+from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError, OutOfMemoryError
 from preheat.toolchain import ptx
 
 __all__ = ["COUNT", "EmulatorDevice"]
@@ -26,6 +30,7 @@ __all__ = ["COUNT", "EmulatorDevice"]
 COUNT = 8  # devices that there are
 _ALIGN = 256
 _TOTAL = 16 << 30
+_ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor one of the known GPUs
 
 
 class EmulatorDevice:
@@ -33,10 +38,18 @@ class EmulatorDevice:
 
     A kernel is said to hang when `patience` basic blocks ran and no thread wrote global or shared
     memory, passed a barrier or ended, and when ten times as many ran and no thread ended.
+
+    With a `schedule`, which is a seed, streams are deferred: work is queued and executed late, in an
+    order that the seed chooses among those that streams and events allow.
     """
 
     def __init__(
-        self, index: int = 0, arch: Arch | str = "sm_90", *, patience: int = 5_000_000
+        self,
+        index: int = 0,
+        arch: Arch | str = "sm_90",
+        *,
+        patience: int = 5_000_000,
+        schedule: int | None = None,
     ) -> None:
         if not 0 <= index < COUNT:
             raise InputError(
@@ -47,18 +60,29 @@ class EmulatorDevice:
         self.model = "PTX emulator"
         self.arch = Arch.parse(arch)
         self.limits = base.Limits()
-        self.dlpack = (1, 0)
+        self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
         self.forks = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
-        self.patience = patience
+        self.patience, self.schedule = patience, schedule
         self.lock = threading.RLock()
         self._begin()
 
     def _begin(self) -> None:
         self._memory = Memory()
-        self.captures = Captures()
-        self._allocated: dict[int, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self.scheduler = None if self.schedule is None else self._scheduler(self.schedule)
+        self.captures = Captures(self.scheduler)
+        self._streams = Streams(self.captures, self.scheduler)
+        self._allocated: dict[int, Block] = {}
+        self._retired = Retired()
         self._used = 0
+
+    def _scheduler(self, seed: int) -> Scheduler:
+        return Scheduler(seed, self.lock, lambda fault: self.on_loss(fault))
+
+    def lost(self, fault: DeviceError) -> None:
+        """Tell of a fault at once; a scheduler tells of it when a call raises it."""
+        if self.scheduler is None:
+            self.on_loss(fault)
 
     def load(self, artifact: Artifact, *, jit: bool = False) -> base.Module:
         """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
@@ -75,36 +99,66 @@ class EmulatorDevice:
     def stream(self, *, priority: int = 0) -> base.Stream:
         """A new stream."""
         del priority
-        return EmulatorStream(self.captures)
+        return self._streams.open()
 
     def adopt(self, handle: int) -> base.Stream:
         """A stream by its number."""
-        return EmulatorStream(self.captures, handle)
+        return self._streams.adopt(handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Address of `size` new bytes, each of them `POISON`."""
-        self.captures.guard("allocate", stream.handle)
+        self.captures.guard("allocate", stream.id)
         with self.lock:
             if self._used + size > _TOTAL:
                 raise _out_of_memory(size)
-            try:
-                block = np.full(size + 2 * _ALIGN, POISON, np.uint8)
-            except MemoryError:
-                raise _out_of_memory(size) from None
-            address = -(-block.ctypes.data // _ALIGN) * _ALIGN
-            self._allocated[address] = (self._memory.add(address, size), block)
+            block = None if self.scheduler is None else self._again(self.scheduler, size, stream)
+            if block is None:
+                block = self._fresh(size)
+            self._allocated[block.buffer.start] = block
             self._used += size
-            return address
+            return block.buffer.start
+
+    def _fresh(self, size: int) -> Block:
+        try:
+            room = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+        except MemoryError:
+            raise _out_of_memory(size) from None
+        address = -(-room.ctypes.data // _ALIGN) * _ALIGN
+        return Block(self._memory.add(address, size), room)
+
+    def _again(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Block | None:
+        """Memory whose free is queued in the same stream, which can be used behind that free."""
+        scheduler.require()
+        block = self._retired.take(size, stream.id) if scheduler.chance(1 / 2) else None
+        if block is not None:
+            scheduler.submit(stream.id, lambda: self._revive(block.buffer))
+        return block
+
+    def _revive(self, buffer: Buffer) -> None:
+        size = buffer.end - buffer.start
+        self._memory.add(buffer.start, size)
+        ctypes.memset(buffer.start, POISON, size)
 
     def free(self, address: int, stream: base.Stream) -> None:
-        """Give memory back."""
-        self.captures.guard("free", stream.handle)
+        """Give memory back, behind the work that is queued in `stream`."""
+        self.captures.guard("free", stream.id)
         with self.lock:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
-            buffer, _ = self._allocated.pop(address)
-            self._memory.free(buffer)
-            self._used -= buffer.end - buffer.start
+            block = self._allocated[address]
+            if self.scheduler is None:
+                self._memory.free(block.buffer)
+            else:
+                self.scheduler.submit(stream.id, lambda: self._retire(block.buffer))
+                self._retired.add(block, stream.id)
+            del self._allocated[address]
+            self._used -= block.size
+
+    def _retire(self, buffer: Buffer) -> None:
+        size = buffer.end - buffer.start
+        self._check("free", buffer.start, size)
+        ctypes.memset(buffer.start, FREED, size)
+        self._memory.free(buffer)
 
     @contextmanager
     def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
@@ -115,51 +169,97 @@ class EmulatorDevice:
             yield
         finally:
             with self.lock:
+                if self.scheduler is not None:
+                    self.scheduler.finish()  # the caller takes back what queued work may use
                 memory.remove(buffer)
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Bytes from the host."""
-        self.captures.guard("copy from the host", stream.handle)
-        if data.nbytes:
-            with self.lock:
-                ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
+        self.captures.guard("copy from the host", stream.id)
+        if not data.nbytes:
+            return
+        if self.scheduler is not None:
+            work = self._write("copy from the host", [(address, data.nbytes)], [data.tobytes()])
+            self.scheduler.submit(stream.id, work)
+            return
+        with self.lock:
+            ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
 
     def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
         """Bytes to the host."""
-        self.captures.guard("copy to the host", stream.handle)
-        if data.nbytes:
+        self.captures.guard("copy to the host", stream.id)
+        if not data.nbytes:
+            return
+        host = np.frombuffer(data, np.uint8)
+
+        def work() -> None:
             with self.lock:
-                ctypes.memmove(np.frombuffer(data, np.uint8).ctypes.data, address, data.nbytes)
+                self._check("copy to the host", address, data.nbytes, write=False)
+                ctypes.memmove(host.ctypes.data, address, data.nbytes)
+
+        if self.scheduler is None:
+            work()
+        else:
+            self.scheduler.force(self.scheduler.submit(stream.id, work))
 
     def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
         """Bytes from place to place."""
-        self._do("copy", stream, lambda: ctypes.memmove(target, source, size))
+        places = (source, target)
+        self._do("copy", stream, lambda: ctypes.memmove(target, source, size), size, places)
 
     def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> int:
         """Write `value` `count` times."""
         size = len(value) * count
-        self._do("fill", stream, lambda: ctypes.memmove(address, value * count, size))
+        self._do("fill", stream, lambda: ctypes.memmove(address, value * count, size), size, (address,))
         return 1
 
-    def _do(self, kind: str, stream: base.Stream, work: Callable[[], object]) -> None:
-        """Do it, or let it become part of the stream's capture."""
+    def _do(
+        self,
+        kind: str,
+        stream: base.Stream,
+        work: Callable[[], object],
+        size: int,
+        places: tuple[int, ...],
+    ) -> None:
+        """Do it, queue it, or let it become part of the stream's capture."""
 
         def locked() -> None:
             with self.lock:
+                if self.scheduler is not None:
+                    for place in places:
+                        self._check(kind, place, size, write=place == places[-1])
                 work()
 
-        capture = self.captures.of(stream.handle)
-        if capture is None:
+        capture = self.captures.of(stream.id)
+        if capture is not None:
+            capture.add(kind, "", locked)
+        elif self.scheduler is None:
             locked()
         else:
-            capture.add(kind, "", locked)
+            self.scheduler.submit(stream.id, locked)
+
+    def _check(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
+        """Stop queued work that comes to memory which is not in use any more.
+
+        Work that is done at once may use memory of the host that nobody lent, so it is not checked.
+        """
+        if self.scheduler is None or not size:
+            return
+        if not self._memory.covers(address, address + size, write=False):
+            which = "freed memory" if self._memory.was_freed(address) else "no allocated memory"
+            found = self._memory.describe(address, size, write=write)
+            raise EmulatorFault(f"{kind} of {which}", found, address=address)
 
     def setter(self, places: Sequence[tuple[int, int]], stream: base.Stream) -> base.Setter:
         """Write several values."""
 
         def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
-            if (capture := self.captures.of(stream.handle)) is not None:
+            if (capture := self.captures.of(stream.id)) is not None:
                 raise capture.invalidate("set")
+            if self.scheduler is not None:
+                work = self._write("set", places, [bytes(value) for value in values])
+                self.scheduler.submit(stream.id, work)
+                return (0,)
             with self.lock:
                 for (address, size), value in zip(places, values, strict=True):
                     ctypes.memmove(address, value, size)
@@ -167,19 +267,33 @@ class EmulatorDevice:
 
         return set_all
 
+    def _write(
+        self, kind: str, places: Sequence[tuple[int, int]], values: Sequence[bytes]
+    ) -> Callable[[], None]:
+        """Queued writes of values that were read already."""
+
+        def work() -> None:
+            for (address, size), value in zip(places, values, strict=True):
+                self._check(kind, address, size)
+                ctypes.memmove(address, value, size)
+
+        return work
+
     def owner(self, address: int) -> object:
         """The array that allocated memory is part of."""
-        return self._allocated[address][1]
+        return self._allocated[address].room
 
     def memory(self) -> base.MemoryInfo:
         """How much there is."""
         return base.MemoryInfo(_TOTAL - self._used, _TOTAL)
 
     def synchronize(self) -> None:
-        """Wait for a launch in another thread."""
+        """Wait for a launch in another thread, and execute what is queued."""
         self.captures.guard("synchronize", everywhere=True)
         with self.lock:
-            pass
+            if self.scheduler is not None:
+                self.scheduler.finish()
+                self.scheduler.require()
 
     def check(self, status: tuple[int, ...], call: str) -> None:
         """Raise for a status that is not 0; launches here raise by themselves."""
@@ -187,17 +301,21 @@ class EmulatorDevice:
             raise DriverError(call, status[0], "EMULATOR_ERROR", "the emulator gives no such status")
 
     def trim(self) -> None:
-        """Nothing is kept."""
+        """Nothing that counts as used is kept."""
         self.captures.guard("trim")
 
     def reset(self) -> None:
         """Begin anew: everything allocated or loaded is gone."""
         with self.lock:
+            if self.scheduler is not None:
+                self.scheduler.finish()
             self._begin()
 
     def after_fork(self) -> None:
         """Whoever launched in the parent does not do so here."""
         self.lock = threading.RLock()
+        if self.scheduler is not None:
+            self.scheduler.lock = self.lock
         self.captures.forget()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
+from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault
 from preheat.toolchain.ptx import Param
@@ -28,16 +29,19 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, its captures, its patience, and who is told of a fault."""
+    """The device of a launch: its lock, its captures, its queues, its patience."""
 
     lock: threading.RLock
     captures: Captures
+    scheduler: Scheduler | None
     patience: int
-    on_loss: Callable[[DeviceError], None]
+
+    def lost(self, fault: DeviceError) -> None:
+        """Take note of a fault of the work that is done now."""
 
 
 class Launch:
-    """Called with the address of an array of pointers to parameters, it runs the kernel to its end."""
+    """Called with the address of an array of pointers to parameters, it runs or queues the kernel."""
 
     def __init__(
         self,
@@ -68,10 +72,12 @@ class Launch:
             for i, parameter in enumerate(self.parameters)
         ]
         capture = self._device.captures.of(self._stream)
-        if capture is None:
+        if capture is not None:
+            capture.add("kernel", self.program.kernel, lambda: self.run(values))
+        elif self._device.scheduler is None:
             self.run(values)
         else:
-            capture.add("kernel", self.program.kernel, lambda: self.run(values))
+            self._device.scheduler.submit(self._stream, lambda: self.run(values))
         return (0,)
 
     def run(self, values: list[bytes]) -> None:
@@ -114,7 +120,7 @@ class Launch:
                 wave.run()
             except Violation as bad:
                 fault = self._fault(wave, bad)
-                self._device.on_loss(fault)
+                self._device.lost(fault)
                 raise fault from None
 
     def _blocks_per_wave(self) -> int:

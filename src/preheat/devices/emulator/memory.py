@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["POISON", "Buffer", "Memory", "Violation"]
+__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation"]
 
 POISON = 0xCD  # every byte of memory that nothing has written yet
+FREED = 0xDD  # every byte of memory that a deferred stream freed
 
 
 class Violation(Exception):  # noqa: N818  (an EmulatorFault once kernel and thread are known)
@@ -85,6 +86,10 @@ class Memory:
                 self.hot = buffer
                 return True
         return False
+
+    def was_freed(self, address: int) -> bool:
+        """Whether this address lies in a buffer that was freed lately."""
+        return any(buffer.start <= address < buffer.end for buffer in self._freed)
 
     def first_outside(self, addresses: np.ndarray[Any, Any], size: int, *, write: bool) -> int | None:
         """Position of the first address whose `size` bytes lie in no buffer; None when all do."""

@@ -152,7 +152,7 @@ class EmulatorFunction:
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
         """Make a launch ready."""
-        return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.handle)
+        return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.id)
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """How many blocks fit the threads, registers and shared memory of a processor."""

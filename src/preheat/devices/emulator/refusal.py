@@ -1,0 +1,25 @@
+"""What the emulator refuses, with the numbers of a GPU's driver."""
+
+from __future__ import annotations
+
+from preheat.errors import DriverError
+
+__all__ = ["refusal"]
+
+_NAMES = {
+    400: ("INVALID_HANDLE", "there is no such stream"),
+    401: ("ILLEGAL_STATE", "the stream is not in a state for this"),
+    600: ("NOT_READY", "the event has not happened yet"),
+    801: ("NOT_SUPPORTED", "captured work goes to one stream alone"),
+    900: ("STREAM_CAPTURE_UNSUPPORTED", "no capture can hold this"),
+    901: ("STREAM_CAPTURE_INVALIDATED", "an earlier call made this capture invalid"),
+    905: ("STREAM_CAPTURE_ISOLATION", "captured work cannot wait for work that is not captured"),
+    907: ("CAPTURED_EVENT", "a captured event never happens by itself"),
+    908: ("STREAM_CAPTURE_WRONG_THREAD", "another thread began this capture"),
+}
+
+
+def refusal(call: str, code: int) -> DriverError:
+    """The error with a GPU's number."""
+    name, meaning = _NAMES[code]
+    return DriverError(f"emulator {call}", code, f"EMULATOR_{name}", meaning)
