@@ -145,14 +145,19 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
     opened: list[Gpu] = []
 
     def open_one(
-        name: str, *, builder: Builder = shared_builder, arch: str = "sm_90", **more: Any
+        name: str,
+        *,
+        builder: Builder = shared_builder,
+        arch: str = "sm_90",
+        schedule: int | None = None,
+        **more: Any,
     ) -> Gpu:
         kind, _, index = name.partition(":")
         made: Any
         if kind == "emulator":
             from preheat.devices.emulator.device import EmulatorDevice
 
-            made = EmulatorDevice(int(index or 0), arch)
+            made = EmulatorDevice(int(index or 0), arch, schedule=schedule)
         else:
             from preheat.devices.cuda.device import CudaDevice
 

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
     from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
-    from preheat.runtime.operands import Pointer
+    from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
     from preheat.seal import seal, sealed, unseal
     from preheat.store.bundle import Bundle
@@ -143,7 +143,7 @@ _HOME = {
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
     "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
-    "preheat.runtime.operands": ("Pointer",),
+    "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.seal": ("seal", "sealed", "unseal"),
     "preheat.store.bundle": ("Bundle",),
@@ -237,6 +237,7 @@ __all__ = [
     "padded",
     "seal",
     "sealed",
+    "strided",
     "unseal",
 ]
 

@@ -25,6 +25,11 @@ class DType(NamedTuple):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def complex(self) -> bool:
+        """Return True for complex numbers."""
+        return self.name.startswith("complex")
+
     def numpy(self) -> np.dtype[Any]:
         """The NumPy type of the same size; raw bits for types NumPy does not have."""
         import numpy

@@ -17,7 +17,7 @@ from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.devices import base
-from preheat.devices.base import ON_GPU
+from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.dtypes import dtype_of
 from preheat.errors import (
     DeviceError,
@@ -40,12 +40,15 @@ from preheat.program import Program
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
+from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.kernel import Kernel, Module
-from preheat.runtime.memory import Buffer, follow
+from preheat.runtime.launch import Gathered, ordered
+from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
+from preheat.seal import Mode
 
 if TYPE_CHECKING:
     from preheat.graph.warmup import WarmSource
@@ -64,8 +67,11 @@ class _Life:
     `modules` and `kernels` are kept by what was asked for; all that live are in `loaded`, by artifact.
     """
 
-    def __init__(self, device: base.Device, events: Events) -> None:
+    def __init__(self, gpu: Gpu, device: base.Device, events: Events) -> None:
         self.context = Context(device, events)
+        if device.dlpack[0] == ON_GPU:
+            load = partial(_fill_kernel, weakref.ref(gpu))
+            self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, Module] = {}
         self.kernels: dict[object, Kernel] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
@@ -76,6 +82,16 @@ class _Life:
         self.context.end(reason, hint)
         self.kernels.clear()
         self.modules.clear()
+
+
+def _fill_kernel(gpu: weakref.ref[Gpu]) -> Kernel | None:
+    """The kernel for large fills; None where it is not stored and the process is sealed."""
+    alive, program = gpu(), Program.of(FILL, label="preheat-fill.cu")
+    if alive is None:
+        return None
+    if alive.builder.sealed is not Mode.OFF and alive.builder.find(program, alive.arch) is None:
+        return None
+    return alive.kernel(program, "preheat_fill8")
 
 
 class Gpu:
@@ -97,7 +113,7 @@ class Gpu:
         self._switches = switches
         self.builder, self.jit, self.blocking = builder, jit, blocking
         self._device = device
-        self._life = _Life(device, builder.events)
+        self._life = _Life(self, device, builder.events)
         self._warmers = Warmers()
         self._closed = False
         _alive.add(self)
@@ -304,7 +320,7 @@ class Gpu:
         bfloat16 and float8 take their raw bits (uint16, uint8); bfloat16 also numbers, rounded.
         """
         kind = kind_of(data)
-        if isinstance(data, Array) or (kind is not None and _on_gpu(data)):
+        if isinstance(data, Array) or (kind is not None and _on_device(data)):
             return self._copied(data, kind, dtype, stream)
         wanted = None if dtype is None else dtype_of(dtype)
         host = host_array(_plain(data), wanted)
@@ -323,14 +339,15 @@ class Gpu:
         if found is not None and not found.contiguous:
             raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
         made = self._new(tuple(data.shape), held, stream)
-        if found is None:
+        if found is None or kind is None:
             return made.copy_from(data)
-        current = None if kind is None or kind.current is None else kind.current(place[1])
-        for handle in (found.ready, current):
-            if handle is not None:
-                follow(home, self._context.adopt(handle))
-        self._device.copy(made.address, found.address, made.nbytes, home)
-        self._context.hold(record(self._context, home), found.owner)
+        gathered = Gathered(uses={made.uses: True}, held=[found.owner])
+        if kind.source is not None and kind.source.place == place[0]:
+            gathered.others[kind.source.current(place[1])] = kind.library
+        if found.ready is not None:
+            gathered.others[found.ready] = kind.library
+        with ordered(self._context, gathered, home):
+            self._device.copy(made.address, found.address, made.nbytes, home)
         return made
 
     def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
@@ -359,7 +376,7 @@ class Gpu:
         """The stream of ours that memory belongs to; another library's may be gone before it is."""
         self._context.require()
         raw = self._context.stream if stream is None else raw_stream(self._context, stream)
-        return raw if self._context.owns(raw) else self._context.stream
+        return raw if self._context.order.owns(raw) else self._context.stream
 
     # Streams
 
@@ -502,7 +519,7 @@ class Gpu:
         self._context.forbid(RESET)
         self._life.end("it was reset, and what was on it is gone", "make the array or kernel again")
         self._device.reset()
-        self._life = _Life(self._device, self.builder.events)
+        self._life = _Life(self, self._device, self.builder.events)
 
     def close(self) -> None:
         """Give the device back. Nothing of it can be used again; twice is fine."""
@@ -559,9 +576,9 @@ def _program(source: Source, **more: Any) -> Program:
     )
 
 
-def _on_gpu(tensor: Any) -> bool:
+def _on_device(tensor: Any) -> bool:
     if hasattr(tensor, "__dlpack_device__"):
-        return bool(tensor.__dlpack_device__()[0] == ON_GPU)
+        return bool(tensor.__dlpack_device__()[0] != ON_HOST)
     return hasattr(tensor, "__cuda_array_interface__")
 
 
@@ -613,8 +630,7 @@ def device(
         if key not in _open:
             given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
             given["blocking"] = config.blocking if blocking is None else blocking
-            more = {} if schedule is None else {"schedule": schedule}
-            made = _make(kind, index, arch, patience, **more)
+            made = _make(kind, index, arch, patience, schedule)
             builder = default_builder()
             _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
         gpu = _open[key]
@@ -646,18 +662,15 @@ def _parsed(which: str | int) -> tuple[str, int]:
 
 
 def _make(
-    kind: str, index: int, arch: Arch | str | None, patience: int | None, **more: int
+    kind: str, index: int, arch: Arch | str | None, patience: int | None, schedule: int | None = None
 ) -> base.Device:
-    """Open a device; `more` is what only the emulator has, and empty where nothing was asked for."""
     if kind == "emulator":
         from preheat.devices.emulator.device import EmulatorDevice
 
-        given = more if patience is None else {**more, "patience": patience}
-        return EmulatorDevice(index, arch or "sm_90", **given)
-    if more:
-        raise InputError("schedule belongs to the emulator: a GPU has its own")
-    if arch is not None or patience is not None:
-        raise InputError("arch and patience belong to the emulator: a GPU has its own")
+        given = {} if patience is None else {"patience": patience}
+        return EmulatorDevice(index, arch or "sm_90", schedule=schedule, **given)
+    if arch is not None or patience is not None or schedule is not None:
+        raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 
     return CudaDevice(index)

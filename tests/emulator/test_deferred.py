@@ -823,5 +823,5 @@ def test_a_deferred_device_is_opened_by_its_seed() -> None:
         x = first.zeros(4)
         assert x.__dlpack_device__() == (12, 0)
         assert x.numpy().tolist() == [0.0] * 4
-    with pytest.raises(InputError, match="schedule belongs to the emulator"):
+    with pytest.raises(InputError, match="arch, patience and schedule belong to the emulator"):
         preheat.device("cuda", schedule=1)

@@ -788,17 +788,17 @@ def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky:
     old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")
     loop: list[object] = [dead.pop(), dead.pop()]
     loop.append(loop)
-    with flaky.asked("free", "graph.close", "executable.close", "module.unload") as asked:
-        with flaky.gpu.capture(mode=mode) as graph:
-            made.launch(3)
-            del dead, events, old, module, loop
-            gc.collect()
-            made.launch(4)
-            assert graph.status == "active"
-            assert flaky.seam.calls["free"] == 0
-        graph.replay()
+    verbs = ("free", "graph.close", "executable.close", "module.unload")
+    with flaky.asked(*verbs) as asked, flaky.gpu.capture(mode=mode) as graph:
+        made.launch(3)
+        del dead, events, old, module, loop
+        gc.collect()
+        made.launch(4)
+        assert graph.status == "active"
+        assert flaky.seam.calls["free"] == 0
     assert asked == {"graph.close": 1}  # the new one's, which is instantiated
     with flaky.asked("free", "executable.close") as asked:
+        graph.replay()
         flaky.gpu.synchronize()
     assert asked == {"free": 5, "executable.close": 1}
     made.check(7)

@@ -163,12 +163,13 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
         loop: list[object] = [Closer()]
         loop.append(loop)
 
-    def work() -> int:
-        import preheat.runtime.memory as memory
+    def collect() -> None:
+        gc.collect()
 
+    def work() -> int:
         cycle()
-        with memory._telling:  # where `tell` might allocate, and so collect
-            gc.collect()
+        # Inside, the order of uses is being changed, which may allocate, and so collect.
+        device._context.order.exclusively(collect)
         return len(doomed)
 
     assert elsewhere(work) == 1

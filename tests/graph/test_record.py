@@ -161,7 +161,7 @@ def test_a_graph_introduces_itself(device: Gpu) -> None:
 
 def behind(graph: Graph) -> base.Stream:
     """The captured stream, to work in without telling the runtime."""
-    return graph._context.adopt(graph.stream.handle)
+    return graph._context.order.adopt(graph.stream.handle)
 
 
 def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:

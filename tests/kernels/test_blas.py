@@ -14,15 +14,13 @@ import pytest
 
 from preheat import Array, Gpu
 from preheat.arch import Arch
-from preheat.devices.base import ON_GPU
 from preheat.devices.emulator.stream import EmulatorStream
 from preheat.dtypes import DTYPES
 from preheat.errors import CaptureError, DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.runtime.operands import Kind, Operand, _kinds
-from preheat.runtime.stream import Event
+from preheat.runtime.libraries import StreamHandle
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
 from tests.kernels.products import FORMS, op_of, product_agrees, shape_of
@@ -228,9 +226,10 @@ def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
     raw = stream.raw
     stream.close()
     product(blas)
-    monkeypatch.setattr("preheat.runtime.memory.follow", lambda *pair: followed.append(pair))
+    monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: followed.append(stream.id))
     emulator.synchronize()
-    assert (emulator._context.stream, raw) in followed
+    assert followed == [emulator._context.stream.id]  # The home stream waits, then frees.
+    assert raw.id not in blas._seats
 
 
 def test_a_seat_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
@@ -243,31 +242,32 @@ def test_a_seat_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) ->
     assert seat.handle not in {other.handle for other in (*blas._ready, *blas._seats.values())}
 
 
-class Tensor:
-    """A matrix of ones of a library that works on GPUs, in streams of its own."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.host = np.ones(shape, "float32")
-
-    def operand(self, stream: int) -> Operand:
-        del stream
-        return Operand(self.host.ctypes.data, self.host.nbytes, DTYPES["float32"], (ON_GPU, 0), self)
-
-
-def test_products_of_another_library_do_not_wait_for_ours_nor_ours_for_them(
+def test_products_in_another_librarys_stream_wait_for_the_workspace_once(
     blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, waits = 77, list[int]()
-    monkeypatch.setitem(_kinds, Tensor, Kind("torch", Tensor.operand, lambda _: theirs))
-    monkeypatch.setattr(emulator._context.device, "dlpack", (ON_GPU, 0))
+    product, theirs = Product(emulator), StreamHandle(emulator._device.stream().handle)
+    for _ in range(2):
+        product(blas, stream=theirs)
+    waits = list[int]()
     monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: waits.append(stream.handle))
-    a, b, c = (Tensor(shape_of(axes, DIMS)) for axes in FORMS["gemm"])
     for _ in range(3):
-        blas._multiply(op_of("gemm", DIMS), DTYPES["float32"], a, b, c)
-    assert np.all(c.host == DIMS["k"])
-    assert waits == [theirs]  # once, for the new workspace
-    (seat,) = blas._seats.values()
-    assert isinstance(seat.room.buffer.users[theirs], Event)  # behind which it is given back
+        product(blas, stream=theirs)
+    assert waits == []  # The stream is behind everything that it uses.
+
+
+def test_workspaces_for_streams_of_other_libraries_are_bounded(blas: Blas, emulator: Gpu) -> None:
+    product = Product(emulator)
+    product(blas)
+    free = None
+    for turn in range(40):
+        stream = emulator._device.stream()
+        product(blas, stream=StreamHandle(stream.handle))
+        stream.close()
+        emulator.synchronize()
+        if turn == 10:
+            free = emulator.memory().free
+    assert emulator.memory().free == free
+    assert len(blas._seats) <= 1 + 4
 
 
 # Captures
@@ -402,7 +402,6 @@ def test_a_graph_keeps_operands_of_other_libraries_and_orders_its_replays_with_t
         launched()
         blas._multiply(product.op, product.dtype, host, *product.arrays[1:])
     assert [operand.owner is host for operand in graph._foreign] == [True]
-    assert not graph._alone(emulator._context.stream)
     graph.close()
     assert sys.getrefcount(host) == before
 

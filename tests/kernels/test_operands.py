@@ -72,8 +72,8 @@ def test_gaps_are_found_whatever_the_library(emulator: Gpu, x: Any) -> None:
         Ops(emulator).silu(x)
 
 
-def test_memory_without_a_plain_address_is_named(emulator: Gpu) -> None:
-    with pytest.raises(InputError, match="gy: an array with negative strides"):
+def test_reversed_memory_is_named(emulator: Gpu) -> None:
+    with pytest.raises(InputError, match="gy is not contiguous"):
         Ops(emulator).silu_backward(np.ones(5, "float32")[::-1], np.ones(5, "float32"))
 
 

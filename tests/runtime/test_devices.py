@@ -92,8 +92,9 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     made = []
     from preheat.devices.emulator.device import EmulatorDevice
 
-    def make(kind: str, index: int, arch: object, patience: object) -> Any:
+    def make(kind: str, index: int, arch: object, patience: object, schedule: object) -> Any:
         made.append((kind, index, arch, patience))
+        assert schedule is None
         return EmulatorDevice(index)
 
     monkeypatch.setattr(module, "_make", make)
@@ -172,7 +173,7 @@ def test_the_emulator_has_the_architecture_it_was_given() -> None:
     assert str(other.arch) == "sm_100"
     assert device("emulator", arch="10.0") is other
     assert device("emulator") is not other
-    with pytest.raises(InputError, match="arch and patience belong to the emulator"):
+    with pytest.raises(InputError, match="arch, patience and schedule belong to the emulator"):
         device("cuda", arch="sm_90")
     with pytest.raises(InputError, match="'sm_9' is not a GPU architecture"):
         device("emulator", arch="sm_9")

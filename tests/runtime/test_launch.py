@@ -257,7 +257,7 @@ def test_a_numpy_array_of_the_wrong_type_is_refused(open_device: Callable[..., G
     for wrong, words in (
         (made.xs.astype(np.float64), r"float const\* cannot take a ndarray of float64"),
         (made.xs.astype(">f4"), "big-endian"),
-        (made.xs[::-1], "negative strides"),
+        (made.xs[::-1], "not contiguous"),
     ):
         with pytest.raises(LaunchError, match=f"saxpy, argument 1: .*{words}"):
             made.saxpy[5, 64](2.0, wrong, made.y, made.n)
@@ -281,7 +281,7 @@ def test_read_only_arrays_can_be_read_and_not_written(
     fixed.flags.writeable = False
     made.saxpy[5, 64](2.0, fixed, made.y, made.n)
     made.check(warm + 1)
-    with pytest.raises(EmulatorFault, match=r"saxpy, PTX line .* in read-only memory"):
+    with pytest.raises(LaunchError, match=r"argument 2: ndarray is read-only, and float\* may be"):
         made.saxpy[5, 64](2.0, made.xs, fixed, made.n)
     assert np.array_equal(fixed, made.xs)
 

@@ -233,7 +233,7 @@ DEVICES = (
     Misuse('preheat.device("emulator:99")', lambda _: device("emulator:99"),
         InputError, ("there is no emulator:99",), "they are numbered 0 to 7"),
     Misuse('preheat.device("cuda", arch="sm_90")', lambda _: device("cuda", arch="sm_90"),
-        InputError, ("arch and patience belong to the emulator: a GPU has its own",)),
+        InputError, ("arch, patience and schedule belong to the emulator: a GPU has its own",)),
 )  # fmt: skip
 
 MISUSES = (*LAUNCHES, *GEOMETRIES, *ARRAYS, *PROGRAMS, *DEVICES)

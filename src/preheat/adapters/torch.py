@@ -18,10 +18,8 @@ import types
 from functools import cache
 from typing import Any
 
-from preheat.callers import caller
-from preheat.errors import CaptureError, InputError
+from preheat.errors import InputError
 from preheat.gpu import device
-from preheat.kernels.blas import find
 from preheat.kernels.forms import form_of
 from preheat.kernels.ops import Ops
 
@@ -124,12 +122,12 @@ class _Matmul:
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return _products(a).gemm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))
+        return _ops(a).gemm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))
 
     @staticmethod
     def backward(ctx: Any, gc: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (a, b), gc = ctx.saved_tensors, gc.contiguous()
-        ops, (for_a, for_b) = _products(a), ctx.needs_input_grad
+        ops, (for_a, for_b) = _ops(a), ctx.needs_input_grad
         return (
             ops.gemm_backward_a(gc, b, out=_new(a)) if for_a else None,
             ops.gemm_backward_b(a, gc, out=_new(b)) if for_b else None,
@@ -141,12 +139,12 @@ class _Linear:
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         y = x.new_empty((x.shape[0], weight.shape[0]))
-        return _products(x).gemm_backward_a(x, weight, out=y)
+        return _ops(x).gemm_backward_a(x, weight, out=y)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (x, weight), gy = ctx.saved_tensors, gy.contiguous()
-        ops, (for_x, for_weight) = _products(x), ctx.needs_input_grad
+        ops, (for_x, for_weight) = _ops(x), ctx.needs_input_grad
         return (
             ops.gemm(gy, weight, out=_new(x)) if for_x else None,
             ops.gemm_backward_b(gy, x, out=_new(weight)) if for_weight else None,
@@ -219,16 +217,3 @@ def _ops(tensor: Tensor) -> Ops:
     if found is None or found.gpu._closed:
         found = _known[index] = Ops(device(f"cuda:{index}"))
     return found
-
-
-def _products(tensor: Tensor) -> Ops:
-    """The same for products, which torch's own captures hold only when no cuBLAS makes them."""
-    ops = _ops(tensor)
-    capturing = _torch().cuda.is_current_stream_capturing()
-    if capturing and ops.gpu._context.window() is None and not isinstance(find(ops.gpu), str):
-        raise CaptureError(
-            "cuBLAS cannot work in a capture that preheat knows nothing of",
-            where=caller(),
-            hint="capture with gpu.capture(), or use torch.matmul",
-        )
-    return ops

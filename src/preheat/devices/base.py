@@ -24,8 +24,10 @@ from preheat.artifact import Artifact
 from preheat.errors import DeviceError
 
 __all__ = [
+    "LEGACY_STREAMS",
     "ON_GPU",
     "ON_HOST",
+    "PER_THREAD_STREAM",
     "Attributes",
     "Device",
     "Dim3",
@@ -47,6 +49,9 @@ __all__ = [
 ]
 
 Dim3 = tuple[int, int, int]
+
+#: The handles of default streams: the legacy one, which all threads share, and one for each thread.
+LEGACY_STREAMS, PER_THREAD_STREAM = (0, 1), 2
 
 #: DLPack's numbers for where memory is: the host's, which the emulator shares, or a GPU's.
 ON_HOST, ON_GPU = 1, 2

@@ -19,6 +19,7 @@ from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Gathered, Launch, Loaded
 from preheat.runtime.operands import Operand
+from preheat.runtime.uses import Uses, add_use
 from preheat.runtime.window import Act
 
 __all__ = ["MODES", "Capture"]
@@ -44,6 +45,7 @@ class Capture:
         self.over = self._interrupted = False
         self.nodes: list[Node] = []
         self.arrays: dict[Array, None] = {}  # of ours, in order of appearance
+        self.uses: dict[Uses, bool] = {}  # of their memory, and True where it is written
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
         self.modules: dict[Loaded, None] = {}
@@ -158,9 +160,9 @@ class Capture:
 
     def let_go(self) -> None:
         """Let another library's memory go, at a safe point: inside a capture that ends the process."""
-        pool = self.guests.claim()
-        if pool is not None:
-            self.context.garbage.append(partial(_let_go, pool))
+        pools = self.guests.claim()
+        if pools:
+            self.context.garbage.append(partial(_let_go, pools))
 
     def _given_up(self, error: DeviceError | Exception) -> CaptureError:
         if self.first is not None:
@@ -232,13 +234,19 @@ class Capture:
 
     def exported(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
-        self.arrays[array] = None
+        self._use(array, write=True)
 
     def used(self, gathered: Gathered) -> None:
         """Keep what a call inside the capture uses."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
         self.arrays |= dict.fromkeys(gathered.arrays.values())
+        for uses, write in gathered.uses.items():
+            add_use(self.uses, uses, write=write)
+
+    def _use(self, array: Array, *, write: bool) -> None:
+        self.arrays[array] = None
+        add_use(self.uses, array.buffer.uses, write=write)
 
     def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
         """Write a launch down."""
@@ -249,12 +257,13 @@ class Capture:
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""
-        self.arrays[array] = None
+        self._use(array, write=True)
         self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
 
     def copied(self, target: Array, source: Array) -> None:
         """Write down that an array is copied."""
-        self.arrays |= {target: None, source: None}
+        self._use(target, write=True)
+        self._use(source, write=False)
         given = ({0: target, 1: source}, b"")
         self._put(Node("copy", "copy", self._place, given=given), 1)
 
@@ -264,5 +273,5 @@ class Capture:
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 
 
-def _let_go(pool: object) -> None:
+def _let_go(pools: object) -> None:
     """Whoever calls this held the last reference."""

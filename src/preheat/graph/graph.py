@@ -10,7 +10,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from preheat.callers import caller
 from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.errors import (
     CaptureError,
     GraphError,
@@ -18,26 +20,25 @@ from preheat.errors import (
     StaleGraphError,
     did_you_mean,
 )
-from preheat.graph import record
 from preheat.graph.capture import MODES, Capture
-from preheat.graph.foreign import Captured
 from preheat.graph.profile import OFF, Laps, Switches
-from preheat.graph.record import Node
+from preheat.graph.record import Node, culprit, diff
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.host import packer
-from preheat.runtime.launch import Gathered, lent, order, settle
-from preheat.runtime.memory import Buffer, follow, use_of
-from preheat.runtime.operands import LIBRARIES, Operand
-from preheat.runtime.stream import Event, raw_stream
+from preheat.runtime.launch import MANY_STREAMS, Gathered, lent, ordered
+from preheat.runtime.libraries import LIBRARIES, StreamHandle
+from preheat.runtime.memory import Buffer
+from preheat.runtime.operands import Operand
+from preheat.runtime.stream import Event, raw_stream, record
 from preheat.runtime.turn import Turn, exclusively
+from preheat.runtime.uses import Uses
 from preheat.runtime.window import READY, REPLAY, Act
 
 __all__ = ["RESERVED", "Graph", "State"]
 
 T = TypeVar("T")
 RESERVED = ("stream", "synchronize", "owner")  # what replays take beside the names of scalars
-_DEFAULT_STREAMS = (0, 1)  # the legacy one, by both its numbers
 
 
 class State(enum.Enum):
@@ -83,7 +84,7 @@ class Graph:
         self.mode, self.name, self._context = mode, name, context
         self._given = stream  # kept: it may be another library's
         self._stream = None if stream is None else raw_stream(context, stream)
-        if self._stream is not None and self._stream.handle in _DEFAULT_STREAMS:
+        if self._stream is not None and self._stream.handle in LEGACY_STREAMS:
             raise CaptureError(
                 "the legacy default stream cannot be captured",
                 hint="leave `stream` out: a capture brings a stream of its own",
@@ -97,15 +98,15 @@ class Graph:
         self._nodes: tuple[Node, ...] = ()
         self._scalars: dict[str, Scalar] = {}
         self._buffers: list[Buffer] = []
+        self._uses: dict[Uses, bool] = {}  # of their memory, and True where the graph writes it
         self._foreign: list[Operand] = []
-        self._home: base.Stream | None = None  # of all its buffers, where they have one home
         self._libraries: tuple[str, ...] = ()  # others that work in it
         self._modules: list[object] = []
         self._pool: object = None  # another library's, for what it allocated inside the capture
-        self._replays: dict[int, base.Replay] = {}  # by the number of the stream
+        self._replays: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}
         self._quick_setters: dict[tuple[str, ...], base.Setter] = {}
-        self._last: base.Stream | Event | None = None  # where, or until when, scalars are being read
+        self._last: base.Stream | Event | None = None  # where the last replay went, or its end
         self._switches = switches
         self._turn: Turn = {0: True}  # whoever uses the graph takes it
         self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
@@ -181,6 +182,7 @@ class Graph:
             raise
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in capture.arrays})
+        self._uses = capture.uses | {scalar.buffer.uses: True for scalar in self._scalars.values()}
         self._modules = [*capture.modules]
         libraries = capture.libraries | (capture.guests.libraries if self.foreign else set())
         self._libraries = tuple(sorted(libraries))
@@ -188,8 +190,6 @@ class Graph:
             self._pool = capture.guests.claim()
         capture.guests.spare()
         self.state = State.CAPTURED
-        homes = {buffer.home for buffer in self._buffers} or {self._context.stream}
-        self._home = homes.pop() if len(homes) == 1 else None
         for buffer in self._buffers:
             buffer.tell(self)
             self._stale = self._stale or not buffer.open  # closed before it could tell us
@@ -228,11 +228,11 @@ class Graph:
         return "none" if self._capture is None else self._capture.stream.capture_status()
 
     @property
-    def stream(self) -> Captured:
+    def stream(self) -> StreamHandle:
         """The stream that is captured, for libraries that are told by hand where to work."""
         if self._capture is None:
             raise CaptureError("no capture is under way", hint="ask inside `with gpu.capture()`")
-        return Captured(self._capture.stream.handle)
+        return StreamHandle(self._capture.stream.handle)
 
     @property
     def _began(self) -> str:
@@ -271,9 +271,12 @@ class Graph:
         self._uploaded = True
 
     def _prepared(self, stream: base.Stream) -> base.Replay:
-        found = self._replays.get(stream.handle)
+        found = self._replays.get(stream.id)
         if found is None:
-            found = self._replays[stream.handle] = self._instantiate().prepare(stream)
+            if len(self._replays) >= MANY_STREAMS:
+                self._replays.clear()
+                self._setters.clear()
+            found = self._replays[stream.id] = self._instantiate().prepare(stream)
         return found
 
     # Replay
@@ -354,20 +357,21 @@ class Graph:
             ask(self)
         values = [self._value(name, value) for name, value in scalars.items()]
         stream = self._target(given)
+        if self._context.order.captured(stream):
+            raise CaptureError(
+                f"{self} cannot be replayed inside another library's capture",
+                where=caller(),
+                hint="replay it before or after that capture",
+            )
         launch = self._prepared(stream)
         if self._switches.upload or not self._uploaded:
             self._bring(stream)
         if laps:
             laps.lap("upload")
-        setter = self._setter(tuple(scalars), stream)
-        if given is None and self._alone(stream):
+        setter, gathered = self._setter(tuple(scalars), stream), self._gathered()
+        with ordered(self._context, gathered, stream), lent(self._context, gathered):
             self._go(launch, setter, scalars, values)
-        else:
-            gathered, named = self._gathered(), given is not None
-            order(self._context, gathered, stream, named=named)
-            with lent(self._context, gathered):
-                self._go(launch, setter, scalars, values)
-            settle(self._context, gathered, stream, named=named)
+        self._last = self._end_of(stream)
         self.num_replays += 1
         if laps:
             laps.lap("launch")
@@ -378,23 +382,31 @@ class Graph:
         self._learn(given, stream, tuple(scalars))
         return stream, laps
 
+    def _end_of(self, stream: base.Stream) -> base.Stream | Event:
+        """Where the last replay ends: a stream of ours is asked later, another one may be gone then."""
+        return stream if self._context.order.owns(stream) else record(self._context, stream)
+
     def _learn(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
         """Find out what the next replay has to be: the launch, or all of this again."""
-        if self._scalars:
-            self._last = use_of(self._context, stream)
-        if given is not None or not self._alone(stream) or self._switches != OFF:
-            self._launch = _unready
+        self._launch = _unready
+        alone = given is None and not self._libraries and not self._foreign and self._switches == OFF
+        if not alone:
             self._quick_setters.clear()
             return
-        self._launch = self._replays[stream.handle]
         if names:
-            self._quick_setters[names] = self._setters[names, stream.handle]
-        if self._stale or self._doubts:  # since a moment ago
-            self._launch = _unready
+            self._quick_setters[names] = self._setters[names, stream.id]
+        launch = self._replays[stream.id]
 
-    def _alone(self, stream: base.Stream) -> bool:
-        """Whether a replay in `stream` is ordered by itself: all it uses is at home there."""
-        return stream is self._home and not self._libraries and not self._foreign
+        def ready() -> None:
+            self._launch = launch
+            if self._stale or self._doubts:  # maybe since a moment ago
+                self._launch = _unready
+
+        self._context.order.claim(self, stream, self._uses, ready)
+
+    def revoke(self) -> None:
+        """Another stream used memory of this graph: the next replay waits for it."""
+        self._launch = _unready
 
     def _go(
         self, launch: base.Replay, setter: base.Setter | None, names: Iterable[str], values: list[bytes]
@@ -420,7 +432,7 @@ class Graph:
         if self._stale:
             gone = [buffer for buffer in self._buffers if not buffer.open]
             raise StaleGraphError(
-                f"{self} is stale: {record.culprit(self._nodes, gone)} was closed after the capture",
+                f"{self} is stale: {culprit(self._nodes, gone)} was closed after the capture",
                 hint="keep what a graph uses open; capture again after replacing it",
             )
 
@@ -443,17 +455,15 @@ class Graph:
         if self._stream is not None:
             return self._stream
         if self._libraries:
-            return self._context.adopt(self._current(self._libraries[-1]))
+            return self._context.order.adopt(self._current(self._libraries[-1]))
         return self._context.stream
 
     def _current(self, library: str) -> int:
         return LIBRARIES[library].current(self._context.device.dlpack[1])
 
     def _gathered(self) -> Gathered:
-        streams = [self._current(library) for library in self._libraries]
-        home = streams[0] if len(streams) == 1 else None  # of the operands, where it is known
-        homes = [home] * len(self._foreign)
-        return Gathered([], self._buffers, self._foreign, homes, set(streams))
+        others = {self._current(library): library for library in self._libraries}
+        return Gathered(uses=self._uses, foreign=self._foreign, others=others)
 
     # Scalars
 
@@ -469,16 +479,14 @@ class Graph:
         return packer(scalar.dtype)(value)
 
     def _setter(self, names: tuple[str, ...], stream: base.Stream) -> base.Setter | None:
-        """What sets these scalars in `stream`, behind the replay before, which may still read them."""
+        """What sets these scalars in `stream`."""
         if not names:
             return None
-        if self._last is not None and self._last is not stream:
-            follow(stream, self._last)
-        found = self._setters.get((names, stream.handle))
+        found = self._setters.get((names, stream.id))
         if found is None:
             chosen = [self._scalars[name] for name in names]
             places = [(scalar.address, scalar.dtype.size) for scalar in chosen]
-            found = self._setters[names, stream.handle] = self._context.device.setter(places, stream)
+            found = self._setters[names, stream.id] = self._context.device.setter(places, stream)
         return found
 
     # What it is
@@ -511,7 +519,7 @@ class Graph:
     def diff(self, other: Graph | Sequence[Node]) -> list[str]:
         """What `other` does differently, in words; empty where a replay of either is the same."""
         nodes = other.nodes if isinstance(other, Graph) else other
-        return record.diff(self._nodes, nodes)
+        return diff(self._nodes, nodes)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -531,7 +539,7 @@ class Graph:
     # Life
 
     def expire(self, reason: str) -> None:
-        """Told by a buffer: memory this graph uses is gone."""
+        """A buffer calls this when memory that the graph uses is closed."""
         del reason
         self._stale, self._launch = True, _unready
 
@@ -558,17 +566,18 @@ class Graph:
             known.clear()
         for node in self._nodes:
             node.let_go()
-        self._buffers, self._foreign, self._scalars = [], [], {}
+        self._buffers, self._uses, self._foreign, self._scalars = [], {}, [], {}
         self._modules, self._pool = [], None
         return give_back
 
     def release(self) -> None:
         """Give back what is at the device, which is closed."""
-        _close(self._executable, self._raw, keep=None)
+        _close(self._context, self._executable, self._raw, last=None, keep=())
 
     def _give_back(self) -> partial[None]:
-        """What to do at a safe point; other libraries' memory goes then, too, and not before."""
-        return partial(_close, self._executable, self._raw, keep=(self._pool, self._foreign))
+        """What to do at a safe point; other libraries' memory goes after the last replay."""
+        keep = (self._pool, self._foreign)
+        return partial(_close, self._context, self._executable, self._raw, last=self._last, keep=keep)
 
     def __del__(self) -> None:
         if getattr(self, "_executable", None) is not None or getattr(self, "_raw", None) is not None:
@@ -597,8 +606,15 @@ def _unready() -> tuple[int, ...]:
     return _UNREADY
 
 
-def _close(*parts: base.Executable | base.Graph | None, keep: object) -> None:
-    del keep  # until now
+def _close(
+    context: Context,
+    *parts: base.Executable | base.Graph | None,
+    last: base.Stream | Event | None,
+    keep: tuple[object, ...],
+) -> None:
+    """Destroy the parts of a graph and hold `keep` until its last replay, in or before `last`, ends."""
+    if last is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
+        context.hold(last if isinstance(last, Event) else record(context, last), keep)
     for part in parts:
         if part is not None:
             part.close()

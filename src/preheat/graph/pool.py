@@ -22,17 +22,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.callers import caller
-from preheat.devices import base
 from preheat.dtypes import dtype_of
 from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.graph import Graph
 from preheat.graph.room import Room, Scratch, Stretch
-from preheat.runtime.array import Array
+from preheat.runtime.array import NO_RIGHTS, Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, shape_of
-from preheat.runtime.memory import Buffer, Dependent, follow
-from preheat.runtime.stream import Event
-from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, SYNCHRONIZE, Act, Window
+from preheat.runtime.memory import Buffer, Dependent
+from preheat.runtime.uses import Uses
+from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act, Window
 
 __all__ = ["Piece", "Pool"]
 
@@ -42,16 +41,10 @@ _MEASURE = Act("measuring a pool", "measure before the capture: it runs the body
 
 
 class Returned(NamedTuple):
-    """A stretch that came back. Others may be using it still: `users`, or a library we do not see."""
+    """A stretch that came back, with the uses that its next user has to wait for."""
 
     stretch: Stretch
-    users: tuple[base.Stream | Event, ...]
-    exported: bool
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing but the order of the home stream stands between it and its next user."""
-        return not self.users and not self.exported
+    uses: Uses
 
 
 class Piece(Buffer):
@@ -66,42 +59,51 @@ class Piece(Buffer):
     def _allocate(self) -> int:
         return self.stretch.address
 
-    def after(self, stream: base.Stream, use: base.Stream | Event) -> None:
-        """Note that `stream` uses this memory, and with it the block."""
-        super().after(stream, use)
-        self.stretch.block.after(stream, use)
-
     def export(self) -> None:
-        """Another library gets it, and may use it in streams we do not see."""
+        """Keep what the memory is part of: another library gets it."""
         self.stretch.block.export()
-        self._exported = self.stretch.block._exported
-
-    @property
-    def exported(self) -> bool:
-        """Whether another library got it."""
-        return bool(self._exported)
+        self._backing = self.stretch.block._backing
 
     def _give_back(self) -> partial[None]:
-        back = Returned(self.stretch, tuple(self.users.values()), self.exported)
-        return partial(self._returns.append, back)
+        return partial(_return, self.stretch, self.uses, self._returns)
 
     def __del__(self) -> None:
-        if self.open or self._exported:
+        if self.open or self._backing:
             self._give_back()()
 
 
+def _return(stretch: Stretch, uses: Uses, returns: deque[Returned]) -> None:
+    """Give a stretch back to its pool; its block is freed after these uses, whatever comes first."""
+    stretch.block.uses.inherited[id(uses)] = uses
+    returns.append(Returned(stretch, uses))
+
+
 _ENDED = "the frame of its pool has ended"
-_NOWHERE: deque[Returned] = deque(maxlen=0)  # what a frame handed out is the frame's to take back
+_NOWHERE: deque[Returned] = deque(maxlen=0)  # Scratch memory returns with its frame.
 
 
 class Scrap(Piece):
-    """A piece of scratch memory: arrays of it end with the frame, graphs that use it do not."""
+    """A piece of scratch memory: arrays of it end with the frame, graphs that use it do not.
+
+    All scratch memory of a pool has its uses in common, because frames hand out the same places again.
+    """
 
     __slots__ = ("_ended", "_inside", "_sharing")
 
     def __init__(self, stretch: Stretch, size: int, sharing: Sharing, *, inside: bool) -> None:
         self._ended, self._inside, self._sharing = False, inside, sharing
         super().__init__(stretch, size, _NOWHERE)
+
+    def _new_uses(self) -> Uses:
+        return self._sharing.uses
+
+    def uses_of(self, array: Dependent) -> Uses:
+        """Return the uses that launches of `array` test; it is told when the frame ends."""
+        self.tell(array)
+        return NO_RIGHTS if self.lost is not None else self.uses
+
+    def _close_uses(self) -> None:
+        """The memory goes on: `expire` has told the arrays."""
 
     @property
     def lost(self) -> str | None:
@@ -146,7 +148,8 @@ class Frame:
 class Sharing:
     """Frames under way, the last one last, and the graphs whose replays use the same memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, uses: Uses) -> None:
+        self.uses = uses
         self.frames: list[Frame] = []
         self.lock = threading.Lock()
         self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
@@ -204,12 +207,10 @@ class Pool:
         self._room, self._scratch = Room(), Scratch()
         self._returns: deque[Returned] = deque()  # finalizers append to it, and do nothing else
         self._pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
-        self._scraps: weakref.WeakSet[Scrap] = weakref.WeakSet()  # those among them that are scratch
-        self._sharing = Sharing()
+        self._sharing = Sharing(context.order.uses(context.stream))
         self._taken = self._peak = self._measuring = 0
         self._asked: weakref.WeakKeyDictionary[Window, int] = weakref.WeakKeyDictionary()
         self._wanted = 0  # by a capture that found no room
-        self._owed = False  # a wait for the libraries that got scratch memory
         self._sealed = self._closed = False
         _alive.add(self)
         if size is not None:
@@ -300,19 +301,28 @@ class Pool:
         """Have again what came back; what others may be using only where it can be ordered."""
         if self._measuring or not self._returns:
             return
-        careful = bool(self._context.windows)
         back = [self._returns[at] for at in range(len(self._returns))]
-        ready = [each for each in back if each.at_rest or not careful]
-        if any(each.exported for each in ready):
-            self._context.wait()
-        for each in ready:
-            for user in each.users:
-                follow(each.stretch.block.home, user)
+        ready = list(map(self._await_uses, back))
         for _ in back:  # only now: what raised above has lost nothing
             self._returns.popleft()
-        self._returns.extend(each for each in back if careful and not each.at_rest)
-        self._taken -= sum(each.stretch.size for each in ready)
-        self._room.put(*(each.stretch for each in ready))
+        for each, waited in zip(back, ready, strict=True):
+            if waited:
+                each.stretch.block.uses.inherited.pop(id(each.uses), None)
+                self._taken -= each.stretch.size
+                self._room.put(each.stretch)
+            else:
+                self._returns.append(each)
+
+    def _await_uses(self, back: Returned) -> bool:
+        """Let the pool's stream wait for the uses of a stretch; False where a capture is in the way."""
+        order, home = self._context.order, back.stretch.block.home
+        if self._context.windows:
+            return back.uses.at_rest(order.timeline(home))
+        try:
+            order.section(home, {back.uses: True}).enter()
+        except CaptureError:  # of another library that took the memory
+            return False
+        return True
 
     def _take(self, size: int, window: Window | None) -> Stretch:
         found = self._room.take(size)
@@ -420,10 +430,10 @@ class Pool:
 
         Graphs captured inside share that memory, so many shapes need no more than the largest, which
         is best captured first; they stay valid and keep it. Arrays expire at the frame's end. What is
-        in them does not survive from one replay to the next, and graphs that share scratch memory
-        must be replayed in one stream. A frame may be inside a capture or around it, and inside another
-        frame, whose memory it leaves alone. While it is open outside a capture, graphs of earlier
-        frames that would overwrite what it has handed out are not replayed: `GraphError`.
+        in them does not survive from one replay to the next. A frame may be inside a capture or around
+        it, and inside another frame, whose memory it leaves alone. While it is open outside a capture,
+        graphs of earlier frames that would overwrite what it has handed out are not replayed:
+        `GraphError`.
         """
         with self._lock:
             frame = self._begin()
@@ -440,7 +450,6 @@ class Pool:
                 "another thread is inside a frame of this pool, which would share its memory",
                 hint="give each thread a pool of its own",
             )
-        self._settle()
         captured = self._context.window() is not None
         frame = Frame(threading.get_ident(), self._scratch.at, captured)
         self._sharing.begin(frame)
@@ -455,33 +464,15 @@ class Pool:
                 "a frame was to end before one that began later: frames end last first",
                 hint="leave the later frame first; this one ends with it",
             )
-        self._settle()
 
     def _finish(self, frame: Frame) -> None:
         self._scratch.at = frame.began
         for scrap in frame.scraps:
             scrap.end()
-            self._owed = self._owed or scrap.exported
 
     def _frame(self) -> Frame | None:
         frames = self._sharing.frames
         return frames[-1] if frames and frames[-1].thread == threading.get_ident() else None
-
-    def _settle(self) -> None:
-        """Order home behind every stream that used scratch memory since; they are new to it again."""
-        if self._context.lost is not None or self._context.window() is not None:
-            return
-        for scrap in list(self._scraps):
-            scrap.behind.clear()
-        for each in self._scratch.stretches:
-            each.block.settle()
-        if self._owed:
-            self._context.forbid(SYNCHRONIZE)
-            with self._context.gate:
-                # While another thread captures, only our own streams can be waited for.
-                partly = bool(self._context.captures())
-                self._context.wait()
-                self._owed = partly
 
     def _scrap(self, frame: Frame, need: int, size: int, window: Window | None) -> Scrap:
         found = self._scratch.take(need)
@@ -492,7 +483,6 @@ class Pool:
         places = self._scratch.generations
         scrap.generation = places.setdefault((found.address, size), scrap.generation)
         frame.scraps.append(scrap)
-        self._scraps.add(scrap)
         return scrap
 
     def _more(self, need: int, window: Window | None) -> Stretch:
@@ -502,8 +492,13 @@ class Pool:
             found = self._room.take(lacks, after=self._scratch.stretches[-1])
             if found is not None:
                 self._count(lacks, window)
-                return found
-        return self._take(need, window)
+                return self._as_scratch(found)
+        return self._as_scratch(self._take(need, window))
+
+    def _as_scratch(self, stretch: Stretch) -> Stretch:
+        """Order scratch memory behind the pool's stream, which waited for the uses of the stretch."""
+        self._context.order.expect(self._sharing.uses, self._context.stream)
+        return stretch
 
     # Life
 

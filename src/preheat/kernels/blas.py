@@ -22,7 +22,6 @@ from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Call, Gathered
-from preheat.runtime.memory import use_of
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.window import ALLOCATE, Window
 
@@ -48,6 +47,7 @@ MATH = {
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS chooses
+_FOREIGN_SEATS = 4  # workspaces kept for streams of other libraries, which never say when one ends
 
 
 class Found(NamedTuple):
@@ -80,12 +80,14 @@ class Blas:
 
     `math` is "fp32" (nothing less precise, for any type), "tf32" (float32 rounded to 10 bits before it
     is multiplied, on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
-    Every stream has its handle and every handle its workspace: results have the same bits every time.
-    The workspace of a stream that was closed, or of a graph that is gone, is given back at the next
-    product, behind its work.
+    Every stream has its handle and every handle its workspace. Results have the same bits every time
+    for operands with the same alignment, by which cuBLAS chooses its kernels. The workspace of a stream
+    that was closed, or of a graph that is gone, is freed at the next product, after its work. Of the
+    streams of other libraries, the ones used last keep a workspace.
 
-    A captured graph keeps a workspace to itself, and inside a capture none can be made: one is ready
-    from the beginning and after every product outside of captures, and `reserve` has more ready.
+    A captured graph, of preheat or another library, keeps a workspace to itself, and inside a capture
+    none can be made: one is ready from the beginning and after every product outside of captures, and
+    `reserve` makes more.
     """
 
     def __init__(self, gpu: Gpu, math: str = "default", *, found: Found | str | None = None) -> None:
@@ -101,8 +103,10 @@ class Blas:
         self.gpu, self.math, self.version = gpu, math, found.version
         self._library = _Library(gpu._context, found.cublas)
         self._making = threading.RLock()
-        self._seats: dict[int, _Seat] = {}  # by the number of the stream
+        self._seats: dict[int, _Seat] = {}  # by the id of the stream, those used last at the end
         self._lent: list[tuple[weakref.ref[Window], _Seat]] = []  # to captures
+        # Those that graphs of other libraries keep, by the id of the stream while it is captured.
+        self._retained: weakref.WeakValueDictionary[int, _Seat] = weakref.WeakValueDictionary()
         self._ready: list[_Seat] = []
         self._spare: list[_Handle] = []  # left by seats that are gone
         self.reserve()
@@ -121,9 +125,14 @@ class Blas:
 
     def _prune(self) -> None:
         """Drop the seats of streams that nobody holds any more, and of captures that are over."""
-        for _, stream in list(self._library.context.idle):
-            self._seats.pop(stream.handle, None)
-        under_way = self._library.context.captures()
+        context = self._library.context
+        for _, stream in list(context.idle):
+            self._seats.pop(stream.id, None)
+        own = {stream.id for stream in context.order.streams()}
+        foreign = [key for key in self._seats if key not in own]
+        for key in foreign[: max(len(foreign) - _FOREIGN_SEATS, 0)]:
+            del self._seats[key]
+        under_way = context.captures()
         self._lent = [each for each in self._lent if each[0]() in under_way]
 
     @property
@@ -134,15 +143,27 @@ class Blas:
     def _seat(self, stream: base.Stream) -> _Seat:
         """Handle and workspace of a stream."""
         with self._making:
-            self._prune()
-            found = self._seats.get(stream.handle)
+            found = self._seats.pop(stream.id, None)
             if found is None:
                 if not self._ready:
                     self.reserve()
-                found = self._seats[stream.handle] = self._bound(stream)
+                found = self._bound(stream)
+            self._seats[stream.id] = found
+            self._prune()
             if not self._ready:
                 with suppress(CaptureError):  # another thread's, which no allocation may disturb
                     self.reserve()
+            return found
+
+    def _seat_for_capture(self, stream: base.Stream) -> _Seat:
+        """Handle and workspace for products in another library's capture, whose graph keeps them."""
+        with self._making:
+            found = self._retained.get(stream.id)
+            if found is None:
+                if not self._ready:
+                    raise _no_workspace()
+                found = self._retained[stream.id] = self._bound(stream)
+                stream.retain(found)
             return found
 
     def _seat_within(self, window: Window) -> _Seat:
@@ -152,11 +173,7 @@ class Blas:
                 if lent() is window:
                     return seat
             if not self._ready:
-                raise CaptureError(
-                    "cuBLAS has no workspace ready for this capture: every graph keeps one",
-                    where=caller(),
-                    hint="multiply once before each capture, or blas.reserve(n) before n of them",
-                )
+                raise _no_workspace()
             seat = self._bound(window.stream)
             self._lent.append((weakref.ref(window), seat))
             return seat
@@ -176,6 +193,14 @@ class Blas:
         tell(by_cublas(op))
 
 
+def _no_workspace() -> CaptureError:
+    return CaptureError(
+        "cuBLAS has no workspace ready for this capture: every graph keeps one",
+        where=caller(),
+        hint="multiply once before each capture, or blas.reserve(n) before n of them",
+    )
+
+
 class _Library(NamedTuple):
     """cuBLAS in one life of a GPU."""
 
@@ -193,7 +218,8 @@ class _Library(NamedTuple):
 
 def _current(device: base.Device) -> AbstractContextManager[object]:
     """cuBLAS works in the current context; the emulator, where tests stand in for it, has none."""
-    current: Callable[[], AbstractContextManager[object]] = getattr(device, "current", nullcontext)
+    current: Callable[[], AbstractContextManager[object]]
+    current = getattr(device, "beside_captures", nullcontext)
     return current()
 
 
@@ -276,11 +302,12 @@ class _Product(Call):
         self._blas, self._op, self._dtype, self._add = blas, op, dtype, add
 
     def _submit(self, gathered: Gathered, stream: base.Stream) -> None:
+        if self.context.order.captured(stream):
+            self._call(self._blas._seat_for_capture(stream), *gathered.values)
+            return
         seat = self._blas._seat(stream)
-        room = seat.room.buffer  # no operand: those of ours tie another library's stream to our own
-        room.before(stream)
-        self._call(seat, *gathered.values)
-        room.after(stream, use_of(self.context, stream))
+        with self.context.order.section(stream, {seat.room.buffer.uses: True}, captured=False):
+            self._call(seat, *gathered.values)
 
     def _capture(self, gathered: Gathered, window: Window) -> None:
         seat = self._blas._seat_within(window)
@@ -308,7 +335,10 @@ class _Product(Call):
 
 @cache
 def _signature(dtype: DType) -> Signature:
-    """What a product takes: three matrices."""
-    kind = f"{cpp_of(dtype)[1]}*"
-    pointers = tuple(Parameter(8 * i, 8, 8, "u64", pointer=True, type=kind) for i in range(3))
+    """What a product takes: two matrices to read, and one to write."""
+    element = cpp_of(dtype)[1]
+    kinds = (f"{element} const*", f"{element} const*", f"{element}*")
+    pointers = tuple(
+        Parameter(8 * i, 8, 8, "u64", pointer=True, type=kind) for i, kind in enumerate(kinds)
+    )
     return Signature(EntryPoint("cublasGemmEx", pointers))

@@ -40,8 +40,8 @@ class Ops:
 
     Operands are contiguous float32, float16 or bfloat16, of any size and alignment; arithmetic is in
     float32. `out` is the memory for the result: an operand of the same shape, or memory that overlaps
-    none; with it (and a `workspace`) nothing is allocated. Results depend on shapes and values alone:
-    every run gives the same bits.
+    none; with it (and a `workspace`) nothing is allocated. Results of the shipped kernels depend on
+    shapes and values alone: every run gives the same bits. Those of cuBLAS also depend on alignment.
 
     Products of matrices go to cuBLAS where there is one, else to the shipped kernels. `blas` is True to
     insist on cuBLAS, False to do without, or the one to use, with the math mode it has. The `out` of a

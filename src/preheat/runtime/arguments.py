@@ -76,6 +76,11 @@ class Slot:
         return str(self.parameter)
 
     @property
+    def writes(self) -> bool:
+        """Return True unless the parameter is a pointer to something const."""
+        return not (self.parameter.type or "").removesuffix("*").removesuffix("&").endswith("const")
+
+    @property
     def format(self) -> str:
         """Its piece of the struct format."""
         if self.value is not None:
@@ -158,7 +163,7 @@ class Slot:
         raise Refusal(f"{self.title} cannot take {_describe(given)}", hint)
 
     def _advice(self, given: Any) -> str | None:
-        if hasattr(given, "tag") or hasattr(given, "__dlpack__"):
+        if hasattr(given, "__dlpack__"):
             return f"this parameter is a value; to pass memory, make it a pointer: const {self.title}*"
         return None
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
-from preheat.devices.base import ON_HOST
+from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.dtypes import DType
 from preheat.errors import InputError, StaleBufferError
 from preheat.runtime import dlpack
-from preheat.runtime.context import Context, Tag
+from preheat.runtime.context import Context
 from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.memory import Buffer, use_of
+from preheat.runtime.libraries import consumers, working
+from preheat.runtime.memory import Buffer
+from preheat.runtime.order import Section
+from preheat.runtime.uses import Uses
 from preheat.runtime.window import FROM_HOST, SET, TO_HOST
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Array", "Scalar"]
+__all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
-_LEGACY_STREAM = 1  # CUDA's number for the stream that DLPack means by none
+_LEGACY_STREAM = LEGACY_STREAMS[-1]  # which DLPack means by no stream
+
+#: The uses of an array that cannot be used any more.
+NO_RIGHTS = Uses()
 
 
 class Array:
@@ -33,19 +39,18 @@ class Array:
     `a.reshape(…)`.
     """
 
-    __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "tag")
+    __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
 
-    # Launches read `tag` and `address` alone: one identity test says that the memory is alive, where
-    # it is and what it holds. `tag` is None from the moment the memory is gone.
-    tag: Tag | None
+    # The short path of a launch reads `uses.stream`, `dtype` and `address` alone. A stream belongs to
+    # one device and `uses.stream` is None once the memory is gone, so one identity test tells that the
+    # memory is alive, on this device, and free for use in this stream. `uses` are those of the buffer,
+    # except for an array of scratch memory whose frame has ended.
+    uses: Uses
 
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
         self.buffer, self.dtype, self.shape = buffer, dtype, shape
         self.address = buffer.address + offset
-        self.tag = buffer.context.tags(buffer.home)[dtype]
-        buffer.tell(self)
-        if not buffer.open:  # closed before it could tell us
-            self.tag = None
+        self.uses = buffer.uses_of(self)
 
     @classmethod
     def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
@@ -125,9 +130,9 @@ class Array:
         self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
-            self.buffer.settle()
-            home, flat = self.buffer.home, host_bytes(out)
-            self._device.copy_out(flat, self.address, home)
+            flat, stream = host_bytes(out), self._stream
+            with self._section(stream, write=False):
+                self._device.copy_out(flat, self.address, stream)
         return out
 
     def write(self, data: object) -> Array:
@@ -138,9 +143,9 @@ class Array:
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
         if host.nbytes:
-            self.buffer.settle()
-            home, flat = self.buffer.home, host_bytes(host)
-            self._device.copy_in(self.address, flat, home)
+            flat, stream = host_bytes(host), self._stream
+            with self._section(stream, write=True):
+                self._device.copy_in(self.address, flat, stream)
         return self
 
     def fill(self, value: complex) -> Array:
@@ -148,46 +153,61 @@ class Array:
         self._require("fill()")
         window = self.buffer.context.window()
         if window is None:
-            self._fill(value)
+            self._fill(element_bytes(value, self.dtype))
             return self
         with window.attempt():
-            pattern, pieces = self._fill(value, window.stream)
-            window.filled(self, pattern, pieces)
+            pattern = element_bytes(value, self.dtype)
+            window.filled(self, pattern, self._fill(pattern, window.stream))
         return self
 
-    def _fill(self, value: complex, stream: base.Stream | None = None) -> tuple[bytes, int]:
-        """Set every element, in a captured stream or at home; the bytes of one, and how many pieces."""
-        pattern = element_bytes(value, self.dtype)
-        # Sixteen bytes are no pattern the device knows, so go through the host.
-        if len(pattern) > 8:
-            self.write(host_array(value, self.dtype).repeat(self.size).reshape(self.shape))
-            return pattern, 0
-        if stream is None:
-            self.buffer.settle()
-            stream = self.buffer.home
-        pieces = self._device.fill(self.address, pattern, self.size, stream) if self.size else 0
-        return pattern, pieces
+    def _fill(self, pattern: bytes, captured: base.Stream | None = None) -> int:
+        """Set every element, in a captured stream or in order; return in how many pieces of work."""
+        if not self.size:
+            return 0
+        if len(pattern) > 8:  # The device knows no such pattern, so it goes through the host.
+            import numpy
+
+            self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
+            return 0
+        if captured is not None:
+            return self._fill_in(captured, pattern)
+        stream = self._stream
+        with self._section(stream, write=True):
+            return self._fill_in(stream, pattern)
+
+    def _fill_in(self, stream: base.Stream, pattern: bytes) -> int:
+        by_kernel = self.buffer.context.kernel_fill
+        if by_kernel is not None and by_kernel(self.address, pattern, self.size, stream):
+            return 1
+        return self._device.fill(self.address, pattern, self.size, stream)
+
+    @property
+    def _stream(self) -> base.Stream:
+        """The stream for work that names none: the one that needs no wait, or the home stream."""
+        return self.buffer.uses.stream or self.buffer.home
+
+    def _section(self, stream: base.Stream, *, write: bool) -> Section:
+        return self.buffer.context.order.section(stream, {self.buffer.uses: write})
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
         self._require("copy_from()")
         other._require("copy_from()")
+        context = self.buffer.context
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)
-        if not alike or other.buffer.context is not self.buffer.context:
+        if not alike or other.buffer.context is not context:
             raise InputError(f"cannot copy {other!r} into {self!r}")
         if not self.nbytes:
             return self
-        window, home = self.buffer.context.window(), self.buffer.home
+        window = context.window()
         if window is not None:
             with window.attempt():
                 self._device.copy(self.address, other.address, self.nbytes, window.stream)
                 window.copied(self, other)
             return self
-        self.buffer.settle()
-        other.buffer.settle()
-        other.buffer.before(home)
-        self._device.copy(self.address, other.address, self.nbytes, home)
-        other.buffer.after(home, use_of(self.buffer.context, home))
+        stream = self._stream
+        with context.order.section(stream, {other.buffer.uses: False} | {self.buffer.uses: True}):
+            self._device.copy(self.address, other.address, self.nbytes, stream)
         return self
 
     # Life
@@ -197,9 +217,9 @@ class Array:
         self.buffer.close()
 
     def expire(self, reason: str) -> None:
-        """Told by the buffer: the memory is gone."""
+        """Refuse to be used from now on: a buffer that outlives its arrays says so."""
         del reason
-        self.tag = None
+        self.uses = NO_RIGHTS
 
     def __enter__(self) -> Array:
         return self
@@ -230,30 +250,43 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
-        self._export(stream)
+        self._require("export")
+        if self._device.dlpack[0] == ON_HOST or stream == -1:
+            handles = []
+        else:
+            handles = [_LEGACY_STREAM if stream is None else stream]
+        lease, uses = dlpack.Lease(self), self.buffer.uses
+        shared = uses.shared
+        uses.leases[lease.number] = consumers(self._device)  # From here on no right is granted.
+        try:
+            self._expose(handles, shared=shared)
+        except BaseException:
+            del uses.leases[lease.number]
+            raise
         versioned = max_version is not None and max_version[0] >= 1
         place = self._device.dlpack
-        return dlpack.capsule(self, self.address, self.shape, self.dtype, place, versioned=versioned)
+        return dlpack.capsule(lease, self.address, self.shape, self.dtype, place, versioned=versioned)
 
-    def _export(self, stream: int | None) -> None:
-        """Hand the memory to a library that will use it in `stream`; -1 asks for no ordering."""
-        self._require("export")
-        self.buffer.export()
-        window = self.buffer.context.window()
-        if window is not None:  # whoever replays puts the graph in its place
+    def _expose(self, handles: Iterable[int], *, shared: bool) -> None:
+        """Let another library use the memory in the streams with these handles from here on."""
+        context = self.buffer.context
+        window = context.window()
+        if window is not None:
             window.exported(self)
-            return
-        self.buffer.settle()
-        if self._device.dlpack[0] != ON_HOST and stream != -1:
-            stream = _LEGACY_STREAM if stream is None else stream
-            self.buffer.before(self.buffer.context.adopt(stream))
+            handles = ()  # Whoever replays the graph orders it.
+        context.order.expose(self.buffer.uses, handles, shared=shared)
+        self.buffer.export()
+
+    def let_go(self, lease: dlpack.Lease) -> None:
+        """A consumer released an export, in its current streams. A finalizer calls this."""
+        self.buffer.uses.release(lease.number, consumers(self._device))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self._export(None)  # for those who do not read which stream it is
-        captured = self.buffer.context.window() is not None  # then nobody may wait for it
+        self._give_away()
+        captured = self.buffer.context.window() is not None  # A captured stream cannot be waited for.
         stream = None if captured else self.buffer.home.handle or _LEGACY_STREAM
         return {**self._interface(), "stream": stream}
 
@@ -261,12 +294,28 @@ class Array:
     def __array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] != ON_HOST:
             raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self._export(None)
+        self._give_away()
         return self._interface()
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         # NumPy asks the interface above first, so this is reached on a GPU alone.
         raise TypeError("a copy to the host is never made in passing: use .numpy()")
+
+    def _give_away(self) -> None:
+        """Share the memory for as long as it lives: an array interface has no release.
+
+        The protocol does not tell which library asks, so the current stream of every loaded library
+        waits, and so does the stream that the interface names.
+        """
+        self._require("export")
+        on_host, uses = self._device.dlpack[0] == ON_HOST, self.buffer.uses
+        streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
+        before, shared, uses.by_interface = uses.by_interface, uses.shared, True
+        try:
+            self._expose([] if on_host else streams, shared=shared)
+        except BaseException:
+            uses.by_interface = before
+            raise
 
     def _interface(self) -> dict[str, Any]:
         return {

@@ -8,17 +8,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
+from preheat.callers import caller
 from preheat.devices import base
-from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, ContextLostError, DeviceError, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
+from preheat.runtime.libraries import working
+from preheat.runtime.order import Order
 from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
 
-__all__ = ["Context", "Tag"]
+__all__ = ["Context"]
 
 _ELSEWHERE = Act(
     "work in another stream than the captured one",
@@ -28,16 +31,11 @@ _ELSEWHERE = Act(
 _PILE = 256  # things finalizers left to do before somebody else than an allocation does them
 
 
-class Tag(NamedTuple):
-    """What a launch must know of an array before it takes its address.
+class Fill(Protocol):
+    """A way to fill memory."""
 
-    There is one tag object for each context, element type and stream, so one identity test tells
-    that memory is alive, on this device, of this type, and at home in this stream.
-    """
-
-    context: Context
-    dtype: DType
-    stream: base.Stream
+    def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
+        """Fill and return True, or return False and do nothing."""
 
 
 class Done(Protocol):
@@ -87,32 +85,16 @@ class Context:
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
         self.resolving = threading.Lock()
         device.on_loss = self.failed
-        self.stream = device.stream()
-        self._streams: dict[int, base.Stream] = {self.stream.handle: self.stream}
-        self._own = {self.stream.handle}
-        self._tags: dict[int, dict[DType, Tag]] = {}
+        self.order = Order(device, partial(working, device), self.garbage.append)
+        self.stream = self.order.own(device.stream())
+        self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
         self._drainer: Turn = {0: True}  # whoever takes the entry out does what there is to do
         # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
         self.gate = threading.RLock()
         self._waiting = False
         _alive.add(self)
 
-    def tags(self, stream: base.Stream) -> dict[DType, Tag]:
-        """The one tag for each element type of arrays at home in `stream`."""
-        found = self._tags.get(stream.handle)
-        if found is None:
-            made = {dtype: Tag(self, dtype, stream) for dtype in DTYPES.values()}
-            found = self._tags.setdefault(stream.handle, made)
-        return found
-
     # Streams
-
-    def adopt(self, handle: int) -> base.Stream:
-        """The stream with this number, ours or another library's."""
-        found = self._streams.get(handle)
-        if found is None:
-            found = self._streams.setdefault(handle, self.device.adopt(handle))
-        return found
 
     def new_stream(self, priority: int) -> base.Stream:
         """A stream of our own besides the first: one that nobody holds any more, or a new one."""
@@ -123,22 +105,13 @@ class Context:
                 if given[0] == priority:
                     return given[1]
                 self.idle.append(given)
-        stream = self.device.stream(priority=priority)
-        self._streams[stream.handle] = stream
-        self._own.add(stream.handle)
-        return stream
+        return self.order.own(self.device.stream(priority=priority))
 
     def lane(self) -> base.Stream:
         """A stream for a capture, which gives it back to `lanes`."""
         with suppress(IndexError):
             return self.lanes.popleft()
-        stream = self.device.stream()
-        self._streams[stream.handle] = stream
-        return stream
-
-    def owns(self, stream: base.Stream) -> bool:
-        """Whether `stream` is one of ours, which lives as long as this context."""
-        return stream.handle in self._own
+        return self.order.keep(self.device.stream())
 
     # Captures
 
@@ -224,8 +197,7 @@ class Context:
             holder.release()
         for module in list(self.modules):
             module.raw.unload()
-        for stream in self._streams.values():
-            stream.close()
+        self.order.release()
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of this context can be used from now on; what it held is gone or given up."""
@@ -236,14 +208,20 @@ class Context:
     # Memory
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """New memory, after giving back what nobody holds; too little is tried again after a wait."""
+        """New memory, after giving back what nobody holds; too little is tried again after a wait.
+
+        The wait is for our own streams: a wait for the whole device would spoil captures of others.
+        """
         self.require()
         self.forbid(ALLOCATE)
         self.drain()
         try:
             return self.device.allocate(size, stream)
         except MemoryError:
-            self.synchronize()
+            self._wait_for_streams()
+            dlpack.sweep()
+            self._let_go()
+            self.drain()
             return self.device.allocate(size, stream)
 
     def hold(self, until: Done, what: object) -> None:
@@ -288,7 +266,9 @@ class Context:
             self._drainer[0] = True
 
     def _empty(self, *, modules: bool) -> None:
-        while self.garbage and self.alert is None:
+        for _ in range(len(self.garbage)):  # What cannot be done yet is queued again.
+            if self.alert is not None or not self.garbage:
+                break
             self.garbage.popleft()()
         if modules and self.unused and self.alert is None:
             doomed = [self.unused.popleft() for _ in range(len(self.unused))]
@@ -309,6 +289,13 @@ class Context:
 
     def wait(self) -> None:
         """Wait for the device or, while a thread captures, for our streams one by one."""
+        library = self.order.capturing_library()
+        if library is not None:  # The wait would spoil its capture.
+            raise CaptureError(
+                f"synchronising while {library} is capturing a graph",
+                where=caller(),
+                hint="synchronise after that capture",
+            )
         with self.gate:
             if not self.captures():
                 try:
@@ -317,8 +304,11 @@ class Context:
                 finally:
                     self._waiting = False
                 return
-        for handle in list(self._own):
-            self._streams[handle].synchronize()
+        self._wait_for_streams()
+
+    def _wait_for_streams(self) -> None:
+        for stream in self.order.streams():
+            stream.synchronize()
 
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -329,6 +319,7 @@ def _after_fork() -> None:
     for context in list(_alive):
         context._drainer, context.resolving = {0: True}, threading.Lock()
         context._alerting, context.gate = {0: True}, threading.RLock()
+        context.order.renew()
         mine = threading.get_ident()  # the child has no other thread
         context.windows = {thread: one for thread, one in context.windows.items() if thread == mine}
         context.alert = context.lost or context.windows or None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from preheat.dtypes import DType, dtype_of_dlpack
+from preheat.errors import InputError
 
-__all__ = ["Tensor", "capsule", "open_capsule", "sweep"]
+__all__ = ["Exporter", "Lease", "Tensor", "capsule", "open_capsule", "sweep"]
 
 
 class _Device(ctypes.Structure):
@@ -57,6 +59,7 @@ class _Versioned(ctypes.Structure):
 
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _READ_ONLY = 1
+_MAJOR = 1  # the version of the protocol
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -65,11 +68,40 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c
 _pointer = _api.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
 
-# What was handed out, until whoever took it calls the deleter: the tensor, and what owns its memory.
-_handed_out: dict[int, tuple[object, ...]] = {}
 _numbers = itertools.count(1)
-# Capsules by those numbers until they are consumed. They have no destructor of their own, for it would
-# be Python: run where a consumer has just raised, it would lose that error.
+
+
+class Exporter(Protocol):
+    """Memory that is exported."""
+
+    def let_go(self, lease: Lease) -> None:
+        """Take note that the consumer of this lease released it."""
+
+
+class Lease:
+    """One export of memory, known by its number, until its consumer releases it."""
+
+    def __init__(self, owner: Exporter) -> None:
+        self.number, self.owner = next(_numbers), owner
+
+    def end(self) -> None:
+        """The consumer released it, or nobody took it."""
+        self.owner.let_go(self)
+
+
+class _Export(NamedTuple):
+    """What an export needs as long as its consumer may use it."""
+
+    managed: _Managed | _Versioned
+    extents: object
+    strides: object
+    lease: Lease
+
+
+# Exports by number until the consumer calls the deleter.
+_handed_out: dict[int, _Export] = {}
+# Capsules by those numbers until they are consumed. They have no destructor of their own, because it
+# would be Python: run where a consumer has just raised, it would lose that error.
 _offered: deque[tuple[int, Any]] = deque()
 
 
@@ -86,7 +118,7 @@ class Tensor(NamedTuple):
 
 
 def capsule(
-    owner: object,
+    lease: Lease,
     address: int,
     shape: Sequence[int],
     dtype: DType,
@@ -94,7 +126,7 @@ def capsule(
     *,
     versioned: bool,
 ) -> Any:
-    """A capsule for contiguous memory that keeps `owner` alive until the other library lets go."""
+    """A capsule for contiguous memory that keeps `lease` until the other library releases it."""
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     strides = (ctypes.c_int64 * max(len(shape), 1))(*steps)
@@ -108,13 +140,15 @@ def capsule(
         0,
     )
     sweep()
-    number = next(_numbers)
+    number = lease.number
     managed: _Managed | _Versioned
     if versioned:
         managed = _Versioned(1, 0, number, _delete_versioned, 0, tensor)
     else:
         managed = _Managed(tensor, number, _delete_legacy)
-    _handed_out[number] = (managed, extents, strides, owner)
+    _handed_out[number] = _Export(managed, extents, strides, lease)
+    if _exiting:
+        _keep_for_ever(_handed_out[number])
     made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
     _offered.append((number, made))
     return made
@@ -131,7 +165,7 @@ def sweep() -> None:
             if sys.getrefcount(given) > sys.getrefcount(alone):
                 _offered.append((number, given))
             else:
-                _handed_out.pop(number, None)
+                _end(number)
 
 
 def open_capsule(given: Any) -> Tensor:
@@ -139,6 +173,12 @@ def open_capsule(given: Any) -> Tensor:
     handle = id(given)
     if _is_valid(handle, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
+        if versioned.major != _MAJOR:
+            theirs = f"{versioned.major}.{versioned.minor}"
+            raise InputError(
+                f"the tensor has DLPack version {theirs}, and preheat reads version {_MAJOR}",
+                hint="update the library that gave it, or preheat",
+            )
         tensor, read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
     else:
         tensor, read_only = _Managed.from_address(_pointer(handle, _LEGACY)).tensor, False
@@ -153,10 +193,45 @@ def open_capsule(given: Any) -> Tensor:
     )
 
 
-def _let_go(form: type[_Managed] | type[_Versioned], address: int) -> None:
-    _handed_out.pop(form.from_address(address).context, None)
+def _end(number: int | None, handed_out: dict[int, _Export] = _handed_out) -> None:
+    export = handed_out.pop(number or 0, None)
+    if export is not None:
+        export.lease.end()
 
 
-# Called from C, so they live as long as the process.
-_delete_legacy = _Deleter(partial(_let_go, _Managed))
-_delete_versioned = _Deleter(partial(_let_go, _Versioned))
+def _delete(
+    form: type[_Managed] | type[_Versioned], end: Callable[[int | None], None], at: int
+) -> None:
+    end(form.from_address(at).context)
+
+
+# Consumers call these from C.
+_delete_legacy = _Deleter(partial(_delete, _Managed, _end))
+_delete_versioned = _Deleter(partial(_delete, _Versioned, _end))
+
+_exiting = False
+
+
+def _at_exit() -> None:
+    """Give exports that are not released yet a deleter that outlives the interpreter.
+
+    The deleters above end with it, and consumers may release memory later than that. What is exported
+    now stays where it is until the process ends.
+    """
+    global _exiting
+    _exiting = True
+    for export in list(_handed_out.values()):
+        _keep_for_ever(export)
+
+
+# Some consumers call a deleter without asking whether there is one. This one is a C function that takes
+# no argument, has no effect, and can be called at any time.
+_no_deleter = _Deleter(ctypes.cast(_api.Py_IsInitialized, ctypes.c_void_p).value or 0)
+
+
+def _keep_for_ever(export: _Export) -> None:
+    export.managed.deleter = _no_deleter
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(export))
+
+
+atexit.register(_at_exit)

@@ -16,7 +16,7 @@ from preheat.errors import InputError, LaunchError
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, host_bytes
-from preheat.runtime.launch import Launch
+from preheat.runtime.launch import UNORDERED, Launch, ordered
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.window import FROM_HOST, RESOLVE, TO_HOST
@@ -200,7 +200,7 @@ class Kernel:
         allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
         """
         raw = None if stream is None else raw_stream(self._context, stream)
-        key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.handle)
+        key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.id)
         try:
             launcher = self._launchers[key]
         except (KeyError, TypeError):
@@ -221,6 +221,10 @@ class Kernel:
         geometry = self.geometry(grid, block, shared, **more)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
         return Bound(launch, args, stream)
+
+    def prepare(self, grid: object, block: object) -> Launch:
+        """A launch with this grid and block, for any arguments and stream."""
+        return self._launch(self.geometry(grid, block), None)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
         module = self.module
@@ -336,31 +340,52 @@ class Bound:
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
         launch.context.require()
-        stream = launch.choose(args)
-        gathered = launch.gather(args, stream.handle)
-        for buffer in gathered.buffers:
-            buffer.tell(self)
+        self._stream = launch.choose(args)
+        gathered = launch.gather(args, UNORDERED)  # checked now; each launch orders for itself
+        for array in gathered.arrays.values():
+            array.buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
         self._keep = keep  # the stream, which may be another library's
+        self._uses = gathered.uses
         self._block = new_block(launch.signature)
         self._block.pack(*gathered.values)
-        self._pointers, self._submit = self._block.pointers, launch.prepared(stream)
-        at_home = all(buffer.home is stream for buffer in gathered.buffers)
-        self._careful = launch.blocking or not at_home or bool(gathered.foreign)
+        self._pointers, self._submit = self._block.pointers, launch.prepared(self._stream)
+        foreign = bool(gathered.foreign) or not launch.context.order.owns(self._stream)
+        self._careful = launch.blocking or foreign
+        self._claimed = False
 
     def __call__(self) -> None:
         """Launch."""
-        if self._careful or self._context.alert is not None:
-            self._launch.run(*self._args)  # which says what is wrong, if anything is
+        if not self._claimed or self._context.alert is not None:
+            self._acquire()
             return
         status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.complain(status)
 
+    def _acquire(self) -> None:
+        """Launch with everything checked and ordered; the next one may not need that."""
+        if self._careful or self._context.alert is not None:
+            self._launch.run(*self._args)
+            return
+        gathered = self._launch.gather(self._args, UNORDERED)  # raises where memory is gone
+        with ordered(self._context, gathered, self._stream):
+            status = self._submit(self._pointers, 0)
+        if status[0]:
+            self._launch.complain(status)
+        self._context.order.claim(self, self._stream, self._uses, self._ready)
+
+    def _ready(self) -> None:
+        self._claimed = True
+
+    def revoke(self) -> None:
+        """Another stream used memory of this launch, which has to wait for it now."""
+        self._claimed = False
+
     def expire(self, reason: str) -> None:
-        """Told by a buffer: memory this launch uses is gone."""
+        """A buffer calls this when memory that the launch uses is closed."""
         del reason
-        self._careful = True
+        self._claimed = False
 
     def __repr__(self) -> str:
         geometry = self._launch.geometry

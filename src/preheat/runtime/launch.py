@@ -7,7 +7,8 @@ function for the arguments most launches have. What other libraries do for us is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,14 +19,17 @@ from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferErro
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.memory import Buffer, follow, use_of
-from preheat.runtime.operands import Kind, Operand, Pointer, kind_of
+from preheat.runtime.operands import Kind, Operand, Pointer, Strided, kind_of
 from preheat.runtime.stream import record
+from preheat.runtime.uses import Uses, add_use
 from preheat.runtime.window import Window
 
 UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
+MANY_STREAMS = 64  # streams for which one launch, or one graph, is kept prepared
+_CONTIGUOUS = "make a copy that is; or preheat.strided(x), for a kernel that takes strides"
+_READ_ONLY = "declare the parameter const, or pass a copy"
 
-__all__ = ["UNORDERED", "Call", "Gathered", "Launch", "Loaded", "lent", "order", "settle"]
+__all__ = ["MANY_STREAMS", "UNORDERED", "Call", "Gathered", "Launch", "Loaded", "lent", "ordered"]
 
 
 @dataclass(slots=True)
@@ -33,12 +37,16 @@ class Gathered:
     """The arguments of one call: values to pack, and the memory behind them."""
 
     values: list[Any] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory, and True where it is written
     foreign: list[Operand] = field(default_factory=list)
-    homes: list[int | None] = field(default_factory=list)  # the streams their libraries work in
-    streams: set[int] = field(default_factory=set)  # whose work must come first
+    others: dict[int, str] = field(default_factory=dict)  # streams of their libraries, by handle
+    held: list[object] = field(default_factory=list)  # owners of memory whose library does not wait
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by position
     libraries: set[str] = field(default_factory=set)  # others that work in streams of their own
+
+    def use(self, array: Array, *, write: bool) -> None:
+        """Note that the call reads, or writes, an array of ours."""
+        add_use(self.uses, array.buffer.uses, write=write)
 
 
 class Loaded(Protocol):
@@ -78,11 +86,11 @@ class Call(ABC):
                 self._capture(self.gather(args, UNORDERED), window)
             return
         stream = self.choose(args)
-        gathered = self.gather(args, stream.handle)
-        order(self.context, gathered, stream, named=self.stream is not None)
-        self._submit(gathered, stream)
-        settle(self.context, gathered, stream, named=self.stream is not None)
-        if self.blocking:
+        captured = self.context.order.captured(stream)
+        gathered = self.gather(args, UNORDERED if captured else stream.handle)
+        with ordered(self.context, gathered, stream, captured=captured):
+            self._submit(gathered, stream)
+        if self.blocking and not captured:
             self._wait(stream)
 
     @abstractmethod
@@ -103,6 +111,7 @@ class Call(ABC):
             try:
                 gathered.values.append(self._value(slot, given, stream, gathered))
                 if isinstance(given, Array):
+                    gathered.use(given, write=slot.writes)
                     gathered.arrays[position] = given
             except (Refusal, InputError) as bad:
                 raise self._refused(bad, position, given) from None
@@ -110,9 +119,13 @@ class Call(ABC):
 
     def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
         if slot.pointer and isinstance(given, Array):
-            return self._own(slot, given, gathered)
-        if slot.pointer and (kind := kind_of(given)) is not None:
-            return self._foreign(slot, kind, given, stream, gathered)
+            return self._own(slot, given)
+        tensor = given.array if isinstance(given, Strided) else given
+        if slot.pointer and (kind := kind_of(tensor)) is not None:
+            found = kind.read(tensor, stream)
+            if not found.contiguous and tensor is given:
+                raise Refusal(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
+            return self._foreign(slot, kind, found, tensor, gathered)
         if slot.pointer and isinstance(given, Pointer):
             return given.address
         if slot.pointer and given is None:
@@ -124,7 +137,7 @@ class Call(ABC):
             raise Refusal(f"{slot.title} cannot take {type(given).__name__} {given!r}"[:200], hint)
         return slot.block(given)
 
-    def _own(self, slot: Slot, array: Array, gathered: Gathered) -> int:
+    def _own(self, slot: Slot, array: Array) -> int:
         buffer = array.buffer
         if buffer.lost is not None:
             raise _Gone(buffer.lost)
@@ -132,26 +145,29 @@ class Call(ABC):
             raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
         if slot.dtypes is not None and array.dtype not in slot.dtypes:
             raise Refusal(f"{slot.title} cannot take an array of {array.dtype}")
-        gathered.buffers.append(buffer)
         return array.address
 
-    def _foreign(self, slot: Slot, kind: Kind, given: Any, stream: int, gathered: Gathered) -> int:
-        here = self.context.device
-        found = kind.read(given, stream)
+    def _foreign(self, slot: Slot, kind: Kind, found: Operand, given: Any, gathered: Gathered) -> int:
+        here, name = self.context.device, type(given).__name__
         if not found.reaches(here.dlpack):
             on_host = found.device[0] == ON_HOST
             where = "host memory" if on_host else f"GPU {found.device[1]}"
             hint = "copy it first: gpu.array(…)" if on_host else None
-            raise Refusal(f"{type(given).__name__} is in {where}, the kernel is on {here.name}", hint)
+            raise Refusal(f"{name} is in {where}, the kernel is on {here.name}", hint)
         if slot.dtypes is not None and found.dtype is not None and found.dtype not in slot.dtypes:
-            raise Refusal(f"{slot.title} cannot take a {type(given).__name__} of {found.dtype}")
-        home = None
-        if kind.current is not None and here.dlpack[0] != ON_HOST:
-            home = kind.current(here.dlpack[1])
-            gathered.libraries.add(kind.library)
+            raise Refusal(f"{slot.title} cannot take a {name} of {found.dtype}")
+        if not found.writable and slot.writes and slot.parameter.type is not None:
+            raise Refusal(f"{name} is read-only, and {slot.title} may be written", _READ_ONLY)
+        source, current = kind.source, None
+        if source is not None and source.place == here.dlpack[0]:
+            current = source.current(here.dlpack[1])
+            gathered.libraries.add(source.name)
+            gathered.others[current] = source.name
+        if found.ready is not None:
+            gathered.others[found.ready] = kind.library
         gathered.foreign.append(found)
-        gathered.homes.append(home)
-        gathered.streams |= {handle for handle in (found.ready, home) if handle is not None}
+        if self.stream is not None or current is None:
+            gathered.held.append(found.owner)
         return found.address
 
     def _refused(self, bad: Refusal | InputError, position: int, given: Any) -> LaunchError:
@@ -167,9 +183,9 @@ class Call(ABC):
             return self.stream
         place, index = self.context.device.dlpack
         for given in args:
-            kind = kind_of(given)
-            if kind is not None and kind.current is not None and place != ON_HOST:
-                return self.context.adopt(kind.current(index))
+            kind = kind_of(given.array if isinstance(given, Strided) else given)
+            if kind is not None and kind.source is not None and kind.source.place == place:
+                return self.context.order.adopt(kind.source.current(index))
         return self.context.stream
 
     def _wait(self, stream: base.Stream) -> None:
@@ -227,6 +243,8 @@ class Launch(Call):
         """The device's prepared launch for one stream."""
         found = self.submits.get(stream.handle)
         if found is None:
+            if len(self.submits) >= MANY_STREAMS:
+                self.submits.clear()
             found = self.submits[stream.handle] = self.function.prepare(self.geometry, stream)
         return found
 
@@ -237,45 +255,27 @@ def lent(context: Context, gathered: Gathered) -> AbstractContextManager[object]
         return _NOTHING
     with ExitStack() as lend:
         for each in gathered.foreign:
-            lend.enter_context(context.device.lend(each.address, each.nbytes, each.writable))
+            lend.enter_context(context.device.lend(each.start, each.nbytes, each.writable))
         return lend.pop_all()
 
 
 _NOTHING = nullcontext()
 
 
-def order(context: Context, gathered: Gathered, stream: base.Stream, *, named: bool) -> None:
-    """Let `stream` wait for whatever made the operands; `named` says that the caller chose it."""
-    for buffer in gathered.buffers:
-        buffer.before(stream)
-    for handle in gathered.streams:
-        if handle != stream.handle:
-            follow(stream, context.adopt(handle))
-    if gathered.buffers and _borrowed(context, stream, named):
-        follow(stream, context.stream)
+@contextmanager
+def ordered(
+    context: Context, gathered: Gathered, stream: base.Stream, *, captured: bool = False
+) -> Iterator[None]:
+    """Order work in `stream` with every other use of its operands, and keep them until it has ended.
 
-
-def settle(context: Context, gathered: Gathered, stream: base.Stream, *, named: bool) -> None:
-    """Keep operands until `stream` is past this use, and order our own stream behind it."""
-    elsewhere = [buffer for buffer in gathered.buffers if buffer.home is not stream]
-    if elsewhere:
-        use = use_of(context, stream)
-        for buffer in elsewhere:
-            buffer.after(stream, use)
-        if _borrowed(context, stream, named):
-            follow(context.stream, use)
-    if not named:
-        for handle in gathered.streams - {stream.handle}:
-            follow(context.adopt(handle), stream)
-    rows = zip(gathered.foreign, gathered.homes, strict=True)
-    held = [each.owner for each, home in rows if home != stream.handle]
-    if held and context.device.dlpack[0] != ON_HOST:
-        context.hold(record(context, stream), held)
-
-
-def _borrowed(context: Context, stream: base.Stream, named: bool) -> bool:
-    """Whether work goes to another library's stream without the caller saying so."""
-    return not named and stream is not context.stream
+    `captured` tells that another library captures the stream: the operands are kept by its graph.
+    """
+    context.tidy()
+    with context.order.section(stream, gathered.uses, gathered.others, captured=captured):
+        yield
+    on_host = context.device.dlpack[0] == ON_HOST
+    if gathered.held and not on_host and not captured:
+        context.hold(record(context, stream), gathered.held)
 
 
 class _Gone(Refusal):

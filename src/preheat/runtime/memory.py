@@ -3,64 +3,68 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from functools import partial
 from typing import Protocol
 
 from preheat.devices import base
+from preheat.errors import CaptureError
 from preheat.runtime.context import Context
-from preheat.runtime.stream import Event, record
+from preheat.runtime.uses import Uses
 from preheat.runtime.window import FREE
 
-__all__ = ["Buffer", "Dependent", "follow", "newest", "use_of"]
+__all__ = ["Buffer", "Dependent", "newest"]
 
 _generations = itertools.count(1)
-_telling = threading.RLock()  # between those who make views and those who close; finalizers need it not
 
 
 class Dependent(Protocol):
     """Something that becomes useless when memory it relies on is closed."""
 
     def expire(self, reason: str) -> None:
-        """Take note, and refuse to be used from now on."""
+        """Refuse to be used from now on."""
 
 
 class Buffer:
     """A piece of device memory. `generation` tells it from any other that had the same address.
 
-    It belongs to `home`, the stream it was allocated in. Another stream that uses it waits, the
-    first time, for what `home` has done with it; and it is not given back before every such
-    stream has come past its last use. `users` are those streams, by number: one of ours as itself,
-    one of another library, which may be destroyed any time, as an event after its last use.
-    `behind` are those that are ordered behind all that `home` did, until it does something more. What
-    another library holds is given back when it lets go, whatever was closed before.
+    It was allocated in the stream `home` and is freed there, after every use that `uses` has. Memory
+    that another library holds is freed when that library releases it, even if it was closed before.
     """
 
     __slots__ = (
-        "__weakref__", "_dependents", "_exported", "address", "behind", "context",
-        "generation", "home", "open", "size", "users",
+        "__weakref__", "_backing", "_dependents", "address", "context", "generation", "home", "open",
+        "size", "uses",
     )  # fmt: skip
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
-        self.open = False  # a failed allocation leaves nothing to free
+        self.open = False  # A failed allocation leaves nothing to free.
         self.context, self.size, self.home = context, size, home
-        self._exported: tuple[object, ...] = ()  # by whom the memory lives once it was exported
-        self.users: dict[int, base.Stream | Event] = {}
-        self.behind: set[int] = set()
+        self._backing: tuple[object, ...] = ()  # what the memory of an exported buffer is part of
         self._dependents: weakref.WeakSet[Dependent] | None = None
+        self.uses = self._new_uses()
         self.address = self._allocate()
         self.generation = next(_generations)
         self.open = True
+
+    def _new_uses(self) -> Uses:
+        return self.context.order.uses(self.home)
 
     def _allocate(self) -> int:
         address = self.context.allocate(max(self.size, 1), self.home)
         self.context.holders.add(self)
         return address
 
+    def uses_of(self, array: Dependent) -> Uses:
+        """Return the uses that launches of `array` test. A buffer whose arrays can end earlier than
+        its memory tells them.
+        """
+        del array
+        return self.uses
+
     def release(self) -> None:
-        """Give the memory back, unless another library holds it: the device is closed."""
-        if self.open and not self._exported:
+        """Free the memory at once, unless another library holds it: the device is closed."""
+        if self.open and not self._backing:
             self.context.device.free(self.address, self.home)
 
     @property
@@ -70,89 +74,67 @@ class Buffer:
             return "its memory was freed"
         return None if self.context.lost is None else str(self.context.lost)
 
-    def before(self, stream: base.Stream) -> None:
-        """Order `stream`, when it is new to this memory, behind what `home` has done so far."""
-        if stream is not self.home and stream.handle not in self.behind:
-            follow(stream, self.home)
-
-    def after(self, stream: base.Stream, use: base.Stream | Event) -> None:
-        """Note that `stream` uses this memory: until an event or, one of ours, from here on."""
-        if stream is not self.home:
-            self.users[stream.handle] = use
-            self.behind.add(stream.handle)
-
-    def settle(self) -> None:
-        """Order `home` behind every stream that used this memory since; they are new to it again."""
-        while self.behind:
-            follow(self.home, self.users[self.behind.pop()])
-
     def export(self) -> None:
-        """Another library gets it, and may use it in streams we do not see."""
-        if not self._exported:
-            self._exported = (self.context.device.owner(self.address),)
+        """Keep what the memory is part of: another library gets it."""
+        if not self._backing:
+            self._backing = (self.context.device.owner(self.address),)
 
     def tell(self, dependent: Dependent) -> None:
         """Let `dependent` know when this memory is closed."""
-        with _telling:
+
+        def add() -> None:
             if self._dependents is None:
                 self._dependents = weakref.WeakSet()
             self._dependents.add(dependent)
 
+        self.context.order.exclusively(add)
+
     def dependents(self) -> list[Dependent]:
-        """Who is told."""
-        with _telling:
-            return list(self._dependents or ())
+        """Return everything that is told when this memory is closed."""
+        found: list[Dependent] = []
+        self.context.order.exclusively(lambda: found.extend(self._dependents or ()))
+        return found
 
     def close(self) -> None:
-        """Give the memory back after the work now queued; what relies on it is told. Twice is fine."""
+        """Free the memory after the work now queued and tell what relies on it. Twice is fine."""
         if self.open:
             self.context.forbid(FREE)
-        with _telling:
-            was, self.open = self.open, False
-            told = list(self._dependents or ())
-        for dependent in told:
+        closed: list[bool] = []
+
+        def close() -> None:
+            closed.append(self.open)
+            self.open = False
+
+        self.context.order.exclusively(close)
+        for dependent in self.dependents():
             dependent.expire("its memory was freed")
-        if was and not self._exported and self.context.lost is None:
-            self._give_back()()
+        if closed[0] and self.context.lost is None:
+            self._close_uses()
+            if not self.uses.shared:
+                self._backing = ()
+                self._give_back()()
+
+    def _close_uses(self) -> None:
+        self.context.order.close(self.uses)
 
     def _give_back(self) -> partial[None]:
-        users, exported = [*self.users.values()], bool(self._exported)
-        return partial(_free, self.context.device, self.address, self.home, users, exported)
+        return partial(free, self.context, self.address, self.home, self.uses)
 
     def __del__(self) -> None:
-        if self.open or self._exported:
+        if self.open or self._backing:
             self.context.garbage.append(self._give_back())
 
 
 def newest() -> int:
-    """A generation that all memory so far is older than, and all memory from now on newer."""
+    """Return a generation that all memory so far is older than, and all memory from now on newer."""
     return next(_generations)
 
 
-def follow(stream: base.Stream, other: base.Stream | Event) -> None:
-    """Let later work of `stream` wait for an event, or for what another stream has to do by now."""
-    if isinstance(other, Event):
-        stream.wait(other.raw)
-    elif other is not stream:
-        event = other.record()
-        stream.wait(event)
-        event.close()
-
-
-def use_of(context: Context, stream: base.Stream) -> base.Stream | Event:
-    """What to remember of a use in `stream`: itself where it is ours, else an event after it."""
-    return stream if context.owns(stream) else record(context, stream)
-
-
-def _free(
-    device: base.Device,
-    address: int,
-    home: base.Stream,
-    users: list[base.Stream | Event],
-    exported: bool,
-) -> None:
-    if exported:
-        device.synchronize()
-    for user in users:
-        follow(home, user)
-    device.free(address, home)
+def free(context: Context, address: int, home: base.Stream, uses: Uses) -> None:
+    """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
+    try:
+        context.order.section(home, {uses: True}).enter()
+    except CaptureError:
+        context.garbage.append(partial(free, context, address, home, uses))
+        return
+    context.device.free(address, home)

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.devices.base import ON_GPU, ON_HOST
-from preheat.dtypes import DTYPES, DType, dtype_of, dtype_of_typestr
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU, ON_HOST
+from preheat.dtypes import DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
 from preheat.runtime import dlpack
+from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["LIBRARIES", "Kind", "Library", "Operand", "Pointer", "introduce", "kind_of"]
+__all__ = ["Kind", "Operand", "Pointer", "Strided", "kind_of", "strided"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
@@ -24,11 +25,27 @@ class Pointer(NamedTuple):
     address: int
 
 
+class Strided(NamedTuple):
+    """A tensor that is passed although it is not contiguous: see `strided`."""
+
+    array: Any
+
+
+def strided(array: Any) -> Strided:
+    """Pass a tensor that is not contiguous to a kernel that takes its strides as arguments.
+
+    The kernel gets the address of the first element. Without this, a launch refuses such a tensor,
+    because most kernels would read the wrong elements.
+    """
+    return Strided(array)
+
+
 class Operand(NamedTuple):
     """Memory as one launch sees it.
 
-    `nbytes` reach from its first element to the end of the last. `ready` is the stream whose work must
-    come first, if any.
+    `nbytes` reach from its lowest element to the end of the highest; `address` is that of the first
+    one, which is `offset` bytes above the lowest. `ready` is the stream whose work must come first, if
+    any. `owner` keeps the memory, whatever becomes of the tensor.
     """
 
     address: int
@@ -39,66 +56,28 @@ class Operand(NamedTuple):
     contiguous: bool = True
     ready: int | None = None
     writable: bool = True
+    offset: int = 0
 
     def reaches(self, device: tuple[int, int]) -> bool:
-        """Whether kernels on `device`, in DLPack's terms, can use it."""
+        """Return True when kernels on `device`, in DLPack's terms, can use it."""
         return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
 
-
-class Library:
-    """A library that works in streams of its own, and what it calls element types.
-
-    Known only once a tensor of it was seen: until then `current` raises and `elements` are empty.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
-        self.current: Callable[[int], int] = self._unknown  # the stream it works in now, by GPU
-
-    def _unknown(self, index: int) -> int:
-        raise LookupError(f"no tensor of {self.name} was seen yet, on GPU {index} or any other")
-
-    def learn(self, current: Callable[[Any], Callable[[int], int]]) -> Callable[[int], int]:
-        """Find out how it is asked; returns what `current` is from now on."""
-        module = sys.modules[self.name]
-        for dtype, names in self.elements.items():
-            named = getattr(module, dtype.name, None)
-            if named is not None:
-                names.add(named if self.name == "torch" else dtype.numpy())
-        self.current = current(module)
-        return self.current
-
-
-#: The libraries whose tensors go to the stream that they themselves work in.
-LIBRARIES = {name: Library(name) for name in ("torch", "cupy")}
-
-
-def _torch_stream(torch: Any) -> Callable[[int], int]:
-    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-
-
-def _cupy_stream(cupy: Any) -> Callable[[int], int]:
-    current = cupy.cuda.get_current_stream
-    return lambda index: current(index).ptr
-
-
-def introduce(name: str) -> Callable[[int], int]:
-    """Get to know a library that is imported; returns how it is asked for its stream on a GPU."""
-    return LIBRARIES[name].learn({"torch": _torch_stream, "cupy": _cupy_stream}[name])
+    @property
+    def start(self) -> int:
+        """The lowest address."""
+        return self.address - self.offset
 
 
 class Kind(NamedTuple):
-    """How to read tensors of one type; `current` gives the stream its library works in on a GPU."""
+    """How to read the tensors of one type. `source` is their library, if it has streams of its own."""
 
     library: str
     read: Callable[[Any, int], Operand]
-    current: Callable[[int], int] | None = None
+    source: Library | None = None
 
 
 def kind_of(value: object) -> Kind | None:
-    """The kind of tensor `value` is, or None when it is none of another library."""
+    """Return how to read `value`, or None when it is no tensor of another library."""
     return kind_of_type(type(value))
 
 
@@ -111,23 +90,53 @@ def kind_of_type(kind: type) -> Kind | None:
 
 
 def _from_torch(value: Any, stream: int) -> Operand:
-    del stream  # launched in torch's own stream, or ordered behind it by the launch
-    index = value.get_device()
-    if index >= 0:
-        place, dtype = (ON_GPU, index), _torch_dtype(value.dtype)
-        return Operand(value.data_ptr(), value.nbytes, dtype, place, value, value.is_contiguous())
+    del stream  # The launch itself orders its work with torch's current stream.
+    _require_plain(value)
+    place, dtype = (value.get_device(), _torch_dtype(value.dtype))
+    if place < 0:
+        return _from_torch_on_host(value, dtype)
+    address, nbytes = value.data_ptr(), value.nbytes
+    if nbytes and not address:
+        raise InputError(f"{type(value).__name__} has no memory of its own", hint="pass what it wraps")
+    dense, offset = value.is_contiguous(), 0
+    if not dense:
+        steps = [step * value.itemsize for step in value.stride()]
+        offset, nbytes, _ = _span(value.shape, steps, value.itemsize)
+    device = (_place_of(value), place)
+    owner = value.untyped_storage()  # which `value.data = other` leaves alone
+    return Operand(address, nbytes, dtype, device, owner, dense, offset=offset)
+
+
+def _place_of(value: Any) -> int:
+    """Return DLPack's number for the kind of device a tensor is on."""
+    return ON_GPU if getattr(value, "is_cuda", False) else int(value.__dlpack_device__()[0])
+
+
+def _require_plain(value: Any) -> None:
+    """Refuse tensors of torch whose memory does not hold their values."""
+    if value.is_conj():
+        raise InputError("the tensor is conjugated, and its memory is not", hint="x.resolve_conj()")
+    if value.is_neg():
+        raise InputError("the tensor is negated, and its memory is not", hint="x.resolve_neg()")
+    if str(value.layout) != "torch.strided":
+        raise InputError(f"a tensor of layout {value.layout} has no plain address", hint="x.to_dense()")
+
+
+def _from_torch_on_host(value: Any, dtype: DType | None) -> Operand:
+    if value.device.type != "cpu":
+        raise InputError(f"a tensor on {value.device} has no memory that a kernel can use")
     host = value.detach()
-    dtype = _torch_dtype(value.dtype)
     if dtype is not None and dtype.host != dtype.name:  # NumPy has no such type
         host = host.view(getattr(sys.modules["torch"], dtype.host))
-    return _from_host(host.numpy(), 0)._replace(dtype=dtype, owner=value)
+    return _from_host(host.numpy(), 0)._replace(dtype=dtype, owner=value.untyped_storage())
 
 
 def _from_cupy(value: Any, stream: int) -> Operand:
     del stream
     dtype = dtype_of_typestr(value.dtype.str)
-    place, dense = (ON_GPU, value.device.id), bool(value.flags.c_contiguous)
-    return Operand(value.data.ptr, value.nbytes, dtype, place, value, dense)
+    device, dense = (_place_of(value), value.device.id), bool(value.flags.c_contiguous)
+    offset, nbytes, _ = _span(value.shape, None if dense else value.strides, value.dtype.itemsize)
+    return Operand(value.data.ptr, nbytes, dtype, device, value.data, dense, offset=offset)
 
 
 def _from_cuda_interface(value: Any, stream: int) -> Operand:
@@ -135,16 +144,17 @@ def _from_cuda_interface(value: Any, stream: int) -> Operand:
     face = value.__cuda_array_interface__
     address, read_only = face["data"]
     index = getattr(getattr(value, "device", None), "id", 0)
-    nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
+    offset, nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
     return Operand(
         address=address,
         nbytes=nbytes,
         contiguous=dense,
         dtype=dtype_of_typestr(face["typestr"]),
         device=(ON_GPU, index if isinstance(index, int) else 0),
-        owner=value,
+        owner=(value, getattr(value, "gpu_data", None)),  # Numba's own name for the memory
         ready=face.get("stream"),
         writable=not read_only,
+        offset=offset,
     )
 
 
@@ -152,27 +162,27 @@ def _from_host(value: Any, stream: int) -> Operand:
     del stream
     face = value.__array_interface__
     address, read_only = face["data"]
-    if face["typestr"].startswith(">"):
-        raise InputError("an array of big-endian numbers means other numbers to a kernel")
     dtype = dtype_of_typestr(face["typestr"])
-    nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
-    return Operand(address, nbytes, dtype, (ON_HOST, 0), value, dense, writable=not read_only)
+    offset, nbytes, dense = _span(face["shape"], face.get("strides"), _itemsize(face))
+    return Operand(
+        address, nbytes, dtype, (ON_HOST, 0), value, dense, writable=not read_only, offset=offset
+    )
 
 
 def _from_dlpack(value: Any, stream: int) -> Operand:
     on_host = value.__dlpack_device__()[0] == ON_HOST
-    asked = {} if on_host else {"stream": stream}
+    asked = {} if on_host else {"stream": stream or LEGACY_STREAMS[-1]}  # DLPack has no stream 0
     try:
         try:
             given = value.__dlpack__(**asked, max_version=(1, 0))
-        except TypeError:  # a producer from before there were versions
+        except TypeError:  # The producer is older than the versions of the protocol.
             given = value.__dlpack__(**asked)
     except BufferError as bad:
-        raise InputError(f"{type(value).__name__} does not give its memory away: {bad}") from None
+        raise InputError(f"{type(value).__name__} cannot be exported: {bad}") from None
     tensor = dlpack.open_capsule(given)
     size = tensor.dtype.size if tensor.dtype is not None else 1
     strides = None if tensor.strides is None else tuple(step * size for step in tensor.strides)
-    nbytes, dense = _span(tensor.shape, strides, size)
+    offset, nbytes, dense = _span(tensor.shape, strides, size)
     return Operand(
         address=tensor.address,
         nbytes=nbytes,
@@ -181,6 +191,7 @@ def _from_dlpack(value: Any, stream: int) -> Operand:
         owner=(tensor.owner, value),
         contiguous=dense,
         writable=not tensor.read_only,
+        offset=offset,
     )
 
 
@@ -190,35 +201,36 @@ def _itemsize(face: dict[str, Any]) -> int:
     return int(face["typestr"][2:])
 
 
-def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, bool]:
-    """Bytes from the first element to the end of the last, and whether there are no gaps."""
+def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, int, bool]:
+    """Bytes below the first element, bytes from the lowest to the highest, and True without gaps."""
     if 0 in shape or strides is None:
-        return size * math.prod(shape), True
-    if any(step < 0 for step in strides):
-        raise InputError("an array with negative strides has no plain address")
+        return 0, size * math.prod(shape), True
     usual = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     dense = all(n == 1 or step == plain for n, step, plain in zip(shape, strides, usual, strict=True))
-    return sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + size, dense
+    reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    below = -sum(step for step in reach if step < 0)
+    return below, below + sum(step for step in reach if step > 0) + size, dense
 
 
 _kinds: dict[type, Kind | None] = {}
+_READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cupy": _from_cupy}
 
 
 def _find(kind: type) -> Kind | None:
-    """Found out once for each type."""
-    library = kind.__module__.partition(".")[0]
-    if library == "torch" and hasattr(kind, "data_ptr"):
-        return Kind(library, _from_torch, introduce(library))
-    if library == "cupy" and hasattr(kind, "data"):
-        return Kind(library, _from_cupy, introduce(library))
-    if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in kind.__mro__):
-        return Kind(library, _from_host)
-    if library in ("numpy", "preheat"):  # scalars, and arrays of our own
+    """Return how to read a type. It is called once for each type."""
+    for library in LIBRARIES.values():
+        if library.makes(kind):
+            library.learn()
+            return Kind(library.name, _READERS[library.api], library)
+    library_name = kind.__module__.partition(".")[0]
+    if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):
+        return Kind(library_name, _from_host)
+    if library_name in ("numpy", "preheat"):  # scalars, and arrays of our own
         return None
     if hasattr(kind, "__dlpack__"):
-        return Kind(library, _from_dlpack)
+        return Kind(library_name, _from_dlpack)
     if hasattr(kind, "__cuda_array_interface__"):
-        return Kind(library, _from_cuda_interface)
+        return Kind(library_name, _from_cuda_interface, LIBRARIES.get(library_name))
     return None
 
 

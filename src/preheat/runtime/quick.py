@@ -10,7 +10,8 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
         try:
             if (
                 context.alert is None and not more and (type(a0) is float or type(a0) is int)
-                and a1.tag is own0 and a2.tag is own1 and type(a3) is int
+                and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
+                and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
             ):
                 pointers, vf, vQ, vi = cell = take()
                 vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
@@ -19,8 +20,9 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
             …
         status = go(pointers, 0)
 
-Tensors of torch and CuPy have a section each like the one shown: they go to the stream that their
-library works in.
+`uses.stream` is the stream that may use the memory without waiting, and `uses.readers` those that may
+read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one shown:
+they go to the stream that their library works in.
 """
 
 from __future__ import annotations
@@ -29,11 +31,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.devices.base import ON_HOST
-from preheat.dtypes import DType
 from preheat.runtime.arguments import Block, Slot, new_block
 from preheat.runtime.launch import Launch
-from preheat.runtime.operands import LIBRARIES, kind_of
+from preheat.runtime.libraries import LIBRARIES
+from preheat.runtime.operands import kind_of
 
 __all__ = ["quick"]
 
@@ -41,36 +42,35 @@ _STORABLE = "bBhHiIqQfd"  # struct formats a memory view can be assigned in
 
 
 class _Section(NamedTuple):
-    """How one kind of array is tested (place, element type), addressed, and sent on its way."""
+    """How one kind of array is tested (place, element type), addressed and submitted.
 
-    place: str
+    `written` tests the place of what the kernel writes, `read` that of what it only reads.
+    """
+
+    written: str
+    read: str
     element: str
     address: str
     submit: str
+    complex: str = ""  # one more test, of what may hold complex numbers
 
 
+_OWN = _Section(
+    "{0}.uses.stream is stream",
+    "({0}.uses.stream is stream or number in {0}.uses.readers)",
+    "{0}.dtype is {1}",
+    "{0}.address",
+    "submit",
+)
+_TORCH = "{0}.get_device() == index and {0}.is_contiguous() and not {0}.is_neg()"
+_CUPY = "{0}.data.device_id == index and {0}._c_contiguous"
+_CURRENT = "submits[{0}.current(index)]"
+# By the way in which tensors of a library are read.
 _SECTIONS = {
-    # The tag says it all: alive, on this device, of this type, at home in this stream.
-    "own": _Section("{0}.tag[2] is stream", "{0}.tag is {1}", "{0}.address", "submit"),
-    # A stream besides the device's own: it must be known to be ordered behind the array's home.
-    "second": _Section(
-        "({0}.tag[2] is stream or {0}.tag[2] is home and handle in {0}.buffer.behind)",
-        "{0}.tag[1] is {1}",
-        "{0}.address",
-        "submit",
-    ),
     "torch": _Section(
-        "{0}.get_device() == index",
-        "{0}.dtype in {1}",
-        "{0}.data_ptr()",
-        "submits[torch.current(index)]",
+        _TORCH, _TORCH, "{0}.dtype in {1}", "{0}.data_ptr()", _CURRENT, "not {0}.is_conj()"
     ),
-    "cupy": _Section(
-        "{0}.data.device_id == index",
-        "{0}.dtype in {1}",
-        "{0}.data.ptr",
-        "submits[cupy.current(index)]",
-    ),
+    "cupy": _Section(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
 }
 
 
@@ -78,20 +78,22 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     """The function for launches with arguments like `args`; `launch.run` where there is none."""
     slots, context = launch.signature.slots, launch.context
     stream = launch.stream or context.stream
-    # In a stream that is not ours every use of an array needs an event after it: see `Buffer`.
-    if launch.blocking or not context.owns(stream) or not all(map(_plain, slots)):
+    # In a stream that is not ours every use of an array needs a mark after it: see `Timeline`.
+    if launch.blocking or not context.order.owns(stream) or not all(map(_plain, slots)):
         return launch.run
     given = {kind.library for kind in map(kind_of, args) if kind is not None}
-    libraries = LIBRARIES if context.device.dlpack[0] != ON_HOST else {}
-    names = sorted(["own", *libraries], key=lambda name: name not in given)  # first what came this time
+    place = context.device.dlpack[0]
+    known = {lib.name: lib for lib in LIBRARIES.values() if lib.place == place and lib.api in _SECTIONS}
+    names = sorted(["own", *known], key=lambda name: name not in given)  # first what came this time
     if launch.stream is not None:
-        names = ["own" if stream is context.stream else "second"]
+        names = ["own"]
     dtypes = [dtype for slot in slots for dtype in slot.dtypes or ()]
-    values: dict[str, Any] = {name: LIBRARIES[name] for name in names if name in LIBRARIES}
+    values: dict[str, Any] = {name: known[name] for name in names if name in known}
     for name in names:
-        rows = enumerate(_elements(launch, name, dtypes))
-        values |= {f"{name}{n}": element for n, element in rows}
-    make = _maker(tuple(names), slots, tuple(values))
+        elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
+        values |= {f"{name}{n}": element for n, element in enumerate(elements)}
+    sections = tuple((name, known[name].api if name in known else "") for name in names)
+    make = _maker(sections, slots, tuple(values))
     block = new_block(launch.signature)
     made: Callable[..., None] = make(
         launch, launch.prepared(stream), stream, block, _cell(slots, block), **values
@@ -104,14 +106,6 @@ def _plain(slot: Slot) -> bool:
     return (slot.pointer or slot.value is not None) and code in _STORABLE
 
 
-def _elements(launch: Launch, section: str, dtypes: Sequence[DType]) -> list[Any]:
-    """What arrays of one kind say when they hold elements of these types."""
-    if section in LIBRARIES:
-        return [LIBRARIES[section].elements[dtype] for dtype in dtypes]
-    tags = launch.context.tags(launch.context.stream)
-    return [tags[dtype] for dtype in dtypes] if section == "own" else list(dtypes)
-
-
 def _cell(slots: Sequence[Slot], block: Block) -> tuple[Any, ...]:
     """A parameter block as the function uses it: the pointers, and one view for each format."""
     data: Any = block.data
@@ -120,25 +114,30 @@ def _cell(slots: Sequence[Slot], block: Block) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _maker(names: tuple[str, ...], slots: tuple[Slot, ...], values: tuple[str, ...]) -> Any:
-    """What makes the function for parameters like these and arrays of these kinds."""
+def _maker(
+    sections: tuple[tuple[str, str], ...], slots: tuple[Slot, ...], values: tuple[str, ...]
+) -> Any:
+    """What makes the function for parameters like these and arrays of these kinds.
+
+    A section is the name of a library, or "own", and how its tensors are read.
+    """
     given = [f"a{n}" for n in range(len(slots))]
     text = _FUNCTION.format(
         values=", ".join(values),
         parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
-        sections="".join(_section(name, slots, first=name == names[0]) for name in names),
+        sections="".join(_section(*each, slots, first=each is sections[0]) for each in sections),
         given="".join(f"{name}, " for name in given),
     )
     scope: dict[str, Any] = {
-        "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError),
+        "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError, RuntimeError),
         "missing": object(),
     }
     exec(compile(text, f"{__file__}: generated", "exec"), scope)
     return scope["make"]
 
 
-def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
-    section = _SECTIONS[name]
+def _section(name: str, api: str, slots: Sequence[Slot], *, first: bool) -> str:
+    section = _SECTIONS[api] if api else _OWN
     tests = [*([] if first else ["go is None"]), "context.alert is None", "not more"]
     stores, element = [], 0
     for position, slot in enumerate(slots):
@@ -146,11 +145,11 @@ def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
         elements = [f"{name}{element + n}" for n in range(len(slot.dtypes or ()))]
         element += len(elements)
         is_number = _number_test(slot, given)
-        is_array = _array_test(section, given, elements, whole=name == "own")
+        is_array = _array_test(section, slot, given, elements)
         address, test = section.address.format(given), is_array
         if slot.value is not None and not slot.pointer:
             test, address = is_number, given
-        elif slot.value is not None and name not in LIBRARIES:  # an untyped word
+        elif slot.value is not None and not api:  # an untyped word
             test = f"({is_number} or {is_array})"
             address = f"{given} if {is_number} else {address}"
         tests.append(test)
@@ -158,7 +157,10 @@ def _section(name: str, slots: Sequence[Slot], *, first: bool) -> str:
         stores.append(f"v{slot.format}[{at}] = {address}")
     views = "".join(f"v{code}, " for code in dict.fromkeys(slot.format for slot in slots))
     return _SECTION.format(
-        tests=" and ".join(tests), views=views, stores="; ".join(stores) or "pass", go=section.submit
+        tests=" and ".join(tests),
+        views=views,
+        stores="; ".join(stores) or "pass",
+        go=section.submit.format(name),
     )
 
 
@@ -169,17 +171,15 @@ def _number_test(slot: Slot, given: str) -> str:
     return f"type({given}) is {kind}"
 
 
-def _array_test(section: _Section, given: str, elements: Sequence[str], *, whole: bool) -> str:
-    """Python that tells whether `given` is memory that can go straight into the stream.
-
-    `whole` says that the test of the element type tests the place as well.
-    """
-    place = section.place.format(given)
-    if not elements:  # any type will do
-        return place
-    fits = " or ".join(section.element.format(given, element) for element in elements)
-    fits = fits if len(elements) == 1 else f"({fits})"
-    return fits if whole else f"{place} and {fits}"
+def _array_test(section: _Section, slot: Slot, given: str, elements: Sequence[str]) -> str:
+    """Python that tells whether `given` is memory that can go straight into the stream."""
+    tests = [(section.written if slot.writes else section.read).format(given)]
+    if elements:  # Without them any type will do.
+        fits = " or ".join(section.element.format(given, element) for element in elements)
+        tests.insert(0, fits if len(elements) == 1 else f"({fits})")
+    if section.complex and (slot.dtypes is None or any(each.complex for each in slot.dtypes)):
+        tests.append(section.complex.format(given))
+    return " and ".join(tests)
 
 
 _SECTION = """
@@ -195,8 +195,8 @@ _SECTION = """
 """
 _FUNCTION = """\
 def make(launch, submit, stream, block, cell, {values}):
-    context, submits, handle = launch.context, launch.submits, stream.handle
-    index, home = context.device.dlpack[1], context.stream
+    context, submits, number = launch.context, launch.submits, stream.id
+    index = context.device.dlpack[1]
     cells = [cell]  # a launch takes the one there is: two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain

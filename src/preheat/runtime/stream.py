@@ -130,11 +130,11 @@ def raw_stream(context: Context, stream: object) -> base.Stream:
         version, handle = protocol() if callable(protocol) else protocol
         if version != 0:
             raise InputError(f"{stream!r} speaks version {version} of __cuda_stream__, not 0")
-        return context.adopt(handle)
+        return context.order.adopt(handle)
     for attribute in ("cuda_stream", "ptr"):  # torch and CuPy before they spoke that protocol
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):
-            return context.adopt(handle)
+            return context.order.adopt(handle)
     raise InputError(
         f"{stream!r} is not a stream",
         hint="pass gpu.stream(), a torch or CuPy stream, or anything with __cuda_stream__",

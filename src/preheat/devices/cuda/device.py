@@ -12,9 +12,25 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.devices.base import Event, Limits, MemoryInfo, Setter, Stream
-from preheat.devices.cuda.driver import WITHOUT_GPU, call, devices, error_of, library
+from preheat.devices.base import (
+    LEGACY_STREAMS,
+    PER_THREAD_STREAM,
+    Event,
+    Limits,
+    MemoryInfo,
+    Setter,
+    Stream,
+)
+from preheat.devices.cuda.driver import (
+    WITHOUT_GPU,
+    call,
+    devices,
+    error_of,
+    library,
+    relaxed_capture_mode,
+)
 from preheat.devices.cuda.module import CudaModule
+from preheat.devices.cuda.retain import collect
 from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
 from preheat.errors import DeviceError, NoGpuError
@@ -24,7 +40,7 @@ __all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 _KEEP = 2**64 - 1  # bytes a pool keeps before it gives memory back to the driver by itself
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
 _NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
-_DEFAULT_STREAMS = (0, 1, 2)  # which mean one of whichever context is current
+_DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)  # of whichever context is current
 _Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
@@ -127,8 +143,31 @@ class CudaDevice:
         finally:
             call("cuCtxPopCurrent")
 
-    def in_context(self, launch: _Call, stream: Stream) -> _Call:
-        """A prepared launch for any stream: the number of a default one means nothing by itself."""
+    @contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """The same, for calls of another library that would spoil captures in other threads."""
+        with self.current(), relaxed_capture_mode():
+            yield
+
+    def in_context(self, work: _Call, stream: Stream) -> _Call:
+        """Prepared work for any stream: in a default one it runs with its context current.
+
+        Without that a replay and a fill run in the default stream of another context.
+        """
+        if stream.handle not in _DEFAULT_STREAMS:
+            return work
+
+        def in_context(*args: Any) -> tuple[int, ...]:
+            with self.current():
+                return work(*args)
+
+        return cast(_Call, in_context)
+
+    def launch_in_context(self, launch: _Call, stream: Stream) -> _Call:
+        """The same for a kernel, which belongs to a context: the driver refuses to mix the two.
+
+        So the common case, in which the context is current already, costs nothing.
+        """
         if stream.handle not in _DEFAULT_STREAMS:
             return launch
 
@@ -142,7 +181,7 @@ class CudaDevice:
         return cast(_Call, in_context)
 
     def _pinned(self, size: int) -> int:
-        with self.current():
+        with self.current(), relaxed_capture_mode():
             return int(call("cuMemHostAlloc", size, 0))
 
     # Modules and streams
@@ -165,11 +204,14 @@ class CudaDevice:
 
     def allocate(self, size: int, stream: Stream) -> int:
         """Address of new memory, from this device's own pool."""
-        return int(call("cuMemAllocFromPoolAsync", size, self._pool, stream.handle))
+        collect()
+        with relaxed_capture_mode():
+            return int(call("cuMemAllocFromPoolAsync", size, self._pool, stream.handle))
 
     def free(self, address: int, stream: Stream) -> None:
         """Give memory back to the pool after the work now in `stream`."""
-        call("cuMemFreeAsync", address, stream.handle)
+        with relaxed_capture_mode():
+            call("cuMemFreeAsync", address, stream.handle)
 
     def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
         """Bytes from the host by way of pinned memory; returns before they have arrived."""

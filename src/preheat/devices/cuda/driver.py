@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 
-__all__ = ["WITHOUT_GPU", "call", "devices", "error_of", "library"]
+__all__ = ["WITHOUT_GPU", "call", "devices", "error_of", "library", "relaxed_capture_mode"]
 
 #: What to do where there is no GPU.
 WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
@@ -79,6 +80,25 @@ def call(name: str, *args: Any) -> Any:
     if status:
         raise _error(cu, name, status)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+@contextmanager
+def relaxed_capture_mode() -> Iterator[None]:
+    """Let this thread make calls that would spoil captures begun as "global", from any thread.
+
+    For calls that leave those captures alone: queries, waits for and memory of streams that are not
+    captured. Captures of preheat's own have rules of their own, which come before this.
+    """
+    mode = call("cuThreadExchangeStreamCaptureMode", _relaxed())
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", mode)
+
+
+@functools.cache
+def _relaxed() -> Any:
+    return library().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def error_of(name: str, status: int) -> DriverError:

@@ -88,7 +88,7 @@ class CudaFunction:
             submit = self._prepare_extended(geometry, stream)
         else:
             submit = self._prepare_plain(geometry, stream)
-        return self.device.in_context(submit, stream)
+        return self.device.launch_in_context(submit, stream)
 
     def _prepare_plain(self, geometry: Geometry, stream: Stream) -> Submit:
         cu = library()

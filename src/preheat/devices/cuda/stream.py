@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-from preheat.devices.base import Event
-from preheat.devices.cuda.driver import call, error_of, library
+from preheat.devices.base import LEGACY_STREAMS, Event
+from preheat.devices.cuda.driver import call, error_of, library, relaxed_capture_mode
 from preheat.devices.cuda.graph import CudaGraph
+from preheat.devices.cuda.retain import retain
 
 if TYPE_CHECKING:
     from preheat.devices.cuda.device import CudaDevice
@@ -27,11 +29,13 @@ class CudaEvent:
 
     def done(self) -> bool:
         """Whether the work before it has ended."""
-        return _ready("cuEventQuery", self.handle)
+        with relaxed_capture_mode():
+            return _ready("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until it has."""
-        call("cuEventSynchronize", self.handle)
+        with relaxed_capture_mode():
+            call("cuEventSynchronize", self.handle)
 
     def elapsed(self, since: Event) -> float:
         """Seconds from `since` to this event."""
@@ -43,15 +47,20 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A stream, our own or another library's."""
+    """A stream, our own or another library's.
+
+    A default stream has no handle of its own: the number means the one of whichever context is current.
+    """
 
     def __init__(self, device: CudaDevice, handle: int, *, owned: bool) -> None:
         self._device, self.handle, self._owned = device, handle, owned
+        with device.current():
+            self.id = _id_of(handle)
 
-    def record(self, *, timing: bool = False) -> CudaEvent:
-        """An event after everything submitted so far."""
+    def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
+        """Return an event after everything submitted so far; `again` is recorded once more."""
         with self._device.current():
-            event = CudaEvent(timing=timing)
+            event = CudaEvent(timing=timing) if again is None else again
             call("cuEventRecord", event.handle, self.handle)
         return event
 
@@ -62,12 +71,12 @@ class CudaStream:
 
     def done(self) -> bool:
         """Whether everything submitted has ended."""
-        with self._device.current():
+        with self._device.current(), relaxed_capture_mode():
             return _ready("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until it has."""
-        with self._device.current():
+        with self._device.current(), relaxed_capture_mode():
             call("cuStreamSynchronize", self.handle)
 
     def close(self) -> None:
@@ -96,8 +105,34 @@ class CudaStream:
 
     def capture_status(self) -> str:
         """Whether this stream is captured."""
+        if self.handle in LEGACY_STREAMS:
+            return "none"  # It cannot be captured, and asking could spoil other captures.
         with self._device.current():
             return _STATUS[int(call("cuStreamIsCapturing", self.handle))]
+
+    def retain(self, owner: object) -> None:
+        """Keep `owner` until the graph that is being captured, and all made from it, are gone."""
+        with self._device.current():
+            graph = call("cuStreamGetCaptureInfo", self.handle)[2]
+            retain(graph, owner)
+
+
+def _id_of(handle: int) -> int:
+    """Return the driver's id of a stream; while it is captured, a number below zero of its own.
+
+    Asking for the id of a captured stream fails and spoils the capture.
+    """
+    if handle in LEGACY_STREAMS or not int(call("cuStreamIsCapturing", handle)):
+        return int(call("cuStreamGetId", handle))
+    if len(_captured) >= _MANY_CAPTURED:
+        _captured.clear()
+    capture = int(call("cuStreamGetCaptureInfo", handle)[1])
+    return _captured.setdefault((capture, handle), next(_captured_ids))
+
+
+_MANY_CAPTURED = 256
+_captured: dict[tuple[int, int], int] = {}  # ids of captured streams, by capture and handle
+_captured_ids = itertools.count(-1, -1)
 
 
 def _ready(name: str, handle: object) -> bool:

@@ -5,9 +5,11 @@ capture can hold fails with 900 and invalidates every capture it concerns, as me
 
     the device waited for                    every capture on it
     the captured stream waited for or asked  its capture
-    another stream waited for or asked,      those begun "global"; those begun "thread_local" when
-    memory taken or given back, a module     their own thread calls; none begun "relaxed"
-    unloaded
+    a module unloaded, a pool trimmed        those begun "global"; those begun "thread_local" when
+                                             their own thread calls; none begun "relaxed"
+
+Waits for other streams and events, allocations and frees concern no capture, because the GPU makes them
+with the capture mode of the thread exchanged.
 """
 
 from __future__ import annotations
@@ -174,15 +176,25 @@ class Captures:
         mine = threading.get_ident()
         self._open = {at: capture for at, capture in self._open.items() if capture.thread == mine}
 
-    def guard(self, call: str, stream: int | None = None, *, everywhere: bool = False) -> None:
-        """Refuse a call that no capture can hold, and invalidate the captures it concerns."""
+    def guard(
+        self,
+        call: str,
+        stream: int | None = None,
+        *,
+        everywhere: bool = False,
+        watched: bool = False,
+    ) -> None:
+        """Refuse a call that no capture can hold, and invalidate the captures it concerns.
+
+        That is the capture of `stream`, every one, or those that watch the calls of this thread.
+        """
         if not self._open:
             return
         own = None if stream is None else self._open.get(stream)
         concerned = [
             capture
             for capture in list(self._open.values())
-            if everywhere or capture is own or (own is None and capture.watches())
+            if everywhere or capture is own or (watched and capture.watches())
         ]
         for capture in concerned:
             capture.invalidate(call)

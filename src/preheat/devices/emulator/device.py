@@ -71,7 +71,7 @@ class EmulatorDevice:
         self._memory = Memory()
         self.scheduler = None if self.schedule is None else self._scheduler(self.schedule)
         self.captures = Captures(self.scheduler)
-        self._streams = Streams(self.captures, self.scheduler)
+        self.streams = Streams(self.captures, self.scheduler)
         self._allocated: dict[int, Block] = {}
         self._retired = Retired()
         self._used = 0
@@ -99,11 +99,11 @@ class EmulatorDevice:
     def stream(self, *, priority: int = 0) -> base.Stream:
         """A new stream."""
         del priority
-        return self._streams.open()
+        return self.streams.open()
 
     def adopt(self, handle: int) -> base.Stream:
         """A stream by its number."""
-        return self._streams.adopt(handle)
+        return self.streams.adopt(handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Address of `size` new bytes, each of them `POISON`."""
@@ -302,7 +302,7 @@ class EmulatorDevice:
 
     def trim(self) -> None:
         """Nothing that counts as used is kept."""
-        self.captures.guard("trim")
+        self.captures.guard("trim", watched=True)
 
     def reset(self) -> None:
         """Begin anew: everything allocated or loaded is gone."""

@@ -17,6 +17,7 @@ from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.schedule import Scheduler
+from preheat.devices.emulator.stream import Streams
 from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault
 from preheat.toolchain.ptx import Param
@@ -29,10 +30,11 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, its captures, its queues, its patience."""
+    """The device of a launch: its lock, its streams, their captures and queues, its patience."""
 
     lock: threading.RLock
     captures: Captures
+    streams: Streams
     scheduler: Scheduler | None
     patience: int
 
@@ -41,7 +43,10 @@ class Owner(Protocol):
 
 
 class Launch:
-    """Called with the address of an array of pointers to parameters, it runs or queues the kernel."""
+    """Called with the address of an array of pointers to parameters, it runs or queues the kernel.
+
+    Like the driver, it goes to whichever stream has the handle then.
+    """
 
     def __init__(
         self,
@@ -71,13 +76,14 @@ class Launch:
             ctypes.string_at(ctypes.c_uint64.from_address(pointers + 8 * i).value, parameter.size)
             for i, parameter in enumerate(self.parameters)
         ]
-        capture = self._device.captures.of(self._stream)
+        stream = self._device.streams.id_of(self._stream)
+        capture = self._device.captures.of(stream)
         if capture is not None:
             capture.add("kernel", self.program.kernel, lambda: self.run(values))
         elif self._device.scheduler is None:
             self.run(values)
         else:
-            self._device.scheduler.submit(self._stream, lambda: self.run(values))
+            self._device.scheduler.submit(stream, lambda: self.run(values))
         return (0,)
 
     def run(self, values: list[bytes]) -> None:

@@ -114,7 +114,7 @@ class EmulatorModule:
 
     def unload(self) -> None:
         """Forget the variables."""
-        self.device.captures.guard("unload")
+        self.device.captures.guard("unload", watched=True)
         with self.device.lock:
             for buffer in self._buffers:
                 self.memory.free(buffer)
@@ -152,7 +152,7 @@ class EmulatorFunction:
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
         """Make a launch ready."""
-        return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.id)
+        return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.handle)
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """How many blocks fit the threads, registers and shared memory of a processor."""

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS, PER_THREAD_STREAM
 from preheat.devices.emulator.capture import Capture, Captures
 from preheat.devices.emulator.refusal import refusal
 from preheat.devices.emulator.schedule import Mark, Scheduler
@@ -16,7 +17,6 @@ from preheat.errors import DeviceError
 __all__ = ["EmulatorEvent", "EmulatorStream", "Streams"]
 
 _OURS = 1 << 20  # handles from here on are those of streams and events that the emulator made
-_LEGACY, _PER_THREAD = (0, 1), 2  # the handles of the default streams that always exist
 _handles = itertools.count(_OURS)
 _ids = itertools.count(1)
 
@@ -32,7 +32,7 @@ class EmulatorEvent:
         self._at = 0.0
 
     def record(self, stream: int, capture: Capture | None) -> None:
-        """Mean this moment of a stream from here on; who waits already waits for the earlier one."""
+        """Record the event again. Work that waits for the earlier record keeps waiting for that."""
         mark = None
         if capture is not None:
             capture.require("event record")
@@ -66,7 +66,6 @@ class EmulatorEvent:
     def _asked(self, call: str) -> None:
         if self.capture is not None:
             raise self.capture.invalidate(call, 907)
-        self._captures.guard(call)
 
     def elapsed(self, since: base.Event) -> float:
         """Seconds from `since` to this event."""
@@ -134,7 +133,7 @@ class EmulatorStream:
 
     def begin_capture(self, mode: str) -> None:
         """From here on work becomes a graph."""
-        if self.handle in _LEGACY:
+        if self.handle in LEGACY_STREAMS:
             raise refusal("begin capture", 900)
         self._captures.begin(self.id, mode)
 
@@ -170,7 +169,7 @@ class Streams:
         self._live: dict[int, int] = {}  # the id by the handle
         self._free: list[int] = []
         self._of_thread = threading.local()
-        self._live.update(dict.fromkeys(_LEGACY, self._new()))
+        self._live.update(dict.fromkeys(LEGACY_STREAMS, self._new()))
 
     def open(self) -> EmulatorStream:
         """A new stream, with the handle of one that was destroyed if there is one."""
@@ -184,14 +183,18 @@ class Streams:
 
     def adopt(self, handle: int) -> EmulatorStream:
         """The stream with this handle; a `DriverError` where there is none."""
-        if handle == _PER_THREAD:
-            return EmulatorStream(self, handle, self._default(), owned=False)
+        return EmulatorStream(self, handle, self.id_of(handle), owned=False)
+
+    def id_of(self, handle: int) -> int:
+        """The id of the stream that has this handle now; a `DriverError` where there is none."""
+        if handle == PER_THREAD_STREAM:
+            return self._default()
         id = self._live.get(handle)
         if id is None and 0 <= handle < _OURS:  # of a library that only tests know
             id = self._live.setdefault(handle, self._new())
         if id is None:
             raise refusal("stream id", 400)
-        return EmulatorStream(self, handle, id, owned=False)
+        return id
 
     def close(self, handle: int, id: int) -> None:
         """Destroy a stream; twice is fine."""

@@ -1,0 +1,206 @@
+"""Other libraries that work on the same device: their streams, and how they take part in a capture.
+
+A library has tensors and a current stream for each device, which its own work goes to. `LIBRARIES` are
+the ones that preheat knows; nothing is imported or asked before the program itself has imported it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
+from preheat.dtypes import DTYPES, DType
+
+__all__ = ["LIBRARIES", "CuPy", "Library", "Numba", "StreamHandle", "Torch", "consumers", "working"]
+
+
+class StreamHandle:
+    """A stream as other libraries take it. `owner` keeps it alive."""
+
+    def __init__(self, handle: int, owner: object = None) -> None:
+        self.handle, self.owner = handle, owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+class Library:
+    """A library whose tensors are on devices of one DLPack type, in streams of its own.
+
+    `current` gives the handle of its current stream on a device by the device's number. `elements` are
+    its names for element types; both are unknown until the library is imported and asked.
+    """
+
+    api = ""  # which of the ways to read a tensor in `quick` and `operands` it takes
+    directed = True  # whether its work can be sent to another stream
+
+    def __init__(self, name: str, *, place: int = ON_GPU) -> None:
+        self.name, self.place = name, place
+        self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
+        self.current: Callable[[int], int] = self._learn
+
+    @property
+    def module(self) -> Any:
+        """The library itself, or None while the program has not imported it."""
+        return sys.modules.get(self.name)
+
+    def makes(self, kind: type) -> bool:
+        """Return True for the types of its tensors, subclasses defined anywhere included."""
+        return any((each.__module__, each.__name__) == (self.name, "Tensor") for each in kind.__mro__)
+
+    def ready(self) -> bool:
+        """Return True once the library may have work on a device."""
+        return self.module is not None
+
+    def working(self, device: tuple[int, int]) -> int | None:
+        """Return the handle of its current stream on a device, None where it has no work there."""
+        return self.current(device[1]) if device[0] == self.place and self.ready() else None
+
+    def learn(self) -> None:
+        """Find out how the library is asked for its stream and what it calls element types."""
+        for dtype, names in self.elements.items():
+            names.update(self._element(dtype))
+        self.current = self._stream_getter()
+
+    def _learn(self, index: int) -> int:
+        self.learn()
+        return self.current(index)
+
+    def _element(self, dtype: DType) -> set[object]:
+        del dtype
+        return set()
+
+    def _stream_getter(self) -> Callable[[int], int]:
+        raise NotImplementedError
+
+    def consumer(self, index: int) -> StreamHandle:
+        """Return its current stream, kept alive for a later wait."""
+        return StreamHandle(self.current(index))
+
+    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+        """Send its work to `stream` until `stack` is closed; return what owns its new memory."""
+        del stack, stream, index
+        return None
+
+
+class Torch(Library):
+    """torch. Its streams are never destroyed."""
+
+    api = "torch"
+
+    def ready(self) -> bool:
+        """Return True once torch has a CUDA context; False while another thread imports it."""
+        asked = getattr(getattr(self.module, "cuda", None), "is_initialized", None)
+        return asked is not None and bool(asked())
+
+    def _element(self, dtype: DType) -> set[object]:
+        named = getattr(self.module, dtype.name, None)
+        return set() if named is None else {named}
+
+    def _stream_getter(self) -> Callable[[int], int]:
+        torch = self.module
+        quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+        """Send its work to `stream`, and allocate from a pool of its own on that GPU meanwhile."""
+        cuda = self.module.cuda
+        spare = _spare.setdefault((self.name, index), [])
+        with cuda.device(index):
+            pool = spare.pop() if spare else cuda.MemPool()
+        stack.enter_context(cuda.stream(cuda.ExternalStream(stream.handle, device=index)))
+        stack.enter_context(cuda.use_mem_pool(pool, device=index))
+        return pool
+
+    def reuse(self, pool: object, index: int) -> None:
+        """Keep a pool in which nothing was allocated for the next capture: torch waits to end one."""
+        _spare.setdefault((self.name, index), []).append(pool)
+
+
+class CuPy(Library):
+    """CuPy. Its streams are destroyed with their Python objects."""
+
+    api = "cupy"
+
+    def _element(self, dtype: DType) -> set[object]:
+        return {dtype.numpy()} if hasattr(self.module, dtype.name) else set()
+
+    def makes(self, kind: type) -> bool:
+        """Return True for the types of its arrays: the base class is in a module of CuPy's core."""
+        root = f"{self.name}."
+        return any(
+            each.__name__ == "ndarray" and f"{each.__module__}.".startswith(root)
+            for each in kind.__mro__
+        )
+
+    def ready(self) -> bool:
+        """Return True once CuPy is imported; False while another thread imports it."""
+        return hasattr(getattr(self.module, "cuda", None), "get_current_stream")
+
+    def _stream_getter(self) -> Callable[[int], int]:
+        current = self.module.cuda.get_current_stream
+        return lambda index: int(current(index).ptr)
+
+    def consumer(self, index: int) -> StreamHandle:
+        """Return its current stream, kept alive for a later wait."""
+        stream = self.module.cuda.get_current_stream(index)
+        return StreamHandle(int(stream.ptr), stream)
+
+    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+        """Send its work to `stream`, and allocate from a pool of its own meanwhile, where it can."""
+        cuda = self.module.cuda
+        pool = cuda.MemoryPool()
+        stack.enter_context(cuda.Device(index))
+        take = getattr(cuda.Stream, "from_external", None)  # since 14.0
+        there = cuda.ExternalStream(stream.handle, index) if take is None else take(stream)
+        stack.enter_context(there)
+        stack.enter_context(cuda.using_allocator(pool.malloc))
+        return pool
+
+
+class Numba(Library):
+    """numba.cuda. Its work goes to a default stream unless a launch names another one."""
+
+    directed = False
+
+    def makes(self, kind: type) -> bool:
+        """Return False: its arrays are read by their array interface."""
+        del kind
+        return False
+
+    @property
+    def module(self) -> Any:
+        """The CUDA part of Numba, or None while the program has not imported it."""
+        return sys.modules.get("numba.cuda")
+
+    def _stream_getter(self) -> Callable[[int], int]:
+        config = sys.modules["numba"].config
+        each = bool(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", False))
+        return lambda _: PER_THREAD_STREAM if each else LEGACY_STREAMS[-1]
+
+
+_spare: dict[tuple[str, int], list[object]] = {}  # torch's pools, by library and GPU
+atexit.register(_spare.clear)  # while torch can still end them
+
+#: The libraries that preheat knows, by name.
+LIBRARIES: dict[str, Library] = {
+    "torch": Torch("torch"), "cupy": CuPy("cupy"), "numba": Numba("numba"),
+}  # fmt: skip
+
+
+def working(device: base.Device) -> Mapping[int, str]:
+    """The current streams of the libraries that work on a device, with their names."""
+    found = ((library.working(device.dlpack), library.name) for library in LIBRARIES.values())
+    return {handle: name for handle, name in found if handle is not None}
+
+
+def consumers(device: base.Device) -> list[StreamHandle]:
+    """The same streams, kept alive."""
+    place, index = device.dlpack
+    known = [library for library in LIBRARIES.values() if library.place == place and library.ready()]
+    return [library.consumer(index) for library in known]
