@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-gpu random-programs mutations lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -19,6 +19,12 @@ demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked,
 
 test: $(READY) lint types    ## everything CI checks, a file of tests on each core
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+random-programs: $(READY)    ## 2,000 random programs on deferred streams
+	PREHEAT_TEST_PROGRAMS=2000 $(BIN)/python -m pytest tests/programs
+
+mutations: $(READY)    ## remove each wait and ownership in turn, and see that a test notices
+	$(BIN)/python -m tests.programs.mutations
 
 lint: $(READY)         ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -36,6 +42,7 @@ test-gpu:              ## the tests that need a GPU or torch, with the Python th
 
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomli-w>=1.0' 'xxhash>=3.4'
+	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
 
 bench: $(READY)        ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py

@@ -1,0 +1,232 @@
+"""Remove one wait or one ownership at a time, and see that a test notices.
+
+    make mutations        # or: python -m tests.programs.mutations [PART OF A NAME …]
+
+Each mutation is applied to a copy of the sources. The tests of the order then run on deferred streams,
+and the mutation is caught when one of them fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("tests/runtime/test_ordering.py", "tests/programs/test_random_programs.py")
+
+
+class Mutation(NamedTuple):
+    """A change of the sources: `before` occurs once in `file`, and becomes `after`."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+
+
+ORDER, USES = "runtime/order.py", "runtime/uses.py"
+MUTATIONS = (
+    Mutation(
+        "no use waits for an earlier one", ORDER,
+        "            if not uses.allows(line, write=write):\n                uses.await_all",
+        "            if False:\n                uses.await_all",
+    ),
+    Mutation(
+        "no use waits for the stream with the exclusive right", USES,
+        "        if self._owner is not None:\n            self._await(line, self._owner, marks)\n",
+        "",
+    ),
+    Mutation(
+        "no use waits for the last write of a stream without a right", USES,
+        "        for last in self._writes.values():\n            line.wait(*last)\n",
+        "",
+    ),
+    Mutation(
+        "no write waits for streams that may read", USES,
+        "                self._await(line, reader, marks)\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "no write waits for reads of other libraries' streams", USES,
+        "            for last in self._reads.values():\n                line.wait(*last)\n",
+        "",
+    ),
+    Mutation(
+        "a stream that reads gets the right to write", USES,
+        "        if write or (self._owner is None and not others):\n",
+        "        if True:\n",
+    ),
+    Mutation(
+        "a stream keeps its right to write while others read", USES,
+        "        if self._owner is not None:  # `await_all` has just marked it.\n"
+        "            self._keep_reading(self._owner.position)\n",
+        "",
+    ),
+    Mutation(
+        "having waited once is having waited for all that follows", USES,
+        "self.seen.get(other.stream.id, 0) >= position",
+        "other.stream.id in self.seen",
+    ),
+    Mutation(
+        "prepared work is not told that it lost a right", USES,
+        "        for claim in self._claims or ():\n            claim.revoke()\n",
+        "",
+    ),
+    Mutation(
+        "a use in a stream of another library is forgotten", ORDER,
+        "            uses.note(self._line, position, write=write)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "nothing waits for the current streams of other libraries", ORDER,
+        "        for other in self._others:\n            line.join(other)\n",
+        "",
+    ),
+    Mutation(
+        "other libraries do not wait for uses of what they share", ORDER,
+        "            other.wait(self._line, position)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "memory that was given away counts as ours alone", USES,
+        "        return self.by_interface or bool(self.leases)\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "an array interface is taken for released at once", USES,
+        "        return self.by_interface or bool(self.leases)\n",
+        "        return bool(self.leases)\n",
+    ),
+    Mutation(
+        "a consumer does not wait for what was done before the export", ORDER,
+        "                uses.await_all(line, write=True, marks=marks)\n            uses.expose()",
+        "            uses.expose()",
+    ),
+    Mutation(
+        "an export leaves the short path open", ORDER,
+        "                uses.await_all(line, write=True, marks=marks)\n            uses.expose()",
+        "                uses.await_all(line, write=True, marks=marks)",
+    ),
+    Mutation(
+        "nothing waits for where a consumer worked when it released memory", ORDER,
+        "                    part.written_by(line)\n",
+        "                    pass\n",
+    ),
+    Mutation(
+        "a stream is known by its handle", ORDER,
+        "        if handle in LEGACY_STREAMS:\n            self._kept[handle] = found",
+        "        self._kept[handle] = found",
+    ),
+    Mutation(
+        "a second consumer does not wait for the first", ORDER,
+        "                for other in before:\n                    line.join(other)\n",
+        "",
+    ),
+    Mutation(
+        "an array interface names a stream that has waited for nothing", "runtime/array.py",
+        "[_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]",
+        "[_LEGACY_STREAM, *working(self._device)]",
+    ),
+    Mutation(
+        "scratch memory grows into memory that is still used", "graph/pool.py",
+        "        self._context.order.expect(self._sharing.uses, self._context.stream)\n",
+        "",
+    ),
+    Mutation(
+        "parts of a block do not delay its free", "graph/pool.py",
+        "    stretch.block.uses.inherited[id(uses)] = uses\n",
+        "",
+    ),
+    Mutation(
+        "memory is freed before its last use", "runtime/memory.py",
+        "        context.order.section(home, {uses: True}).enter()\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "a pool hands memory out before its last use", "graph/pool.py",
+        "            order.section(home, {back.uses: True}).enter()\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "places that frames hand out again have uses of their own", "graph/pool.py",
+        "    def _new_uses(self) -> Uses:\n        return self._sharing.uses\n",
+        "",
+    ),
+    Mutation(
+        "a graph owns a tensor and not its storage", "runtime/operands.py",
+        "    owner = value.untyped_storage()  # which `value.data = other` leaves alone\n",
+        "    owner = value\n",
+    ),
+    Mutation(
+        "a graph holds no tensors of other libraries", "graph/capture.py",
+        "        self.foreign += gathered.foreign\n",
+        "",
+    ),
+    Mutation(
+        "a graph does not keep what other libraries allocated inside it", "graph/graph.py",
+        "            self._pool = capture.guests.claim()\n",
+        "            capture.guests.claim()\n",
+    ),
+    Mutation(
+        "a launch does not hold what its library does not wait for", "runtime/launch.py",
+        "        context.hold(record(context, stream), gathered.held)\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "subclasses of tensors are strangers", "runtime/libraries.py",
+        '== (self.name, "Tensor") for each in kind.__mro__',
+        '== (self.name, "Tensor") for each in (kind,)',
+    ),
+    Mutation(
+        "a replay does not count as a write of its scalars", "graph/graph.py",
+        "capture.uses | {scalar.buffer.uses: True for scalar in self._scalars.values()}",
+        "dict(capture.uses)",
+    ),
+)  # fmt: skip
+
+
+def run(mutation: Mutation) -> tuple[bool, float, str]:
+    """Apply a mutation to a copy and run the tests: whether they noticed, after how long, and where."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "src"
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        file = copy / "preheat" / mutation.file
+        text = file.read_text()
+        if text.count(mutation.before) != 1:
+            raise SystemExit(f"{mutation.name}: {mutation.file} has changed, so the mutation must, too")
+        file.write_text(text.replace(mutation.before, mutation.after))
+        env = os.environ | {"PYTHONPATH": str(copy), "PREHEAT_TEST_PROGRAMS": "300"}
+        env |= {"PREHEAT_TEST_ALL": "1", "PREHEAT_TEST_SHRINK": "0"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=line", *TESTS]
+        command += ["-p", "no:cacheprovider", "--import-mode=importlib"]
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
+    return done.returncode == 1, time.perf_counter() - started, (failed or [""])[0][:150]
+
+
+def main(parts: list[str]) -> int:
+    """Run the mutations whose names contain one of the parts, or all of them."""
+    chosen = [each for each in MUTATIONS if not parts or any(part in each.name for part in parts)]
+    missed = 0
+    for number, mutation in enumerate(chosen, start=1):
+        caught, seconds, where = run(mutation)
+        missed += not caught
+        verdict = "caught" if caught else "MISSED"
+        print(f"{number:3} of {len(chosen)}  {verdict}  {seconds:5.1f} s  {mutation.name}", flush=True)
+        if where:
+            print(f"                      {where}", flush=True)
+    print(f"{len(chosen) - missed} caught, {missed} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
