@@ -1,0 +1,387 @@
+"""What the tests beside torch and CuPy share: kernels, slow work, both libraries behind one face."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from preheat.errors import CaptureError
+from preheat.gpu import Gpu
+from preheat.runtime import dlpack
+from preheat.runtime.array import Array
+from preheat.runtime.kernel import Kernel
+from tests.processes import SOURCE as PACKAGE
+from tests.runtime.support import library
+
+N = (1 << 16) + 33
+SLOW = 100_000_000  # cycles: some 50 milliseconds
+BLOCK = 256
+GRID = -(-N // BLOCK)
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) { }
+}
+"""
+
+SOURCE = (
+    SPIN
+    + """
+extern "C" __global__ void put(float* x, float value, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = value;
+}
+extern "C" __global__ void copy(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i];
+}
+extern "C" __global__ void spread(const float* s, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = *s;
+}
+extern "C" __global__ void gather(const float* x, long long step, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i * step];
+}
+extern "C" __global__ void pairs(const float2* x, float2* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i];
+}
+"""
+)
+
+
+class Work(NamedTuple):
+    """Kernels of one device on arrays of N float32 numbers; `stream` is where a launch goes."""
+
+    gpu: Gpu
+
+    def kernel(self, name: str) -> Kernel:
+        return self.gpu.kernel(SOURCE, name)
+
+    def _launch(self, name: str, stream: object, *args: Any) -> None:
+        kernel = self.kernel(name)
+        if stream is None:
+            kernel[GRID, BLOCK](*args)
+        else:
+            kernel.launch(*args, grid=GRID, block=BLOCK, stream=stream)
+
+    def linger(self, stream: object = None, cycles: int = SLOW) -> None:
+        """Keep a stream busy for a while."""
+        self.kernel("spin").launch(cycles, grid=1, block=1, stream=stream)
+
+    def put(self, x: Any, value: float, stream: object = None) -> None:
+        """Set every element of `x`."""
+        self._launch("put", stream, x, value, N)
+
+    def copy(self, x: Any, y: Any, stream: object = None) -> None:
+        """Copy `x` to `y`."""
+        self._launch("copy", stream, x, y, N)
+
+    def spread(self, scalar: Any, y: Any, stream: object = None) -> None:
+        """Copy one number to every element of `y`."""
+        self._launch("spread", stream, scalar, y, N)
+
+    def gather(self, x: Any, step: int, y: Any, stream: object = None) -> None:
+        """Copy every element of `x` that is `step` elements behind the one before."""
+        self._launch("gather", stream, x, step, y, N)
+
+    def warm(self) -> None:
+        """Load every kernel, and launch so often that the quick functions are in use."""
+        x, y, scalar = self.gpu.zeros(N), self.gpu.zeros(N), self.gpu.scalar("float32")
+        for _ in range(4):
+            self.linger(cycles=1)
+            self.put(x, 0.0)
+            self.copy(x, y)
+            self.spread(scalar, y)
+            self.gather(x, 1, y)
+        self.gpu.synchronize()
+
+
+def distinct(values: Any) -> set[Any]:
+    """The different values in an array of the host."""
+    return set(np.unique(np.asarray(values)).tolist())
+
+
+# The libraries
+
+
+class Recording(Protocol):
+    """A graph of another library."""
+
+    def replay(self) -> None:
+        """Do what was captured once more, in the library's current stream."""
+
+
+class Peer(ABC):
+    """A library beside preheat, with a current stream of its own. Its arrays are N float32 numbers."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.module = library(self.name)
+        for work in (self.copied, self.host, lambda x: self.fill(x, 1.0), lambda x: self.add(x, 1.0)):
+            work(self.full(0.0))  # so that every kernel is there before a capture needs it
+        self.linger(1)
+        self.synchronize()
+
+    @abstractmethod
+    def full(self, value: float) -> Any:
+        """A new array."""
+
+    @abstractmethod
+    def take(self, array: Array, how: str = "dlpack") -> Any:
+        """The memory of one of our arrays, by DLPack or by the array interface."""
+
+    @abstractmethod
+    def linger(self, cycles: int = SLOW) -> None:
+        """Keep the current stream busy for a while."""
+
+    @abstractmethod
+    def fill(self, x: Any, value: float) -> None:
+        """Set every element."""
+
+    @abstractmethod
+    def add(self, x: Any, value: float) -> None:
+        """Add to every element."""
+
+    @abstractmethod
+    def copied(self, x: Any) -> Any:
+        """A copy, made by the library in its current stream."""
+
+    @abstractmethod
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        """The values, once the current stream has made them."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the GPU, in the library's own way."""
+
+    @abstractmethod
+    def current(self) -> Any:
+        """The current stream."""
+
+    @abstractmethod
+    def stream(self) -> AbstractContextManager[Any]:
+        """Make a new stream the current one for a while."""
+
+    @abstractmethod
+    def capture(self, mode: str = "global", stream: object = None) -> AbstractContextManager[Recording]:
+        """Capture what the library does meanwhile, in `stream` or a new one. It ends in any case."""
+
+    def place(self, *, side: bool) -> AbstractContextManager[Any]:
+        """Work in a new stream, or in the default one."""
+        return self.stream() if side else nullcontext()
+
+
+class Torch(Peer):
+    """torch."""
+
+    name = "torch"
+
+    def full(self, value: float) -> Any:
+        return self.module.full((N,), value, device="cuda")
+
+    def take(self, array: Array, how: str = "dlpack") -> Any:
+        if how == "dlpack":
+            return self.module.from_dlpack(array)
+        return self.module.as_tensor(array, device="cuda")
+
+    def linger(self, cycles: int = SLOW) -> None:
+        self.module.cuda._sleep(cycles)
+
+    def fill(self, x: Any, value: float) -> None:
+        x.fill_(value)
+
+    def add(self, x: Any, value: float) -> None:
+        x.add_(value)
+
+    def copied(self, x: Any) -> Any:
+        return x.clone()
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = x.detach().cpu().numpy()
+        return values
+
+    def synchronize(self) -> None:
+        self.module.cuda.synchronize()
+
+    def current(self) -> Any:
+        return self.module.cuda.current_stream()
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        made = self.module.cuda.Stream()
+        with self.module.cuda.stream(made):
+            yield made
+        made.synchronize()
+
+    @contextmanager
+    def capture(self, mode: str = "global", stream: Any = None) -> Iterator[Recording]:
+        graph, before = self.module.cuda.CUDAGraph(), self.current()
+        try:
+            with self.module.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+                yield graph
+        finally:
+            self.module.cuda.set_stream(before)  # which torch forgets where its capture was spoilt
+
+
+class CuPy(Peer):
+    """CuPy."""
+
+    name = "cupy"
+
+    def full(self, value: float) -> Any:
+        return self.module.full(N, value, self.module.float32)
+
+    def take(self, array: Array, how: str = "dlpack") -> Any:
+        return self.module.from_dlpack(array) if how == "dlpack" else self.module.asarray(array)
+
+    def linger(self, cycles: int = SLOW) -> None:
+        _cupy_spin()((1,), (1,), (np.int64(cycles),))
+
+    def fill(self, x: Any, value: float) -> None:
+        x.fill(value)
+
+    def add(self, x: Any, value: float) -> None:
+        self.module.add(x, value, out=x)
+
+    def copied(self, x: Any) -> Any:
+        return x.copy()
+
+    def host(self, x: Any) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = self.module.asnumpy(x)
+        return values
+
+    def synchronize(self) -> None:
+        self.module.cuda.runtime.deviceSynchronize()
+
+    def current(self) -> Any:
+        return self.module.cuda.get_current_stream()
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        made = self.module.cuda.Stream(non_blocking=True)
+        with made:
+            yield made
+        made.synchronize()
+
+    @contextmanager
+    def capture(self, mode: str = "global", stream: Any = None) -> Iterator[Recording]:
+        made = _CuPyRecording()
+        chosen = self.module.cuda.Stream(non_blocking=True) if stream is None else stream
+        self.synchronize()
+        with chosen:
+            chosen.begin_capture(getattr(self.module.cuda.runtime, _CUPY_MODES[mode]))
+            try:
+                yield made
+            finally:
+                made.graph = chosen.end_capture()
+
+
+_CUPY_MODES = {
+    "global": "streamCaptureModeGlobal",
+    "thread_local": "streamCaptureModeThreadLocal",
+    "relaxed": "streamCaptureModeRelaxed",
+}
+
+
+class _CuPyRecording:
+    """A graph of CuPy, once its capture has ended."""
+
+    graph: Any = None
+
+    def replay(self) -> None:
+        """Launch it in CuPy's current stream."""
+        self.graph.launch()
+
+
+@functools.cache
+def _cupy_spin() -> Any:
+    return library("cupy").RawKernel(SPIN, "spin")
+
+
+PEERS: dict[str, Callable[[], Peer]] = {"torch": Torch, "cupy": CuPy}
+
+
+def refusal(do: Callable[[], object]) -> CaptureError | None:
+    """Do it, and return the refusal where preheat refused it because of a capture."""
+    try:
+        do()
+    except CaptureError as error:
+        return error.with_traceback(None)
+    return None
+
+
+# Producers, streams and processes
+
+
+class Foreign:
+    """A stream by the protocol that every library speaks."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+class Producer:
+    """A tensor of a library that speaks DLPack alone, in the memory of one of our arrays.
+
+    It can claim another version of the protocol, or that it is read-only as JAX's arrays are.
+    """
+
+    def __init__(self, array: Array, *, major: int = 1, read_only: bool = False) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self._major, self._read_only = major, read_only
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        given = self.array.__dlpack__(stream=stream, max_version=(1, 0))
+        address = dlpack._pointer(id(given), dlpack._VERSIONED)
+        tensor = dlpack._Versioned.from_address(address)
+        tensor.major, tensor.flags = self._major, int(self._read_only)
+        return given
+
+
+class ReadOnlyInterface:
+    """A read-only tensor of a library that has the CUDA array interface alone."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._array.__cuda_array_interface__, "data": (self._array.address, True)}
+
+
+def child(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a Python of its own, with this package, and wait for its end.
+
+    Warnings are left out: some libraries give them when they are imported.
+    """
+    roots = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {"PYTHONPATH": os.pathsep.join(roots), "PREHEAT_CACHE_DIR": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **more}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def ends_in_silence(code: str, cache: Path) -> None:
+    """Check that a process with this code ends well and says nothing."""
+    done = child(code, cache)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

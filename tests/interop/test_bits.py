@@ -1,0 +1,90 @@
+"""Bits of results: the same wherever operands begin, and the same every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preheat.gpu import Gpu
+from preheat.kernels.ops import Ops
+from preheat.runtime.array import Array
+
+pytestmark = pytest.mark.gpu
+
+SHIFTS = (0, 1, 2, 4)  # elements
+DTYPES = ("float32", "float16", "bfloat16")
+SHAPES = ((1000, 1000, 1000), (64, 64, 8192), (129, 257, 1031))
+
+types = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """Random numbers, as the host holds them: bfloat16 by its bits."""
+    drawn = np.random.default_rng(math.prod(shape)).standard_normal(shape).astype(np.float32)
+    if dtype == "bfloat16":
+        return (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    return drawn.astype(dtype)
+
+
+def moved(gpu: Gpu, data: np.ndarray[Any, Any], dtype: str, by: int) -> Array:
+    """An array of these values that begins `by` elements after aligned memory does."""
+    room = gpu.zeros(data.size + 64, dtype)
+    return room[by : by + data.size].reshape(data.shape).write(data)
+
+
+def bits(gpu: Gpu, op: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: str, by: int) -> bytes:
+    """The result, of the shape that comes last, with every operand moved."""
+    *operands, result = (values(shape, dtype) for shape in shapes)
+    out = moved(gpu, np.zeros_like(result), dtype, by)
+    op(*(moved(gpu, each, dtype, by) for each in operands), out=out)
+    return out.numpy().tobytes()
+
+
+@types
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shipped_products_have_the_same_bits_wherever_operands_begin(
+    shape: tuple[int, int, int], dtype: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu, (m, n, k) = open_device("cuda"), shape
+    gemm = Ops(gpu, blas=False).gemm
+    found = {bits(gpu, gemm, [(m, k), (k, n), (m, n)], dtype, by) for by in SHIFTS}
+    assert len(found) == 1
+
+
+@types
+@pytest.mark.parametrize("name", ["silu", "softmax", "rms_norm"])
+@pytest.mark.parametrize("width", [33, 1000, 4096])
+def test_shipped_kernels_of_rows_have_the_same_bits_wherever_operands_begin(
+    width: int, name: str, dtype: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu = open_device("cuda")
+    ops = Ops(gpu, blas=False)
+    op: Callable[..., Any] = getattr(ops, name)
+    shapes: list[tuple[int, ...]] = [(31, width), (31, width)]
+    if name == "rms_norm":
+        shapes.insert(1, (width,))
+        op = partial(ops.rms_norm, eps=1e-5)
+    assert len({bits(gpu, op, shapes, dtype, by) for by in SHIFTS}) == 1
+
+
+@types
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("by", SHIFTS)
+def test_cublas_gives_the_same_bits_twice_for_the_same_operands(
+    by: int, shape: tuple[int, int, int], dtype: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu, (m, n, k) = open_device("cuda"), shape
+    ops = Ops(gpu)
+    if ops.blas is None:
+        pytest.skip("there is no cuBLAS here")
+    a, b = (moved(gpu, values(size, dtype), dtype, by) for size in ((m, k), (k, n)))
+    outs = [moved(gpu, values((m, n), dtype), dtype, by) for _ in range(2)]
+    for out in outs:
+        ops.gemm(a, b, out=out)
+        ops.gemm(a, b, out=gpu.empty((m, n), dtype))  # work between, in other memory
+    assert outs[0].numpy().tobytes() == outs[1].numpy().tobytes()
