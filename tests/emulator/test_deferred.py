@@ -816,6 +816,12 @@ def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) ->
     assert contents(flaky, address, other) in (b"\x01" * SIZE, b"\x02" * SIZE)
 
 
+@pytest.mark.parametrize("seed", [True, "7", 1.5, ()])
+def test_a_seed_is_an_integer(seed: Any) -> None:
+    with pytest.raises(InputError, match="is not a seed"):
+        EmulatorDevice(0, schedule=seed)
+
+
 def test_a_deferred_device_is_opened_by_its_seed() -> None:
     first, other = preheat.device("emulator", schedule=1), preheat.device("emulator", schedule=2)
     with first, other:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from preheat.dtypes import DTYPES
-from preheat.errors import LaunchError, StaleBufferError
+from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import kind_of, strided
@@ -331,6 +331,17 @@ extern "C" __global__ void columns(const int* x, long long step, int* out, int n
     if (i < n) out[i] = x[i * step];
 }
 """
+
+
+def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu) -> None:
+    own, out = emulator.array(np.arange(40, dtype=np.int32)), emulator.zeros(40, "int32")
+    columns, side = emulator.kernel(STRIDES, "columns"), emulator.stream()
+    columns.launch(strided(own), 2, out, 20, grid=1, block=64, stream=side)
+    assert np.array_equal(out.numpy()[:20], np.arange(0, 40, 2))
+    assert own.buffer.uses.stream is not emulator._context.stream  # The use is on record.
+    for wrong in (3, "x", None, [1, 2]):
+        with pytest.raises(InputError, match="strided takes an array or a tensor, not"):
+            strided(wrong)
 
 
 @pytest.mark.parametrize("step", [1, 3, -1, -4])

@@ -110,17 +110,18 @@ class Call(ABC):
         for position, (slot, given) in enumerate(zip(self.signature.slots, args, strict=True)):
             try:
                 gathered.values.append(self._value(slot, given, stream, gathered))
-                if isinstance(given, Array):
-                    gathered.use(given, write=slot.writes)
-                    gathered.arrays[position] = given
+                array = given.array if isinstance(given, Strided) else given
+                if isinstance(array, Array):
+                    gathered.use(array, write=slot.writes)
+                    gathered.arrays[position] = array
             except (Refusal, InputError) as bad:
                 raise self._refused(bad, position, given) from None
         return gathered
 
     def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
-        if slot.pointer and isinstance(given, Array):
-            return self._own(slot, given)
         tensor = given.array if isinstance(given, Strided) else given
+        if slot.pointer and isinstance(tensor, Array):
+            return self._own(slot, tensor)
         if slot.pointer and (kind := kind_of(tensor)) is not None:
             found = kind.read(tensor, stream)
             if not found.contiguous and tensor is given:

@@ -37,6 +37,8 @@ def strided(array: Any) -> Strided:
     The kernel gets the address of the first element. Without this, a launch refuses such a tensor,
     because most kernels would read the wrong elements.
     """
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise InputError(f"strided takes an array or a tensor, not {type(array).__name__}")
     return Strided(array)
 
 

@@ -55,6 +55,8 @@ class EmulatorDevice:
             raise InputError(
                 f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}"
             )
+        if schedule is not None and (isinstance(schedule, bool) or not isinstance(schedule, int)):
+            raise InputError(f"schedule {schedule!r} is not a seed", hint="pass an integer")
         self.index = index
         self.name = f"emulator:{index}"
         self.model = "PTX emulator"
