@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -127,6 +128,15 @@ _kept: list[object] = []
 
 def _refuse(_: object) -> None:
     pytest.fail("a GPU is reset in a process of its own: it ends for everybody in the process")
+
+
+@pytest.fixture(scope="module")
+def frozen_heap() -> Iterator[None]:
+    """Keep what earlier tests left out of every collection: it makes each one slow."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ from tests.programs.machine import Programs
 from tests.runtime.support import library
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
-PROGRAMS = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "60"))
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # programs collect often
+
+PROGRAMS = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "40"))
 ON_GPU = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "300"))
 
 

@@ -26,6 +26,8 @@ from preheat.runtime.libraries import StreamHandle, Torch
 from preheat.runtime.operands import kind_of, strided
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
+
 N = 33
 SEEDS = range(40 if os.environ.get("PREHEAT_TEST_ALL") else 4)
 SOURCE = """
