@@ -116,6 +116,15 @@ class FakeLibrary:
 
     # Memory
 
+    @contextmanager
+    def using(self, pool: Blocks) -> Iterator[None]:
+        """Allocate from another pool for a while."""
+        before, self.pool = self.pool, pool
+        try:
+            yield
+        finally:
+            self.pool = before
+
     def allocate(self, size: int, stream: base.Stream) -> int:
         spare = self.pool.get((size, stream.id))
         if not spare and self.pool is self._general:
@@ -239,18 +248,10 @@ class FakeTorch(FakeLibrary):
                 MemPool=lambda: Blocks(self),
                 ExternalStream=lambda handle, **_: self.device.adopt(handle),
                 stream=self.stream,
-                use_mem_pool=lambda pool, **_: self._use(pool),
+                use_mem_pool=lambda pool, **_: self.using(pool),
             ),
         )
         self.library: libraries.Library = libraries.Torch(name, place=self.device.dlpack[0])
-
-    @contextmanager
-    def _use(self, pool: Any) -> Iterator[None]:
-        before, self.pool = self.pool, pool
-        try:
-            yield
-        finally:
-            self.pool = before
 
     def empty(self, count: int) -> Any:
         """A new tensor, holding anything."""
@@ -329,21 +330,13 @@ class FakeCuPy(FakeLibrary):
                 Stream=types.SimpleNamespace(
                     from_external=lambda given: self.stream(self.device.adopt(given.handle))
                 ),
-                using_allocator=self._using,
+                using_allocator=self.using,
             ),
         )
         self.library: libraries.Library = libraries.CuPy(name, place=self.device.dlpack[0])
 
     def _new_pool(self) -> Any:
         return types.SimpleNamespace(malloc=Blocks(self))
-
-    @contextmanager
-    def _using(self, pool: Any) -> Iterator[None]:
-        before, self.pool = self.pool, pool
-        try:
-            yield
-        finally:
-            self.pool = before
 
     def empty(self, count: int) -> Any:
         """A new array, holding anything."""

@@ -148,7 +148,7 @@ def elsewhere(do: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive(), "the other thread hangs"
     if raised:
         raise raised[0]

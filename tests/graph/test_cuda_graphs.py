@@ -486,21 +486,21 @@ def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch
     def capture() -> None:
         with gpu.capture() as graph:
             made.launch()
-            inside.wait(60)
-            inside.wait(60)
+            inside.wait(300)
+            inside.wait(300)
         graphs.append(graph)
 
     threads = [threading.Thread(target=capture) for _ in range(2)]
     for thread in threads:
         thread.start()
-    inside.wait(60)
+    inside.wait(300)
     y = torch.full((N,), 2.0, device="cuda") * 3
     assert torch.cuda.current_stream() == torch.cuda.default_stream()  # threads have their own
     made.launch()
     made.check(1)
-    inside.wait(60)
+    inside.wait(300)
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert torch.equal(y, torch.full_like(y, 6.0))
     for graph in graphs:
         assert len(graph) == 1

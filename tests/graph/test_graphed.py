@@ -812,7 +812,7 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
         step(device.array(integers(seed)))
 
     def worker(name: int) -> None:
-        start.wait(30)
+        start.wait(300)
         for seed in range(name, 60, 3):
             xs = integers(seed)
             if (step(device.array(xs)).numpy() != 2 * xs).any():
@@ -822,7 +822,7 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     assert wrong == []
 

@@ -196,7 +196,7 @@ def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
     pool, start, seen = device.pool(16 * KIB), threading.Barrier(4), list[Array]()
 
     def take() -> None:
-        start.wait(30)
+        start.wait(300)
         for _ in range(25):
             bytes_of(pool, 300)  # dropped at once
             seen.append(bytes_of(pool, 31))
@@ -205,7 +205,7 @@ def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert len({each.address for each in seen}) == 100
     assert pool.used == 100 * 256
 

@@ -255,7 +255,7 @@ def test_two_threads_capture_two_streams_and_one_spoils_only_its_own(seam: Seam)
         seam.other.begin_capture("thread_local")
         seam.fill(seam.other, 2)
         began.set()
-        assert spoilt.wait(30)
+        assert spoilt.wait(300)
         code = code_of(lambda: seam.load().unload())
         return code, code_of(seam.other.end_capture)
 
@@ -264,12 +264,12 @@ def test_two_threads_capture_two_streams_and_one_spoils_only_its_own(seam: Seam)
     codes: list[tuple[int, int]] = []
     thread = threading.Thread(target=lambda: codes.append(other()), daemon=True)
     thread.start()
-    assert began.wait(30)
+    assert began.wait(300)
     assert code_of(lambda: seam.spare.unload()) == UNSUPPORTED
     status = seam.captured.capture_status(), seam.other.capture_status()
     ended = code_of(seam.captured.end_capture)
     spoilt.set()
-    thread.join(30)
+    thread.join(300)
     assert status == ("invalidated", "active")
     assert (ended, codes) == (INVALIDATED, [(UNSUPPORTED, INVALIDATED)])
 
