@@ -23,7 +23,7 @@ class Guests:
 
     @property
     def libraries(self) -> set[str]:
-        """The names of the libraries that were sent there."""
+        """Return the names of the libraries whose work goes to the captured stream."""
         return {library.name for library in self.pools}
 
     def enter(self) -> None:

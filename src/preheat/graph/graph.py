@@ -383,7 +383,7 @@ class Graph:
         return stream, laps
 
     def _end_of(self, stream: base.Stream) -> base.Stream | Event:
-        """Where the last replay ends: a stream of ours is asked later, another one may be gone then."""
+        """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
         return stream if self._context.order.owns(stream) else record(self._context, stream)
 
     def _learn(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
@@ -399,7 +399,7 @@ class Graph:
 
         def ready() -> None:
             self._launch = launch
-            if self._stale or self._doubts:  # maybe since a moment ago
+            if self._stale or self._doubts:  # Another thread may have set them meanwhile.
                 self._launch = _unready
 
         self._context.order.claim(self, stream, self._uses, ready)

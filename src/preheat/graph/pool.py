@@ -103,7 +103,7 @@ class Scrap(Piece):
         return NO_RIGHTS if self.lost is not None else self.uses
 
     def _close_uses(self) -> None:
-        """The memory goes on: `expire` has told the arrays."""
+        """Do nothing: other arrays use the same memory, and `expire` has told the closed ones."""
 
     @property
     def lost(self) -> str | None:

@@ -47,7 +47,7 @@ MATH = {
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS chooses
-_FOREIGN_SEATS = 4  # workspaces kept for streams of other libraries, which never say when one ends
+_FOREIGN_SEATS = 4  # workspaces kept for streams of other libraries, which do not report their end
 
 
 class Found(NamedTuple):
