@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu random-programs mutations lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,6 +25,9 @@ random-programs: $(READY)    ## 2,000 random programs on deferred streams
 
 mutations: $(READY)    ## remove each wait and ownership in turn, and see that a test notices
 	$(BIN)/python -m tests.programs.mutations
+
+torture: $(READY)      ## attacks on the cache, for long, with counts and seeds; as root all of them run
+	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
 
 lint: $(READY)         ## ruff, rules and format
 	$(BIN)/ruff check .

@@ -1,0 +1,50 @@
+"""How long an attack lasts, with which seed, and the report of both."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+
+import pytest
+
+LONG = os.environ.get("PREHEAT_TORTURE") == "1"
+
+
+class Campaign:
+    """The extent of one attack. A long campaign takes a new seed each time and reports it."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        given = os.environ.get("PREHEAT_TORTURE_SEED")
+        self.seed = int(given) if given else random.randrange(1 << 32) if LONG else 14
+        self.random = random.Random(self.seed)
+        self._item = item
+
+    def rounds(self, *, quick: int, long: int) -> int:
+        """How many times to attack; the number and the seed are printed at the end of the run."""
+        count = long if LONG else quick
+        self._item.user_properties.append(("attack", f"{count:,} rounds, seed {self.seed}"))
+        return count
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Campaign:
+    return Campaign(request.node)
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not LONG:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: make torture runs it"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the extent of every attack of a long campaign."""
+    if not LONG:
+        return
+    terminalreporter.section("attacks")
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, value in report.user_properties:
+                if name == "attack":
+                    terminalreporter.line(f"{report.nodeid}: {value}, {outcome}")
