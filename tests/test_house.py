@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "errors", "container"},
+    {"_version", "errors", "container", "lexer"},
     {"callers", "seal"},
     {"events", "config", "arch", "dtypes"},
     {"flights"},

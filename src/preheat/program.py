@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from preheat.errors import InputError
+from preheat.lexer import first_token, joined, readings, spelled
 
 __all__ = ["Program"]
 
-_PTX_START = re.compile(r"\ufeff?(?:\s|//[^\n]*\n|/\*.*?\*/)*\.\w", re.S)  # no C++ starts with a dot
-_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.S)
-_CLOCK = re.compile(r"\b__(?:DATE|TIME|TIMESTAMP)__\b")
+_PTX_START = re.compile(r"\.\w")  # no C++ starts with a dot
+_RESERVED = ("@", "__nv_nvrtc_builtin_header.h")
+_CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
 # Options whose effect preheat cannot put into a key, each with the reason it gives.
 _UNKEYED = (
@@ -72,7 +73,7 @@ class Program:
         for what, value in (("options", options), ("include", include), ("names", names)):
             if isinstance(value, str | os.PathLike):
                 raise InputError(f"{what} must be a list, not one value: {value!r}")
-        language = language or ("ptx" if _PTX_START.match(source) else "cuda")
+        language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
         kept, moved = _split_include_options([_text("option", o) for o in options])
@@ -145,11 +146,9 @@ class Program:
     @cached_property
     def may_include(self) -> bool:
         """Whether compiling could open a file. Errs on the side of yes."""
-        texts = (self.source, *(text for _, text in self.headers))
-        return self.language == "cuda" and (
-            any("include" in text.replace("\\\n", "") for text in texts)
-            or any("include" in option for option in self.options)
-        )
+        if self.language != "cuda":
+            return False
+        return any("include" in joined(reading) for text in self.texts for reading in readings(text))
 
     @cached_property
     def uncacheable(self) -> str | None:
@@ -158,33 +157,19 @@ class Program:
             for pattern, reason in _UNKEYED:
                 if re.fullmatch(pattern, option):
                     return reason.format(option)
-            if reads_clock(option):
-                return f"{option} reads the clock"
-        for name, text in (("the source", self.source), *self.headers):
-            if self.language == "cuda" and reads_clock(text):
-                return f"{name} uses __DATE__, __TIME__ or __TIMESTAMP__"
+        if self.language == "cuda" and (macro := clock_macro(*self.texts)):
+            return f"it uses {macro}, which reads the clock"
         return None
 
-
-def without_comments(text: str, *, strings: bool = False) -> str:
-    """`text` without comments and, unless `strings`, without string literals; line breaks stay.
-
-    Raw strings and quoted quotes would mislead it: text that has any comes back whole.
-    """
-    if 'R"' in text or "'\"'" in text:
-        return text
-
-    def kept(match: re.Match[str]) -> str:
-        if strings and match[0][0] == '"':
-            return match[0]
-        return "\n" * match[0].count("\n") or " "
-
-    return _COMMENT_OR_STRING.sub(kept, text)
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All text that the preprocessor is given: source, in-memory headers, options."""
+        return (self.source, *(text for _, text in self.headers), *self.options)
 
 
-def reads_clock(text: str) -> bool:
-    """Whether `text` names a macro whose value changes from one compile to the next."""
-    return _CLOCK.search(text) is not None and _CLOCK.search(without_comments(text)) is not None
+def clock_macro(*texts: str) -> str | None:
+    """A macro that the code of `texts` uses and whose value changes from one compile to the next."""
+    return spelled(texts, _CLOCK)
 
 
 def _text(what: str, value: object) -> str:
@@ -203,7 +188,13 @@ def _path(directory: object) -> str:
 def _headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if not isinstance(headers, Mapping):
         raise InputError("headers must be a mapping from name to text")
-    return tuple(sorted((_text("header name", n), _text(f"header {n}", t)) for n, t in headers.items()))
+    for name in headers:
+        if _text("header name", name).startswith(_RESERVED):
+            raise InputError(
+                f"a header in memory cannot be called {name!r}",
+                hint="the compiler sees include directories and its own header under such names",
+            )
+    return tuple(sorted((name, _text(f"header {name}", text)) for name, text in headers.items()))
 
 
 def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from preheat import container
 from preheat.artifact import Header
-from preheat.program import Program, reads_clock, without_comments
+from preheat.lexer import stripped
+from preheat.program import Program, clock_macro
 
 __all__ = [
     "HeaderState",
@@ -35,11 +36,11 @@ ABSOLUTE = "/"
 #: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
 HOME = (ABSOLUTE, "preheat")
 
-_INCLUDE = re.compile(r'(?:#|%:)\s*include(?:_next)?\s*(?:<([^>\n]+)>|"([^"\n]+)")')
-_COMPUTED = re.compile(r'(?:#|%:)\s*include(?:_next)?\b(?!\s*[<"])')
-_PROBE = re.compile(r"__has_include(?:_next)?\s*\(\s*([^)]*)\)")
+_INCLUDE = re.compile(r'(?:#|%:)\s*+include(?:_next)?+\s*+(?:<([^<>\n]+)>|"([^"\n]+)")')
+_COMPUTED = re.compile(r'(?:#|%:)\s*+include(?:_next)?+\b(?!\s*+[<"])')
+_PROBE = re.compile(r"__has_include(?:_next)?+\s*+\(\s*+([^()]*+)\)?")
 _ALIAS = re.compile(
-    r"(?P<asked>(?:\bdefined\s*\(?|#\s*(?:el)?ifn?def)\s*)?\b__has_include(?:_next)?\b(?!\s*\()"
+    r"(?P<asked>(?:\bdefined\s*+\(?+|#\s*+(?:el)?ifn?def)\s*+)?+\b__has_include(?:_next)?\b(?!\s*+\()"
 )
 _LITERAL = re.compile(r'<([^>]+)>|"([^"]+)"')
 _RACY = 2_000_000_000  # ns: a file stamped this close to the moment it was hashed may still change
@@ -208,8 +209,8 @@ def observe(
         except OSError as fault:
             raise Untrackable(f"header {name} cannot be read back: {fault}") from None
         mine = root not in theirs
-        if mine and reads_clock(text):
-            raise Untrackable(f"header {name} uses __DATE__, __TIME__ or __TIMESTAMP__")
+        if mine and (macro := clock_macro(text)):
+            raise Untrackable(f"header {name} uses {macro}, which reads the clock")
         watch.read(text, root, os.path.dirname(name))
         watch.name(name, root)
         watch.probe(text, mine=mine, theirs=theirs)
@@ -261,7 +262,7 @@ class _Watch:
         """`__has_include`: fine where its answer is known to be the toolkit's or ours, else not."""
         if "__has_include" not in text:
             return
-        text = without_comments(text, strings=True)
+        text = stripped(text, strings=True)
         if mine and any(not alias["asked"] for alias in _ALIAS.finditer(text)):
             raise Untrackable("__has_include under another name cannot be followed")
         for spelled in _PROBE.findall(text):

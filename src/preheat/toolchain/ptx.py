@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from preheat.lexer import blanked
 from preheat.toolchain.text import split_commas
 
 __all__ = [
@@ -36,15 +37,19 @@ SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64
 }
 
 _NAME = r"[A-Za-z_$%][\w$]*"
-_BLANK = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.S)
 _VERSION = re.compile(r"(?<!\S)\.version\s+(\d{1,9})\.(\d{1,9})")
 _TARGET = re.compile(r"(?<!\S)\.target\s+(\w[\w, \t]*)")
 _ADDRESS_SIZE = re.compile(r"(?<!\S)\.address_size\s+(\d{1,9})")
 _BRACE = re.compile(r"[{}]")
+# No pattern below can take long: each quantifier that another one could share text with is possessive,
+# nothing between brackets may contain an opening one, and linkage has a bound.
+_LINKAGE = r"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s++){0,4}+)"
+_INSIDE = r"[^(){};]*+"
 _HEAD = re.compile(
-    rf"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s+)*)\.(?P<kind>entry|func)\b"
-    rf"(?P<attributes>(?:\s*\.(?:noreturn|attribute\s*\([^)]*\)))*)"
-    rf"\s*(?:\((?P<returns>[^)]*)\))?\s*(?P<name>{_NAME})\s*(?:\((?P<params>[^)]*)\))?"
+    rf"{_LINKAGE}\.(?P<kind>entry|func)\b"
+    rf"(?P<attributes>(?:\s*+\.(?:noreturn|attribute\s*+\({_INSIDE}(?:\({_INSIDE}\){_INSIDE})?+\)))*+)"
+    rf"\s*+(?:\((?P<returns>{_INSIDE})\))?+"
+    rf"\s*+(?P<name>{_NAME})\s*+(?:\((?P<params>{_INSIDE})\))?+"
 )
 # At the start of a statement a brace opens or closes a scope; after an opcode it holds a vector.
 _STATEMENT = re.compile(
@@ -55,19 +60,19 @@ _STATEMENT = re.compile(
     r"|[^;]*;"
     r"|[^;]+\Z)"  # the last one lost its semicolon
 )
-_GUARD = re.compile(rf"^@\s*(!?)\s*({_NAME})\s+")
+_GUARD = re.compile(rf"^@\s*+(!?)\s*+({_NAME})\s+")
 _OPCODE = re.compile(r"[.\w:]+|\S+")
-_PARAM = re.compile(rf"(?<![\w.$%])(?P<name>{_NAME})\s*(?:\[\s*(?P<extent>\d{{0,9}})\s*\])?\s*\Z")
+_PARAM = re.compile(rf"(?<![\w.$%])(?P<name>{_NAME})\s*+(?:\[\s*+(?P<extent>\d{{0,9}})\s*+\])?+\s*+\Z")
 _ALIGN = re.compile(r"\.align\s+(\d{1,9})")
 _DECLARATION = re.compile(
-    r"(?<![^\s;}])(?P<linkage>(?:\.(?:visible|extern|weak|common)\s+)*)"
-    r"\.(?P<space>global|const|shared|local|param)"
-    r"(?P<attributes>(?:\s*\.\w+(?:\s+\d{1,9}(?![\w.])|\s*\([^)]*\))?)+)(?P<rest>[^;]*)"
+    rf"(?<![^\s;}}]){_LINKAGE}\.(?P<space>global|const|shared|local|param)"
+    rf"(?P<attributes>(?:\s*+\.\w++(?:\s++\d{{1,9}}(?![\w.])|\s*+\({_INSIDE}\))?+)++)(?P<rest>[^;]*+)"
 )
+_EXTENT = r"\[\s*+(\d{0,9})\s*+\]"
 _DECLARED = re.compile(
-    rf"(?P<name>{_NAME})\s*(?P<extents>(?:\[\s*\d{{0,9}}\s*\]\s*)*)(?:=\s*(?P<initial>.*))?", re.S
+    rf"(?P<name>{_NAME})\s*+(?P<extents>(?:{_EXTENT}\s*+)*+)(?:=\s*+(?P<initial>.*))?+", re.S
 )
-_REGISTER = re.compile(rf"(?P<name>{_NAME})\s*(?:<\s*(?P<count>\d{{1,9}})\s*>)?")
+_REGISTER = re.compile(rf"(?P<name>{_NAME})\s*+(?:<\s*+(?P<count>\d{{1,9}})\s*+>)?+")
 
 
 class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into PtxError above)
@@ -187,7 +192,7 @@ class Module:
 
 def parse(text: str) -> Module:
     """Take a PTX text apart; `SyntaxFault` where it has no such shape."""
-    clean = blank(text)
+    clean = blanked(text)
     version, target = _VERSION.search(clean), _TARGET.search(clean)
     if version is None or target is None:
         raise SyntaxFault(f"no .{'target' if version else 'version'} directive", 1)
@@ -220,7 +225,7 @@ def declared_variables(clean: str, first_line: int = 1) -> Iterator[Variable]:
             named = _DECLARED.fullmatch(row)
             if named is None:
                 raise SyntaxFault(f"{row!r} declares no variable", line)
-            extents = [int(n or 0) for n in re.findall(r"\[\s*(\d*)\s*\]", named["extents"])] + [wide]
+            extents = [int(n or 0) for n in re.findall(_EXTENT, named["extents"])] + [wide]
             size, linkage = SIZES[kind] * math.prod(extents), tuple(match["linkage"].split())
             initial = tuple(_elements((named["initial"] or "").strip(), extents))
             yield Variable(named["name"], match["space"], kind, align, size, initial, linkage, line)
@@ -250,11 +255,6 @@ def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, 
         if named is None or (kind != "pred" and kind not in SIZES):
             raise SyntaxFault(f"{statement.text!r} declares no register", statement.line)
         yield named["name"], int(named["count"]) if named["count"] else None, kind
-
-
-def blank(text: str) -> str:
-    """`text` with comments and strings blanked, every line and column where it was."""
-    return _BLANK.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
 
 
 def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:

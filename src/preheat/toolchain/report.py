@@ -24,7 +24,7 @@ _ROOT = re.compile(r"(?<![\w/])@(\w+)/")
 _PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")
 _TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.M)
 
-_ENTRY = re.compile(r"Compiling entry function '(.+?)' for")
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for")
 _PROPERTIES = re.compile(r"Function properties for '?([^'\s]+)")
 _FIELDS = {
     "registers": re.compile(r"Used (\d+) registers"),

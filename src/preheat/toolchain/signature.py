@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from preheat.artifact import EntryPoint, Parameter, Resources
-from preheat.program import Program, without_comments
+from preheat.lexer import stripped
+from preheat.program import Program
 from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
@@ -16,13 +17,9 @@ __all__ = ["PROBE", "entry_points", "probe_names", "probes"]
 #: which `extern "C"` names do not.
 PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
 _PROBE_NAME = "__preheat_sig"
-_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-_WORDS = rf"(?:[\w\s]|__\w+__\s*{_NESTED})*?"  # `__launch_bounds__(128, 2)` may stand anywhere
-_NAME = r"\b(?!__\w+__\s*\()(\w+)\s*\("
-_EXTERN_C = re.compile(r'extern\s*"C"\s*(\{)?')
-_KERNEL = re.compile(
-    rf"__global__{_WORDS}\bvoid\b{_WORDS}{_NAME}|\bvoid\s{_WORDS}__global__{_WORDS}{_NAME}"
-)
+_TOKEN = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\w+|[(){};]')
+_KERNEL = {"__global__", "void"}  # in either order
+_ATTRIBUTE = re.compile(r"__\w+__")  # such as `__launch_bounds__`, which takes arguments as well
 
 
 def probe_names(program: Program) -> tuple[str, ...]:
@@ -31,14 +28,52 @@ def probe_names(program: Program) -> tuple[str, ...]:
     Found by reading the source, so it may guess wrong; the caller compiles without probes then.
     """
     found = dict.fromkeys(program.names)
-    text = program.source
-    if "__global__" in text:
-        text = without_comments(text, strings=True)
-        for opening in _EXTERN_C.finditer(text):
-            start = opening.end()
-            end = _block_end(text, start) if opening[1] else _declaration_end(text, start)
-            found.update(dict.fromkeys(m[1] or m[2] for m in _KERNEL.finditer(text, start, end)))
+    if "__global__" in program.source and '"C"' in program.source:
+        found.update(dict.fromkeys(_extern_c_kernels(program.source)))
     return tuple(found)
+
+
+def _extern_c_kernels(source: str) -> Iterator[str]:
+    """The names of kernels declared `extern "C"`, alone or in a block, in one pass over the tokens."""
+    blocks = [False]  # for each block that is open: whether it is inside `extern "C" { … }`
+    declaration, depth = _Declaration(), 0
+    for token in _TOKEN.findall(stripped(source, strings=True)):
+        if token == "(":
+            depth += 1
+            if depth == 1 and declaration.names_kernel(extern_c=blocks[-1]):
+                yield declaration.last
+                declaration = _Declaration()  # up to the body nothing else is declared
+        elif token == ")":
+            depth = max(depth - 1, 0)
+        elif token in "{};":
+            if token == "{":
+                blocks.append(blocks[-1] or declaration.extern_c)
+            elif token == "}" and len(blocks) > 1:
+                blocks.pop()
+            declaration, depth = _Declaration(), 0
+        elif depth == 0:
+            declaration.add(token)
+
+
+class _Declaration:
+    """What is known of a declaration that has been read up to some word."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.extern_c = False
+        self._before: set[str] = set()  # which of the words that every kernel has come before the last
+
+    def add(self, word: str) -> None:
+        """Read one word more."""
+        if self.last in _KERNEL:
+            self._before.add(self.last)
+        self.extern_c = self.extern_c or (self.last, word) == ("extern", '"C"')
+        self.last = word
+
+    def names_kernel(self, *, extern_c: bool) -> bool:
+        """Whether the last word, which a parenthesis follows, is the name of an `extern "C"` kernel."""
+        known = self._before == _KERNEL and not _ATTRIBUTE.fullmatch(self.last)
+        return known and (extern_c or self.extern_c)
 
 
 def probes(names: Iterable[str]) -> dict[str, str]:
@@ -75,20 +110,6 @@ def entry_points(
             )
         )
     return tuple(found)
-
-
-def _block_end(text: str, start: int) -> int:
-    depth = 1
-    for brace in re.compile(r"[{}]").finditer(text, start):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return brace.start()
-    return len(text)
-
-
-def _declaration_end(text: str, start: int) -> int:
-    found = re.compile(r"[{;]").search(text, start)
-    return found.start() if found else len(text)
 
 
 def _parameter_types(spelled: str) -> tuple[str, ...]:

@@ -409,7 +409,7 @@ def _line(text: str, at: _Table | None, key: str) -> int | None:
             return None
         start = own[at.nth]
         end = next((head.start() for head in heads if head.start() > start), end)
-    pattern = re.compile(rf"^[ \t]*\[*[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*[=.\]]", re.M)
+    pattern = re.compile(rf"^[ \t]*+\[*+[ \t]*+[\"']?{re.escape(key)}[\"']?[ \t]*[=.\]]", re.M)
     found = pattern.search(text, start, end) if key else None
     if found is None and at is None:
         return None

@@ -1,0 +1,193 @@
+"""Comments and literals of CUDA C++ and PTX text, found in one pass over it.
+
+Every pass here is linear in the length of the text, whatever the text is: the scanner never goes back
+to a place that it has left behind. A comment that nothing ends extends to the end of the text, a string
+or character to the end of its line, as compilers read them. A raw string that nothing ends is read as
+code: no compiler accepts it, and this way it hides nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+__all__ = [
+    "Piece",
+    "blanked",
+    "first_token",
+    "joined",
+    "pasted",
+    "readings",
+    "scan",
+    "spelled",
+    "stripped",
+]
+
+_SPLICE = r"(?:\\\r?\n)*"  # a backslash at the end of a line joins it with the next one
+_SPLICES = re.compile(r"\\\r?\n")
+# Where a comment or literal begins. A number such as 1'000 and a name such as <a//b.h> are here because
+# nothing begins inside them.
+_CPP_START = re.compile(
+    r"(?P<name>(?:#|%:)[ \t\v\f]*include(?:_next)?[ \t\v\f]*<[^<>\n]*>)"
+    rf"|(?P<block>/{_SPLICE}\*)"
+    rf"|(?P<line>/{_SPLICE}/)"
+    rf'|(?P<raw>\b(?:u8|[uUL])?R{_SPLICE}")'
+    r'|(?P<string>")'
+    r"|(?P<number>(?<![\w.])\.?\d[\w.]*(?:'[\w.]+)+)"
+    r"|(?P<character>')"
+)
+_PTX_START = re.compile(r'(?P<block>/\*)|(?P<line>//)|(?P<string>")')
+_CPP_LINE = re.compile(r"[^\n\\]*(?:\\(?:\r?\n|.)?[^\n\\]*)*")
+_PTX_LINE = re.compile(r"[^\n]*")
+_CPP_BLOCK_END = re.compile(rf"\*{_SPLICE}/")
+_PTX_BLOCK_END = re.compile(r"\*/")
+# The characters of a literal up to its closing quote or the end of its line.
+_INSIDE = {
+    '"': re.compile(r'[^"\\\n]*(?:\\(?:\r\n|.)[^"\\\n]*)*"?', re.S),
+    "'": re.compile(r"[^'\\\n]*(?:\\(?:\r\n|.)[^'\\\n]*)*'?", re.S),
+}
+_RAW_OPENING = re.compile(r'([^()\\\s"]{0,16})\(')
+_NOT_BREAK = re.compile(r"[^\n]")
+_WORD = re.compile(r"\w+")
+_TRIGRAPHS = {"??/": "\\", "??=": "#"}
+
+
+class Piece(NamedTuple):
+    """One comment or literal, `text[start:end]`; a comment, string, raw string or character."""
+
+    kind: str
+    start: int
+    end: int
+
+
+def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
+    """The comments and literals of `text` in order. What lies between two of them is code."""
+    opening = _PTX_START if ptx else _CPP_START
+    at, raw_strings = 0, True
+    while found := opening.search(text, at):
+        at = found.end()
+        match found.lastgroup:
+            case "block":
+                closing = (_PTX_BLOCK_END if ptx else _CPP_BLOCK_END).search(text, at)
+                at = closing.end() if closing else len(text)
+                yield Piece("comment", found.start(), at)
+            case "line":
+                at = _end(_PTX_LINE if ptx else _CPP_LINE, text, at)
+                yield Piece("comment", found.start(), at)
+            case "raw" if raw_strings and (end := _raw_end(text, at)):
+                at = end
+                yield Piece("raw string", found.start(), at)
+            case "raw":
+                raw_strings = False  # one search that reached the end of the text is enough
+            case "string":
+                at = _end(_INSIDE['"'], text, at)
+                yield Piece("string", found.start(), at)
+            case "character":
+                at = _end(_INSIDE["'"], text, at)
+                yield Piece("character", found.start(), at)
+
+
+def stripped(text: str, *, strings: bool = False) -> str:
+    """C++ `text` as a preprocessor sees it: lines joined at their backslashes, each comment a space.
+
+    Literals become spaces, too; with `strings` those that are not raw stay.
+    """
+    parts: list[str] = []
+    at = 0
+    for kind, start, end in scan(text):
+        parts.append(joined(text[at:start]))
+        parts.append(text[start:end] if strings and kind == "string" else " ")
+        at = end
+    parts.append(joined(text[at:]))
+    return "".join(parts)
+
+
+def blanked(text: str) -> str:
+    """PTX `text` with comments and strings turned into spaces: every line and column stays in place."""
+    parts: list[str] = []
+    at = 0
+    for _, start, end in scan(text, ptx=True):
+        parts += text[at:start], _NOT_BREAK.sub(" ", text[start:end])
+        at = end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def first_token(text: str) -> int:
+    """Where the first character is that is neither white space nor part of a comment."""
+    at = 1 if text.startswith("\ufeff") else 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text.startswith("//", at):
+            at = _end(_PTX_LINE, text, at)
+        elif text.startswith("/*", at):
+            closing = text.find("*/", at + 2)
+            at = len(text) if closing < 0 else closing + 2
+        else:
+            break
+    return at
+
+
+def joined(text: str) -> str:
+    """C++ `text` with lines joined where a backslash ends one."""
+    return _SPLICES.sub("", text) if "\\" in text else text
+
+
+def readings(text: str) -> Iterator[str]:
+    """The text, and once more with trigraphs replaced where it has any: older standards do that."""
+    yield text
+    if "??/" in text or "??=" in text:
+        for trigraph, character in _TRIGRAPHS.items():
+            text = text.replace(trigraph, character)
+        yield text
+
+
+def spelled(texts: Iterable[str], names: Collection[str]) -> str | None:
+    """The first of `names` that the code of `texts` contains, or that `##` could make of its words.
+
+    A name in a comment or in a literal does not count.
+    """
+    words = _words(texts, names)
+    return next((name for name in names if _composed(name, words)), None)
+
+
+def pasted(texts: Iterable[str], names: Collection[str]) -> str | None:
+    """The first of `names` that `##` could make of other words in the code of `texts`."""
+    words = _words(texts, names).difference(names)
+    return next((name for name in names if _composed(name, words)), None)
+
+
+def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
+    """The words in the code of `texts`; none where they cannot give any of `names`."""
+    read = [reading for text in texts for reading in readings(text)]
+    rough = {word for reading in read for word in _WORD.findall(joined(reading))}
+    if not any(_composed(name, rough) for name in names):  # as in nearly every text
+        return set()
+    return {word for reading in read for word in _WORD.findall(stripped(reading))}
+
+
+def _composed(name: str, words: Collection[str]) -> bool:
+    """Whether `name` is one of `words`, or several of them in a row."""
+    parts = [word for word in words if word in name]
+    reached = {0}
+    for at in range(len(name)):
+        if at in reached:
+            reached |= {at + len(part) for part in parts if name.startswith(part, at)}
+    return len(name) in reached
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where a pattern that matches any text stops matching."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _raw_end(text: str, at: int) -> int | None:
+    """Where a raw string ends whose opening quote lies before `at`; None when nothing ends it."""
+    opening = _RAW_OPENING.match(text, at)
+    if opening is None:
+        return None
+    closing = text.find(f'){opening[1]}"', opening.end())
+    return None if closing < 0 else closing + len(opening[1]) + 2
