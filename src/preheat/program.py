@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from preheat.errors import InputError
+from preheat.lazy import lazy
 
 __all__ = ["Program"]
 
@@ -142,7 +142,7 @@ class Program:
             if _LTO_OPTION.fullmatch(option):
                 raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
 
-    @cached_property
+    @lazy
     def may_include(self) -> bool:
         """Whether compiling could open a file. Errs on the side of yes."""
         texts = (self.source, *(text for _, text in self.headers))
@@ -151,7 +151,7 @@ class Program:
             or any("include" in option for option in self.options)
         )
 
-    @cached_property
+    @lazy
     def uncacheable(self) -> str | None:
         """Why no key could describe this program's output, or None when one can."""
         for option in self.options:
