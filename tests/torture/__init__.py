@@ -1,1 +1,1 @@
-"""Attacks on the cache, each as a test: quick ones run always, `make torture` runs all of them for long."""
+"""Attacks on the cache, each as a test. The quick ones run always; `make torture` runs all for long."""

@@ -53,6 +53,7 @@ class FileLock:
         file = self._file
         if file is not None and not file.closed:
             with suppress(OSError):  # a file left behind is only litter
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an interrupted try may not have it
                 if not self._keep and self._is_at_path(file):
                     os.unlink(self.path)
             with suppress(OSError):  # at once, even where a forked child still has a copy
