@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "errors", "container", "lexer"},
+    {"_version", "errors", "container", "files", "lazy", "lexer", "locks"},
     {"callers", "seal"},
     {"events", "config", "arch", "dtypes"},
     {"flights"},
@@ -81,7 +81,16 @@ def test_devices_do_not_know_each_other() -> None:
 
 def test_the_store_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "store").glob("*.py"):
-        assert set(imported(file)) <= {"store", "container", "events", "errors"}, file
+        below = {"store", "container", "events", "errors", "locks", "files"}
+        assert set(imported(file)) <= below, file
+
+
+def test_nothing_waits_for_a_lock_of_a_cached_property() -> None:
+    """In Python 3.11 it holds a lock of its class, which a forked child cannot renew."""
+    for file in SOURCE.rglob("*.py"):
+        assert "cached_property" not in file.read_text().replace("`functools.cached_property`", ""), (
+            file
+        )
 
 
 def test_compilers_are_loaded_in_the_worker_alone() -> None:

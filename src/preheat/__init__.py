@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 
 from preheat._version import __version__
+from preheat.locks import no_fork
 
 TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
@@ -244,10 +245,13 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return importlib.import_module(f"preheat.{name}")
+        with no_fork:
+            return importlib.import_module(f"preheat.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'preheat' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    with no_fork:
+        module = importlib.import_module(_MODULE_OF[name])
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from preheat.arch import Arch
@@ -12,12 +11,13 @@ from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.errors import InputError
+from preheat.locks import Lock, no_fork
 from preheat.program import Program
 
 __all__ = ["compile", "default_builder"]
 
 
-_opening = threading.Lock()
+_opening = Lock()
 
 
 def default_builder() -> Builder:
@@ -31,7 +31,8 @@ def _builder() -> Builder:
     config = Config.from_env()
     builder = Builder.open(config)
     if config.record is not None:
-        from preheat.warm.recorder import Recorder
+        with no_fork:
+            from preheat.warm.recorder import Recorder
 
         Recorder.attach(builder, config.record)
     return builder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.arch import Arch
 from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
+from preheat.lazy import lazy
 
 __all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
 
@@ -128,11 +128,11 @@ class Artifact:
         meant = self._by_name.get(entry.title) or self._by_cpp.get(_folded(entry.title))
         return entry.title if meant in (entry, [entry]) else entry.name
 
-    @cached_property
+    @lazy
     def _by_name(self) -> dict[str, EntryPoint]:
         return {e.name: e for e in self.entries}
 
-    @cached_property
+    @lazy
     def _by_cpp(self) -> dict[str, list[EntryPoint]]:
         """Entries by C++ name, and by the last part of it where that is not another's whole name."""
         full: dict[str, list[EntryPoint]] = {}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from preheat import container
@@ -31,6 +32,7 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines, Stats, log_faults
 from preheat.flights import Flights
 from preheat.key import Key, bundle_key, request_key
+from preheat.lazy import lazy
 from preheat.program import Program
 from preheat.promise import Near, Promise, search
 from preheat.seal import Mode, in_force
@@ -38,7 +40,7 @@ from preheat.shelf import Shelf
 from preheat.store import Chain, DiskStore, Found, LayerStore, MemoryStore, Store
 from preheat.store.bundle import Bundle
 from preheat.store.journal import Journal
-from preheat.store.lock import FileLock
+from preheat.store.lock import FileLock, release_lost
 from preheat.store.trust import first_usable, make_private, usable
 from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
@@ -74,7 +76,7 @@ class _Request:
     arch: Arch
     toolchain: Toolchain
 
-    @cached_property
+    @lazy
     def key(self) -> Key:
         identity = self.toolchain.identity(self.program.language)
         return request_key(self.program, self.arch, identity)
@@ -83,12 +85,12 @@ class _Request:
     def digest(self) -> str:
         return self.key.digest
 
-    @cached_property
+    @lazy
     def asked(self) -> Key:
         """What was asked for, whichever compiler there is."""
         return bundle_key(self.program, self.arch)
 
-    @cached_property
+    @lazy
     def roots(self) -> Mapping[str, str]:
         return self.toolchain.roots(self.program) if self.program.may_include else {}
 
@@ -180,6 +182,7 @@ class Builder:
         Raises `CompileError` with the compiler's log when the program is wrong, `SealedError` when it
         is not stored and nothing may be compiled.
         """
+        release_lost()
         try:
             made = self._build(self._request(program, arch))
         except ToolchainChangedError:  # the compiler was upgraded under a running process
@@ -251,12 +254,18 @@ class Builder:
     def _make(self, request: _Request) -> Artifact:
         """Compile, unless another process does so first or the program is known to be wrong."""
         self._recall_failure(request)
-        with self._locked(request):
+        lock = self._file_lock(request, sys._getframe())
+        try:
+            if lock is not None:
+                self._acquire(lock, request)
             found = self._find(request)  # a second look: the last holder may have made it
             if isinstance(found, Artifact):
                 return found
             self._tell("miss", request, reason=found.reason)
             return self._compile(request, found)
+        finally:
+            if lock is not None:
+                lock.release()
 
     def _request(self, program: Program, arch: Arch | str) -> _Request:
         return _Request(program, Arch.parse(arch), self.toolchain)
@@ -541,20 +550,14 @@ class Builder:
 
     # Processes
 
-    @contextmanager
-    def _locked(self, request: _Request) -> Iterator[None]:
-        """Hold this key among the processes of the node, or go on without after a bounded wait."""
+    def _file_lock(self, request: _Request, owner: FrameType) -> FileLock | None:
+        """Return the lock of this key among the processes of the node; None where nothing is shared."""
         if self._lock_dir is None:
-            yield
-            return
-        lock = FileLock(self._lock_dir / request.digest)
-        try:
-            self._acquire(lock, request)
-            yield
-        finally:
-            lock.release()
+            return None
+        return FileLock(self._lock_dir / request.digest, owner=owner)
 
     def _acquire(self, lock: FileLock, request: _Request) -> None:
+        """Take the lock, or go on without it after a bounded wait."""
         started = time.perf_counter()
         try:
             make_private(lock.path.parent)
@@ -571,10 +574,6 @@ class Builder:
         """In a forked child: nothing of the parent's threads, workers or counts is ours."""
         self.events.forget()
         self.toolchain.after_fork()
-        self._flights = Flights(self.events)
-        for tier in self.store.tiers:
-            if isinstance(tier, MemoryStore):
-                tier.after_fork()
         if self._journal is not None:
             self._journal = self._journal.another()
 
@@ -590,6 +589,7 @@ class Builder:
 
     def close(self) -> None:
         """End the compiler processes and write down the counters. The builder can still be used."""
+        release_lost()
         self.toolchain.close()
         self._write_journal()
 

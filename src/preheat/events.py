@@ -7,13 +7,15 @@ counted; sinks may also write them down. A fault of a cache tier is an event and
 from __future__ import annotations
 
 import json
-import threading
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_faults", "merge"]
+from preheat.locks import Lock
+
+__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_faults", "merge", "warn"]
 
 #: Every event there is: name, and what it says. The fields follow in brackets.
 EVENTS: Mapping[str, str] = {
@@ -77,7 +79,7 @@ class Events:
 
     def __init__(self, *sinks: Sink) -> None:
         self.sinks = list(sinks)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._stats: Stats = {}
 
     def emit(self, name: str, /, **fields: Any) -> None:
@@ -100,8 +102,7 @@ class Events:
             return dict(self._stats)
 
     def forget(self) -> None:
-        """Start counting from nothing with a fresh lock, as a forked child must."""
-        self._lock = threading.Lock()
+        """Start counting from nothing, as a forked child must."""
         self._stats = {}
 
 
@@ -133,7 +134,7 @@ class JsonLines:
                 file.write(line.encode() + b"\n")
         except OSError as fault:
             self._broken = True
-            _warn(f"events are not written to {self._path}: {fault}")
+            warn(f"events are not written to {self._path}: {fault}")
 
 
 def log_faults() -> Sink:
@@ -160,12 +161,20 @@ def log_faults() -> Sink:
                 return
         if (what, where) not in seen:
             seen.add((what, where))
-            _warn(told)
+            warn(told)
 
     return sink
 
 
-def _warn(text: str) -> None:
-    import logging  # costs milliseconds that a process without trouble need not spend
+def warn(text: str) -> None:
+    """Log a warning on the `preheat` logger.
 
-    logging.getLogger("preheat").warning("%s", text)
+    A process that has not imported `logging` has not configured it either: then the text goes where
+    `logging` would send it. Importing it here would cost milliseconds, and a child forked meanwhile
+    could never import it.
+    """
+    logger = getattr(sys.modules.get("logging"), "getLogger", None)
+    if logger is not None:
+        logger("preheat").warning("%s", text)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")

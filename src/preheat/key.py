@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from preheat.arch import Arch
+from preheat.lazy import lazy
 from preheat.program import Program
 
 __all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "request_key"]
@@ -38,7 +38,7 @@ class Key:
 
     parts: tuple[tuple[str, bytes], ...]
 
-    @cached_property
+    @lazy
     def digest(self) -> str:
         """SHA-256 over every label and payload, each prefixed by its length: injective."""
         state = hashlib.sha256()
@@ -48,7 +48,7 @@ class Key:
             state.update(payload)
         return state.hexdigest()
 
-    @cached_property
+    @lazy
     def table(self) -> tuple[Part, ...]:
         """The parts as they are kept with an entry, long ones by hash."""
         return tuple(Part.of(label, payload) for label, payload in self.parts)

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from preheat.errors import InputError
+from preheat.lazy import lazy
 from preheat.lexer import first_token, joined, readings, spelled
 
 __all__ = ["Program"]
@@ -143,14 +143,14 @@ class Program:
             if _LTO_OPTION.fullmatch(option):
                 raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
 
-    @cached_property
+    @lazy
     def may_include(self) -> bool:
         """Whether compiling could open a file. Errs on the side of yes."""
         if self.language != "cuda":
             return False
         return any("include" in joined(reading) for text in self.texts for reading in readings(text))
 
-    @cached_property
+    @lazy
     def uncacheable(self) -> str | None:
         """Why no key could describe this program's output, or None when one can."""
         for option in self.options:

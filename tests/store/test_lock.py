@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from preheat.store.lock import FileLock, hold
+from preheat.store.lock import FileLock, hold, release_lost
 from tests.processes import PATIENCE, kill, line
 from tests.store.support import finish, start
 
@@ -151,6 +152,60 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path, path: Path) -> None
     with pytest.raises(OSError, match="symbolic links"):
         FileLock(path).acquire(5)
     assert not (tmp_path / "target").exists()
+
+
+# Interrupts
+
+
+def test_the_lock_of_an_interrupted_function_is_given_back_though_its_exception_is_kept(
+    path: Path,
+) -> None:
+    def interrupted() -> None:
+        assert FileLock(path, owner=sys._getframe()).acquire(0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as kept:
+        interrupted()
+    assert FileLock(path).acquire(0), kept
+
+
+def test_giving_back_what_an_interrupted_function_only_tried_to_take_leaves_the_owner_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        FileLock(path, owner=sys._getframe()).acquire(0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    owner = FileLock(path)
+    assert owner.acquire(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("preheat.store.lock.fcntl.flock", interrupt)
+        patch.setattr(FileLock, "_close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    release_lost()
+    assert path.exists()
+    owner.release()
+
+
+def test_a_lock_is_not_lost_while_its_function_runs_in_another_thread(path: Path) -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with hold(path, 0):
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    taken.wait()
+    release_lost()
+    assert not FileLock(path).acquire(0)
+    done.set()
+    thread.join()
+    assert FileLock(path).acquire(0)
 
 
 # Fork

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 from preheat.store import MemoryStore
+from tests.processes import PATIENCE
 
 
 def test_get_gives_what_was_put_and_none_for_what_was_not() -> None:
@@ -106,6 +109,27 @@ def test_threads_never_get_a_blob_of_another_key_and_never_pass_the_limit() -> N
 def test_a_lock_that_a_fork_copied_while_held_does_not_block_the_child() -> None:
     memory = MemoryStore(100)
     memory.put("a", b"blob")
-    memory._lock.acquire()
-    memory.after_fork()
-    assert memory.get("a") == b"blob"
+    _, status = os.waitpid(fork_holding(memory), 0)
+    assert status == 0
+
+
+def fork_holding(memory: MemoryStore) -> int:
+    """Fork while another thread holds the lock; the child reads and writes."""
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with memory._lock:
+            held.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE))
+        memory.put("b", b"other")
+        os._exit(memory.get("a") != b"blob")
+    forked.set()
+    holder.join()
+    return child

@@ -488,7 +488,7 @@ def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
     see(record)
     monkeypatch.setattr(recording, "_WAIT", 0.01)
     with (
-        recording._merging(spool_of(manifest)),
+        recording._merging(spool_of(manifest), sys._getframe()),
         pytest.raises(TimeoutError, match="lock for 0 seconds"),
     ):
         merge(manifest)

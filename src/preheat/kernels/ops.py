@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from preheat.kernels.forms import (
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import Op
 from preheat.kernels.rows import sizes
+from preheat.locks import Lock
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 
@@ -56,7 +56,7 @@ class Ops:
         if not isinstance(blas, Blas | bool | str) or (isinstance(blas, str) and blas != "auto"):
             raise InputError(f"blas {blas!r} is neither 'auto', nor True or False, nor a preheat.Blas")
         self.gpu, self._blas = gpu, blas
-        self._choosing = threading.Lock()
+        self._choosing = Lock()
         self._chosen: tuple[Context, Blas | None] | None = None  # for one life of the device
         if blas is True:
             self._choice()

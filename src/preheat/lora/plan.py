@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from preheat.errors import InputError
@@ -13,6 +12,7 @@ from preheat.gpu import Gpu
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import by_cublas, find
 from preheat.kernels.op import Op
+from preheat.lazy import lazy
 from preheat.lora.shape import ADAPTED, Shape, require_shape
 from preheat.program import Program
 from preheat.warm.manifest import Manifest, Wanted
@@ -44,7 +44,7 @@ class Plan:
         if not isinstance(self.blas, bool) and not (isinstance(self.blas, str) and self.blas == "auto"):
             raise InputError(f"blas {self.blas!r} is neither 'auto', nor True, nor False")
 
-    @cached_property
+    @lazy
     def operations(self) -> tuple[Op, ...]:
         """All that it does, in order: exactly what `watching` sees of a step."""
         done = _backward(self.shape)
@@ -60,7 +60,7 @@ class Plan:
         """What the launches need compiled: each kernel once."""
         return tuple(dict.fromkeys(Request(op.program, op.entry) for op in self.launches))
 
-    @cached_property
+    @lazy
     def requests_up_to_max_seq(self) -> tuple[Request, ...]:
         """The same for sequences of every length, from one position to `max_seq`."""
         shortest = self._of_length(1)
@@ -82,7 +82,7 @@ class Plan:
     def _of_length(self, length: int) -> Plan:
         return replace(self, shape=replace(self.shape, max_seq=length))
 
-    @cached_property
+    @lazy
     def _entries(self) -> tuple[str, ...]:
         return tuple(op.entry for op in self.launches)
 

@@ -7,12 +7,13 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.dtypes import DType, pointee_dtypes
 from preheat.errors import LaunchError
+from preheat.lazy import lazy
 from preheat.runtime.host import bfloat16_bytes
 
 __all__ = ["Block", "Refusal", "Signature", "Slot", "Value", "new_block"]
@@ -175,7 +176,7 @@ class Signature:
         self.kernel = entry.title
         self.slots = tuple(map(_slot, entry.parameters))
 
-    @cached_property
+    @lazy
     def layout(self) -> struct.Struct:
         """The parameter block, padding included."""
         text, end = "<", 0
@@ -185,7 +186,7 @@ class Signature:
             end = offset + size
         return struct.Struct(text)
 
-    @cached_property
+    @lazy
     def wants(self) -> str:
         """The parameters in words."""
         return f"{len(self.slots)} ({', '.join(slot.title for slot in self.slots)})"

@@ -32,6 +32,7 @@ import xxhash
 from preheat import container
 from preheat.container import DamagedEntryError
 from preheat.errors import BundleError
+from preheat.files import Descriptor, opened
 from preheat.store.publish import publish
 
 __all__ = ["VERSION", "Bundle", "write"]
@@ -55,11 +56,11 @@ class Bundle:
     overwritten in place has damaged entries.
     """
 
-    def __init__(self, path: Path, file: _File, front: _Front) -> None:
+    def __init__(self, path: Path, file: Descriptor, front: _Front) -> None:
         self.path, self.nbytes, self.stamp = path, front.file_size, front.stamp
         self.meta: Mapping[str, Any] = front.meta
         self._records, self._first = front.records, front.end
-        self._file: _File | None = file
+        self._file: Descriptor | None = file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Bundle:
@@ -116,7 +117,7 @@ class Bundle:
         state = ", closed" if self._file is None else ""
         return f"<Bundle {self.path}: {count}, {self.nbytes:,} bytes{state}>"
 
-    def _held(self) -> _File:
+    def _held(self) -> Descriptor:
         file = self._file
         if file is None:
             raise BundleError(f"bundle {self.path} is closed")
@@ -130,16 +131,16 @@ class Bundle:
         end: int = _RECORD.unpack_from(self._records, at * _RECORD.size)[1]
         return end
 
-    def _read(self, file: _File, at: int) -> bytes:
+    def _read(self, file: Descriptor, at: int) -> bytes:
         digest, blob = self._digest(at), self._unchecked(file, at)
         if why := container.damage(digest, blob):
             raise DamagedEntryError(f"entry {digest} of {self.path}: {why}")
         return blob
 
-    def _unchecked(self, file: _File, at: int) -> bytes:
+    def _unchecked(self, file: Descriptor, at: int) -> bytes:
         start = self._end(at - 1) if at else self._first
         # Not from a mapping: touching one of a file that was cut short would end the process.
-        return os.pread(file.descriptor, self._end(at) - start, start)
+        return os.pread(file, self._end(at) - start, start)
 
 
 def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
@@ -172,16 +173,6 @@ class _RefusedError(Exception):
         self.hint = hint
 
 
-class _File:
-    """A descriptor, closed when nobody holds it any more."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)
-
-
 class _Front(NamedTuple):
     """What comes before the entries."""
 
@@ -192,15 +183,14 @@ class _Front(NamedTuple):
     stamp: tuple[int, ...]
 
 
-def _opened(path: Path) -> tuple[_File, _Front]:
+def _opened(path: Path) -> tuple[Descriptor, _Front]:
     # Without O_NONBLOCK opening a pipe would wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    file = opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        front = _front(descriptor)
+        return file, _front(file)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return _File(descriptor), front
 
 
 def _front(descriptor: int) -> _Front:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from preheat import container
 from preheat.events import Events
+from preheat.files import Descriptor, opened
+from preheat.locks import no_fork
 from preheat.store.lock import hold
 from preheat.store.trust import make_private
 
@@ -83,20 +85,19 @@ class LayerStore:
     def get(self, digest: str) -> bytes | None:
         """The verified entry or None; damage and faults are events."""
         try:
-            descriptor = os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         except OSError as fault:
             self._events.fault(self.name, "read", fault)
             return None
         try:
-            found = os.fstat(descriptor)
-            blob = os.read(descriptor, found.st_size + 1)
+            with file:
+                found = os.fstat(file)
+                blob = os.read(file, found.st_size + 1)
         except OSError as fault:
             self._events.fault(self.name, "read", fault)
             return None
-        finally:
-            os.close(descriptor)
         if why := container.damage(digest, blob):
             self._events.emit("damaged", tier=self.name, key=digest, reason=why)
             self._damaged(digest)
@@ -235,40 +236,36 @@ class DiskStore(LayerStore):
     def _publish(self, path: str, blob: bytes, *, durable: bool = True) -> None:
         staged = f"{self._base}/staged/{os.getpid()}-{os.urandom(8).hex()}"
         try:
-            descriptor = self._create(staged, path)
-            try:
+            with self._create(staged, path) as file:
                 view = memoryview(blob)
                 while view:
-                    view = view[os.write(descriptor, view) :]
+                    view = view[os.write(file, view) :]
                 if durable:  # a rename that survives a power cut must not lead to an empty file
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                    os.fsync(file)
             os.replace(staged, path)
         except BaseException:
             with suppress(OSError):
                 os.unlink(staged)
             raise
 
-    def _create(self, staged: str, path: str) -> int:
+    def _create(self, staged: str, path: str) -> Descriptor:
         """Open the staged file, making the directories it and `path` need where they are missing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         home = os.path.dirname(path)
         try:
             if os.path.isdir(home):
-                return os.open(staged, flags, 0o600)
+                return opened(staged, flags)
         except FileNotFoundError:
             pass
         make_private(Path(home))
         make_private(Path(staged).parent)
         self._tag()
-        return os.open(staged, flags, 0o600)
+        return opened(staged, flags)
 
     def _tag(self) -> None:
-        with suppress(FileExistsError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with os.fdopen(os.open(self.root / "CACHEDIR.TAG", flags, 0o600), "wb") as tag:
-                tag.write(_TAG)
+        path, flags = self.root / "CACHEDIR.TAG", os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with suppress(FileExistsError), opened(path, flags) as tag:
+            os.write(tag, _TAG)
 
     def _unlink(self, digest: str) -> int | None:
         """Remove entry and note; the bytes freed, or None when there was no entry."""
@@ -341,7 +338,8 @@ class DiskStore(LayerStore):
                 for place, _, names in os.walk(other.path):
                     gone += len(names)
                     freed += sum(_size(f"{place}/{name}") or 0 for name in names)
-                import shutil  # milliseconds that few processes need
+                with no_fork:
+                    import shutil  # milliseconds that few processes need
 
                 shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
@@ -360,15 +358,12 @@ class DiskStore(LayerStore):
 
     def _write_usage(self, usage: _Usage) -> None:
         row = _USAGE.pack(usage.files, usage.bytes, usage.floor_files, usage.floor_bytes)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         try:
-            descriptor = os.open(f"{self._base}/usage", flags, 0o600)
+            file = opened(f"{self._base}/usage", os.O_WRONLY | os.O_CREAT)
         except FileNotFoundError:  # there is no cache to keep count of
             return
-        try:
-            os.pwrite(descriptor, row, 0)
-        finally:
-            os.close(descriptor)
+        with file:
+            os.pwrite(file, row, 0)
 
 
 def _size(path: str) -> int | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from preheat.events import Stats, merge
+from preheat.files import opened
+from preheat.locks import Lock
 from preheat.store.lock import hold
 from preheat.store.trust import make_private
 
@@ -27,7 +28,7 @@ class Journal:
         self, directory: Path, *, lock_dir: Path, clock: Callable[[], float] = time.time
     ) -> None:
         self._directory, self._lock_dir, self._clock = directory, lock_dir, clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._name = _new_name()
         self._base: Stats = {}  # what earlier files of this process already hold
         self._written: Stats = {}
@@ -107,7 +108,6 @@ def _read(path: Path) -> Stats:
 
 def _replace(path: Path, stats: Stats) -> None:
     staged = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(stats, file, sort_keys=True)
+    with opened(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        os.write(file, json.dumps(stats, sort_keys=True).encode())
     os.replace(staged, path)

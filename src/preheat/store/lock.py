@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
-__all__ = ["FileLock", "hold"]
+from preheat.files import Descriptor, opened
+from preheat.locks import Call, Lock
+
+__all__ = ["FileLock", "hold", "release_lost"]
 
 _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
@@ -17,18 +21,22 @@ _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 class FileLock:
     """`flock` on a file of its own, which is removed again on release unless it is to be kept.
 
-    One lock a key would leave litter; a lock that is taken again and again is better kept.
+    One lock a key would leave litter; a lock that is taken again and again is better kept. `owner` is
+    the frame of the function that holds the lock, no generator's: when an interrupt ends the function
+    before it gives the lock back, `release_lost` does.
     """
 
-    def __init__(self, path: Path, *, keep: bool = False) -> None:
+    def __init__(self, path: Path, *, keep: bool = False, owner: FrameType | None = None) -> None:
         self.path, self._keep = path, keep
-        self._descriptor: int | None = None
+        self._owner = None if owner is None else Call(owner)
+        self._file: Descriptor | None = None
 
     def acquire(self, timeout: float) -> bool:
         """Take the lock within `timeout` seconds; False when someone else kept it that long.
 
         Raises `OSError` where the directory does not allow locks.
         """
+        release_lost()
         deadline = time.monotonic() + timeout
         pause, longest = _POLL
         while not self._try():
@@ -37,44 +45,59 @@ class FileLock:
                 return False
             time.sleep(min(pause, left))
             pause = min(pause * 2, longest)
+            release_lost()
         return True
 
     def release(self) -> None:
         """Give the lock back. Does nothing when it is not held."""
-        if self._descriptor is not None:
+        file = self._file
+        if file is not None and not file.closed:
             with suppress(OSError):  # a file left behind is only litter
-                if not self._keep and self._is_at_path(self._descriptor):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an interrupted try may not have it
+                if not self._keep and self._is_at_path(file):
                     os.unlink(self.path)
-            self._close()
+            with suppress(OSError):  # at once, even where a forked child still has a copy
+                fcntl.flock(file, fcntl.LOCK_UN)
+        self._close()
+        if self._owner is not None:
+            self._owner.end()
+
+    def is_lost(self) -> bool:
+        """Return whether the function that holds the lock has ended."""
+        return self._owner is not None and not self._owner.alive()
 
     def _try(self) -> bool:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self.path, flags, 0o600)
+        if self._file is not None:
+            return False
+        _held.add(self)  # before it is locked: whatever ends this function, the lock can be found
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = file = opened(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
             # hold is a lock nobody else can find.
-            if not self._is_at_path(descriptor):
+            if not self._is_at_path(file):
                 raise FileNotFoundError
         except (BlockingIOError, FileNotFoundError):
-            os.close(descriptor)
+            missing = self._file is None  # there is not even a directory for it
+            self._close()
+            if missing:
+                raise
             return False
         except BaseException:
-            os.close(descriptor)
+            self._close()
             raise
-        self._descriptor = descriptor
-        _held.add(self)
         return True
 
-    def _is_at_path(self, descriptor: int) -> bool:
+    def _is_at_path(self, file: Descriptor) -> bool:
         """Whether our file is still the one others find; a cleaner of old files may have been here."""
-        return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        return os.path.samestat(os.fstat(file), os.stat(self.path))
 
     def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
+        file = self._file
+        if file is not None:
+            file.close()
+        self._file = None
         _held.discard(self)
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 # Locks held by this process. A forked child closes its copies at once: with them open the lock would
@@ -90,12 +113,27 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-@contextmanager
-def hold(path: Path, timeout: float) -> Iterator[bool]:
+def release_lost() -> None:
+    """Give back the locks whose functions were interrupted before they could."""
+    if _held:
+        with _releasing:
+            for lock in list(_held):
+                if lock.is_lost():
+                    lock.release()
+
+
+_releasing = Lock()
+
+
+class hold:  # noqa: N801 - used like a function
     """Hold a kept lock for the block; the value says whether it was taken in time."""
-    lock = FileLock(path, keep=True)
-    taken = lock.acquire(timeout)
-    try:
-        yield taken
-    finally:
-        lock.release()
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path, self._timeout = path, timeout
+
+    def __enter__(self) -> bool:
+        self._lock = FileLock(self._path, keep=True, owner=sys._getframe(1))
+        return self._lock.acquire(self._timeout)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
+
+from preheat.locks import Lock
 
 __all__ = ["MemoryStore"]
 
@@ -16,7 +17,7 @@ class MemoryStore:
     def __init__(self, limit: int) -> None:
         self._limit, self._bytes = limit, 0
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def get(self, digest: str) -> bytes | None:
         with self._lock:
@@ -27,13 +28,15 @@ class MemoryStore:
 
     def put(self, digest: str, blob: bytes) -> None:
         """Keep `blob`, dropping the longest unused until it fits; one larger than all is not kept."""
-        with self._lock:
+        with self._lock as lost:
+            if lost:  # the sum may miss a change that was begun
+                self._bytes = sum(map(len, self._blobs.values()))
             self._drop(digest)
             if len(blob) > self._limit:
                 return
             self._blobs[digest] = blob
             self._bytes += len(blob)
-            while self._bytes > self._limit:
+            while self._blobs and self._bytes > self._limit:
                 self._drop(next(iter(self._blobs)))
 
     def remove(self, digest: str) -> None:
@@ -48,7 +51,3 @@ class MemoryStore:
 
     def _drop(self, digest: str) -> None:
         self._bytes -= len(self._blobs.pop(digest, b""))
-
-    def after_fork(self) -> None:
-        """A forked child may have copied a held lock: take a new one."""
-        self._lock = threading.Lock()

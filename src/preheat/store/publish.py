@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from preheat.files import opened
+
 __all__ = ["obstacle", "publish"]
 
 
@@ -25,8 +27,10 @@ def publish(path: Path, parts: Iterable[bytes]) -> int:
     """Make or replace `path`; its size. A reader sees the old file or the new one, never a part."""
     staged = path.parent / f".preheat-{os.urandom(8).hex()}.staged"
     try:
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
+        with (
+            opened(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644) as descriptor,
+            open(descriptor, "wb", closefd=False) as file,
+        ):
             file.writelines(parts)
             file.flush()
             os.fsync(descriptor)
@@ -42,8 +46,5 @@ def publish(path: Path, parts: Iterable[bytes]) -> int:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

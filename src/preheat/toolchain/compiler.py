@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat.arch import Arch
 from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
+from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.toolchain.locate import Library, Located, locate
 
@@ -32,12 +32,13 @@ class Toolchain:
         self._located: Located | None = None
         self._pool: WorkerPool | None = None
         self._looked_again = False
-        self._lock, self._pool_lock = threading.Lock(), threading.Lock()
+        self._lock, self._pool_lock = Lock(), Lock()
 
     @property
     def pool(self) -> WorkerPool:
         """The worker processes; none is started before the first request."""
-        from preheat.toolchain.pool import WorkerPool
+        with no_fork:
+            from preheat.toolchain.pool import WorkerPool
 
         with self._pool_lock:
             if self._pool is None:
@@ -72,7 +73,8 @@ class Toolchain:
 
         Raises `CompileError` when the compiler says no, another `ToolchainError` when it fails.
         """
-        from preheat.toolchain import translate
+        with no_fork:
+            from preheat.toolchain import translate
 
         if program.language == "ptx":
             return self._checked("ptx", translate.assemble(self.pool, program, arch))
@@ -120,7 +122,6 @@ class Toolchain:
             self._pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: start with workers and locks of its own."""
+        """In a forked child: start with workers of its own."""
         if self._pool is not None:
             self._pool.after_fork()
-        self._lock, self._pool_lock = threading.Lock(), threading.Lock()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from preheat.config import environ
 from preheat.errors import ToolchainNotFoundError
+from preheat.files import opened
 from preheat.toolchain.elf import build_id
 
 if TYPE_CHECKING:
@@ -122,7 +123,6 @@ def _remember(memo: Path, located: Located) -> None:
     }
     staged = memo.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # only a memo: the next process searches again
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(row, file)
+        with opened(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            os.write(file, json.dumps(row).encode())
         os.replace(staged, memo)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from preheat.config import environ
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.events import Events
+from preheat.files import owned
+from preheat.locks import Lock, no_fork
 from preheat.toolchain import frames, scratch
 
 __all__ = ["WorkerPool"]
@@ -35,8 +37,10 @@ class WorkerPool:
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events, self._timeout = events, timeout
         self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
-        self._reset()
+        self._busy: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # all of them
+        self._lock = Lock()
+        self._slots = Lock(places=os.cpu_count() or 1)
         weakref.finalize(self, _end, self._idle)  # also when the interpreter exits
 
     def call(
@@ -80,27 +84,49 @@ class WorkerPool:
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent, so let go of them."""
-        for worker in (*self._idle, *self._busy):
+        for worker in list(self._workers):
             worker.abandon()
+        self._workers.clear()
         self._idle.clear()
         self._busy.clear()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))
 
     def _take(self) -> _Worker:
-        with self._lock:
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.alive():
-                    return worker
-                worker.end()  # it had been idle for long enough to leave
-        scratch.sweep()
-        worker = _Worker()
-        self._events.emit("worker", what="started", reason="")
-        return worker
+        while True:
+            with self._lock:
+                while self._idle:
+                    worker = self._idle.pop()
+                    if worker.alive():
+                        return worker
+                    worker.end()  # it had been idle for long enough to leave
+            scratch.sweep()
+            self._start()
+
+    def _start(self) -> None:
+        """Add an idle worker, started by a thread of its own.
+
+        Interrupts arrive in the main thread, where they would lose the process, or its pipes, between
+        the lines of `subprocess`. Whatever interrupts the wait for the thread, the worker is added.
+        """
+        failures: list[BaseException] = []
+        started = _thread.allocate_lock()
+        started.acquire()
+
+        def start() -> None:
+            try:
+                with no_fork:
+                    worker = _Worker()
+                    self._workers.add(worker)
+                    self._idle.append(worker)
+                self._events.emit("worker", what="started", reason="")
+            except BaseException as failure:
+                failures.append(failure)
+            finally:
+                started.release()
+
+        _thread.start_new_thread(start, ())
+        started.acquire()
+        if failures:
+            raise failures.pop()
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
@@ -129,7 +155,7 @@ class _Worker:
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
         env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
-        self._words = os.memfd_create("preheat-worker", os.MFD_CLOEXEC)
+        self._words = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "preheat.toolchain.worker"],
@@ -141,7 +167,7 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             )
         except OSError as fault:
-            os.close(self._words)
+            self._words.close()
             raise ToolchainError(
                 f"cannot start a compiler process with {sys.executable or 'no Python'}: {fault}"
             ) from fault
@@ -150,6 +176,10 @@ class _Worker:
         self._in, self._out = self._process.stdin, self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         os.set_blocking(self._out.fileno(), False)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_out"):  # it was started, and lost to an interrupt or ended already
+            self.end()
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -209,8 +239,7 @@ class _Worker:
             self._in.close()
         with suppress(OSError):
             self._out.close()
-        with suppress(OSError):
-            os.close(self._words)
+        self._words.close()
 
     def _died(self) -> NoReturn:
         code = self._process.wait()
@@ -221,5 +250,6 @@ class _Worker:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
         size = os.fstat(self._words).st_size
-        words = os.pread(self._words, 2000, max(size - 2000, 0)).decode("utf-8", "replace").strip()
+        last = os.pread(self._words, 2000, max(size - 2000, 0))
+        words = last.decode("utf-8", "replace").strip()
         raise CompilerCrashError(f"the compiler process died ({how})" + (f": {words}" if words else ""))

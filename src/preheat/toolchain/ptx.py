@@ -11,8 +11,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
+from preheat.lazy import lazy
 from preheat.lexer import blanked
 from preheat.toolchain.text import split_commas
 
@@ -158,7 +158,7 @@ class Function:
     body: str | None  # blanked text between the braces; None for a declaration
     body_line: int
 
-    @cached_property
+    @lazy
     def statements(self) -> tuple[Statement, ...]:
         """The body, one statement at a time."""
         return () if self.body is None else tuple(_statements(self.body, self.body_line))
@@ -174,7 +174,7 @@ class Module:
     functions: tuple[Function, ...]
     outside: tuple[tuple[int, str], ...] = ()  # blanked text between functions, with its first line
 
-    @cached_property
+    @lazy
     def variables(self) -> dict[str, Variable]:
         """The variables of the module, by name; a definition wins over a declaration."""
         found: dict[str, Variable] = {}
@@ -184,7 +184,7 @@ class Module:
                     found[variable.name] = variable
         return found
 
-    @cached_property
+    @lazy
     def entries(self) -> dict[str, Function]:
         """The kernels that are defined here, by name."""
         return {f.name: f for f in self.functions if f.kind == "entry" and f.body is not None}

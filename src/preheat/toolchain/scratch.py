@@ -8,6 +8,8 @@ import tempfile
 import time
 from contextlib import suppress
 
+from preheat.locks import no_fork
+
 __all__ = ["make", "remove", "sweep"]
 
 _PREFIX = "preheat-scratch-"
@@ -18,7 +20,7 @@ _ORPHANED = 24 * 3600.0  # seconds after which nobody can be compiling in one an
 def make() -> str | None:
     """A new directory; None when there is no place for one at all."""
     for parent in _PLACES:
-        with suppress(OSError):
+        with suppress(OSError), no_fork:  # tempfile takes a lock for the first name
             return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     return None
 
@@ -32,7 +34,8 @@ def remove(directory: str | None) -> None:
 def sweep() -> None:
     """Remove what processes killed together with their workers left behind."""
     for parent in _PLACES:
-        place = parent or tempfile.gettempdir()
+        with no_fork:  # tempfile takes a lock the first time
+            place = parent or tempfile.gettempdir()
         with suppress(OSError), os.scandir(place) as found:
             for entry in found:
                 if entry.name.startswith(_PREFIX) and _orphaned(entry):

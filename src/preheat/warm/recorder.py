@@ -13,12 +13,12 @@ import fcntl
 import json
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from preheat.arch import Arch
@@ -26,9 +26,11 @@ from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.callers import Place, place, shown
 from preheat.errors import InputError
-from preheat.events import Events
+from preheat.events import Events, warn
+from preheat.files import Descriptor, opened
+from preheat.locks import Lock
 from preheat.program import Program
-from preheat.store.lock import FileLock
+from preheat.store.lock import FileLock, hold
 from preheat.warm.manifest import GraphKeys, Manifest, Wanted, literal
 
 __all__ = ["Recorder", "known", "merge", "spool_of"]
@@ -97,7 +99,7 @@ class Recorder:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may build in the middle of a write
+        self._lock = Lock()  # a signal handler may build in the middle of a write
         self._forget()
 
     def _forget(self) -> None:
@@ -138,7 +140,7 @@ class Recorder:
             if (spelling := literal(key)) is not None:
                 self._write({"graph": name, "key": spelling})
             elif self._first("skipped", name):
-                _warn(f"graph {name!r}: key {key} is no Python literal and is not recorded")
+                warn(f"graph {name!r}: key {key} is no Python literal and is not recorded")
 
     def _end(self) -> None:
         with self._lock:
@@ -192,10 +194,9 @@ class _Spool:
     def __init__(self, directory: Path) -> None:
         self._file = _made_in(directory, lambda: self._open(directory))
 
-    def _open(self, directory: Path) -> int:
+    def _open(self, directory: Path) -> Descriptor:
         name = f"{directory}/{os.getpid()}-{os.urandom(6).hex()}"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        file = os.open(name, flags, 0o600)
+        file = opened(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         fcntl.flock(file, fcntl.LOCK_EX)
         # Only now does it count: what has this ending and no lock is of a process that has ended.
         os.rename(name, name + _ENDING)
@@ -213,7 +214,7 @@ class _Spool:
 
     def leave(self) -> None:
         """Close this process's copy."""
-        os.close(self._file)
+        self._file.close()
 
 
 # Merging
@@ -248,7 +249,7 @@ def merge(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
     spool = spool_of(manifest)
     if not (others or fresh or spool.is_dir()):
         return 0
-    with _merging(spool):
+    with _merging(spool, sys._getframe()):
         files = sorted(spool.glob(f"*{_ENDING}"))
         ended = [file for file in files if _has_ended(file)]
         if fresh:
@@ -276,12 +277,12 @@ def _telling(spool: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _merging(spool: Path) -> Iterator[None]:
-    """Be the only one to merge; an empty spool is removed after that."""
-    lock = FileLock(spool / "lock")
-    if not _made_in(spool, lambda: lock.acquire(_WAIT)):
-        raise TimeoutError(f"another process has held {lock.path} for {_WAIT:.0f} seconds")
+def _merging(spool: Path, owner: FrameType) -> Iterator[None]:
+    """Be the only one to merge in the function of `owner`; an empty spool is removed after that."""
+    lock = FileLock(spool / "lock", owner=owner)
     try:
+        if not _made_in(spool, lambda: lock.acquire(_WAIT)):
+            raise TimeoutError(f"another process has held {lock.path} for {_WAIT:.0f} seconds")
         yield
     finally:
         lock.release()
@@ -291,10 +292,8 @@ def _merging(spool: Path) -> Iterator[None]:
 
 def _has_ended(file: Path) -> bool:
     """Whether the process that wrote `file` is gone, or has left the file behind."""
-    lock = FileLock(file, keep=True)
-    ended = lock.acquire(0)
-    lock.release()
-    return ended
+    with hold(file, 0) as ended:
+        return ended
 
 
 def _made_in(directory: Path, make: Callable[[], T]) -> T:
@@ -354,12 +353,6 @@ def _program(row: Mapping[str, Any]) -> Program:
     lists = {name: tuple(row[name]) for name in ("options", "include", "names")}
     headers = tuple((name, text) for name, text in row["headers"])
     return Program(**{**row, **lists, "headers": headers})
-
-
-def _warn(text: str) -> None:
-    import logging
-
-    logging.getLogger("preheat").warning("%s", text)
 
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -6,13 +6,14 @@ Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
 from __future__ import annotations
 
 import math
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.artifact import Artifact
 from preheat.devices.base import Attributes, Dim3, Geometry, Occupancy, Stream, Submit, Symbol
 from preheat.devices.cuda.driver import call, library
 from preheat.errors import DriverError
+from preheat.lazy import lazy
 
 if TYPE_CHECKING:
     from preheat.devices.cuda.device import CudaDevice
@@ -63,7 +64,7 @@ class CudaFunction:
         self.device, self.name, self._function = device, name, function
         self._opted = False  # in to more shared memory than every function gets
 
-    @cached_property
+    @lazy
     def attributes(self) -> Attributes:
         """What the driver says about it."""
         names = library().CUfunction_attribute

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from preheat.devices.base import Dim3
+from preheat.lazy import lazy
 
 __all__ = ["WARP", "Layout"]
 
@@ -28,27 +28,27 @@ class Layout:
         self.shape = (blocks, self.threads // inner, inner)
         self.special: dict[str, Any] = {}  # special registers that depend on nothing else
 
-    @cached_property
+    @lazy
     def thread(self) -> Array:
         """Each thread's number in its block."""
         return np.tile(np.arange(self.threads, dtype=np.uint32), self.blocks)
 
-    @cached_property
+    @lazy
     def row(self) -> Array:
         """Each thread's block, counted from the first of the wave."""
         return np.repeat(np.arange(self.blocks), self.threads)
 
-    @cached_property
+    @lazy
     def lane(self) -> Array:
         """Each thread's number in its warp."""
         return self.thread % np.uint32(WARP)
 
-    @cached_property
+    @lazy
     def warp(self) -> Array:
         """Each thread's warp, counted from the first of the wave."""
         return self.slot // WARP
 
-    @cached_property
+    @lazy
     def slot(self) -> Array:
         """Each thread's place when every warp has 32 of them."""
         return self.row * (self.warps_per_block * WARP) + self.thread

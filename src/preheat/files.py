@@ -1,0 +1,46 @@
+"""Descriptors that are closed whatever becomes of the code that opened them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Descriptor", "opened", "owned"]
+
+
+class Descriptor(int):
+    """The number of an open file, closed when the object is collected.
+
+    An interrupt such as Ctrl-C can end a function between any two of its steps. Opening a file and
+    making the object that owns it is one step, and so is closing it: a chain of `map` runs inside a
+    single call of `next`.
+    """
+
+    def close(self) -> None:
+        """Close the file; once is enough, and more does nothing."""
+        next(self.__dict__.setdefault("_closing", map(os.close, (int(self),))), None)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the number may belong to another file by now."""
+        return "_closing" in self.__dict__
+
+    def __enter__(self) -> Descriptor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
+    """Return the descriptor that `make(*arguments)` returns, with an owner from the beginning."""
+    return next(map(Descriptor, map(make, *((each,) for each in arguments))))
+
+
+def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> Descriptor:
+    """Open `path` as `os.open` does; no program started meanwhile inherits the file."""
+    return owned(os.open, path, flags | os.O_CLOEXEC, mode)

@@ -1,0 +1,208 @@
+"""Locks that outlive whoever held them, and descriptors with an owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from preheat.events import Events
+from preheat.files import Descriptor, opened
+from preheat.flights import Flights
+from preheat.lazy import lazy
+from preheat.locks import Call, Lock, no_fork
+from tests.processes import PATIENCE
+
+
+def lose(lock: Lock) -> None:
+    """Take `lock` and never give it back."""
+    assert lock.take(sys._getframe()) is not None
+
+
+def in_thread(act: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def test_a_lock_has_one_holder_at_a_time() -> None:
+    lock, count = Lock(), 0
+
+    def work() -> None:
+        nonlocal count
+        for _ in range(500):
+            with lock:
+                before = count
+                for _ in range(5):
+                    pass
+                count = before + 1
+
+    for thread in [in_thread(work) for _ in range(6)]:
+        thread.join()
+    assert count == 3000
+
+
+def test_a_lock_has_as_many_holders_as_places() -> None:
+    lock, inside, most = Lock(places=3), list[int](), list[int]()
+
+    def work(number: int) -> None:
+        with lock:
+            inside.append(number)
+            most.append(len(inside))
+            threading.Event().wait(0.002)
+            inside.remove(number)
+
+    for thread in [in_thread(lambda number=number: work(number)) for number in range(20)]:  # type: ignore[misc]
+        thread.join()
+    assert len(most) == 20
+    assert 1 < max(most) <= 3
+
+
+def test_a_lock_that_its_holder_lost_is_taken_over_and_says_so() -> None:
+    lock = Lock()
+    with lock as lost:
+        assert not lost
+    lose(lock)
+    assert not lock.locked()
+    with lock as lost:
+        assert lost
+        assert lock.locked()
+    with lock as lost:
+        assert not lost
+
+
+def test_a_lock_that_another_thread_holds_is_waited_for() -> None:
+    lock, held, done = Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    holder = in_thread(hold)
+    held.wait()
+    assert lock.take(sys._getframe(), timeout=0.01) is None
+    done.set()
+    with lock as lost:
+        assert not lost
+    holder.join()
+
+
+def test_a_thread_can_take_its_lock_again() -> None:
+    lock = Lock()
+
+    def again() -> None:
+        with lock:
+            pass
+
+    with lock:
+        again()
+        assert lock.locked()
+    assert not lock.locked()
+
+
+def test_a_call_is_over_when_its_function_has_ended_though_its_frame_is_kept() -> None:
+    def call() -> Call:
+        made = Call(sys._getframe())
+        assert made.alive()
+        return made
+
+    made = call()
+    assert made.frame is not None
+    assert not made.alive()
+
+
+def test_a_fork_waits_for_what_must_not_be_forked() -> None:
+    held, done, order = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        with no_fork:
+            held.set()
+            done.wait(0.2)
+            order.append("done")
+
+    holder = in_thread(hold)
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE))
+        with no_fork:
+            os._exit(order != ["done"])
+    assert os.waitpid(child, 0)[1] == 0
+    holder.join()
+    assert not no_fork.locked()
+
+
+def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> None:
+    flights: Flights[int] = Flights(Events())
+    flying, waiting, made = threading.Event(), threading.Event(), list[int]()
+
+    def interrupted() -> int:
+        flying.set()
+        waiting.wait()
+        raise KeyboardInterrupt
+
+    def fly() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            flights.share("key", interrupted)
+
+    def make() -> int:
+        made.append(1)
+        return 7
+
+    threads, results = [in_thread(fly)], list[int]()
+    flying.wait()
+    for _ in range(4):
+        threads.append(in_thread(lambda: results.append(flights.share("key", make))))
+    waiting.set()
+    for thread in threads:
+        thread.join()
+    assert results == [7] * 4
+    assert flights.share("key", lambda: 8) == 8  # nothing old is handed out
+
+
+def test_a_thread_that_flies_already_makes_a_second_one_in_a_signal_handler() -> None:
+    flights: Flights[int] = Flights(Events())
+    assert flights.share("key", lambda: 1 + flights.share("key", lambda: 1)) == 2
+
+
+def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:
+    file = opened(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    assert not file.closed
+    assert not os.get_inheritable(file)
+    file.close()
+    other = os.open(tmp_path, os.O_RDONLY)  # takes its number
+    assert other == file
+    file.close()
+    del file
+    os.fstat(other)
+    os.close(other)
+
+
+def test_a_descriptor_that_nobody_holds_is_closed(tmp_path: Path) -> None:
+    number = int(opened(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    with Descriptor(os.open(tmp_path, os.O_RDONLY)) as file:
+        os.fstat(file)
+    assert file.closed
+
+
+def test_a_lazy_attribute_is_computed_once() -> None:
+    class Thing:
+        computed = 0
+
+        @lazy
+        def number(self) -> int:
+            """A number."""
+            self.computed += 1
+            return 5
+
+    thing = Thing()
+    assert (thing.number, thing.number, thing.computed) == (5, 5, 1)
+    assert Thing.number.__doc__ == "A number."

@@ -1,0 +1,232 @@
+"""Interrupts anywhere in a build: no later build hangs, no lock and no descriptor is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import finish, start
+from tests.torture.conftest import Campaign
+
+# Interrupts builds at given instructions of preheat, then looks at what is left. `raised` interrupts
+# raise exactly there; `pending` ones are signals that come in there, and that the interpreter delivers
+# as soon as it handles signals at all, be that in preheat or below. The exception of the interrupted
+# build is kept, as an interactive session keeps the last one, with all that its frames hold.
+INTERRUPTS = """
+import ctypes, fcntl, os, random, signal, subprocess, sys, threading, time
+from pathlib import Path
+
+kind, how, rounds, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+random = random.Random(seed)
+import preheat
+from preheat.artifact import EntryPoint
+from preheat.toolchain.compiler import Toolchain
+from preheat.toolchain.translate import Compiled
+
+home = Path(os.environ["HOME"])
+(home / "h.cuh").write_text("// header")
+os.utime(home / "h.cuh", (1e9, 1e9))
+builder = preheat.Builder.open()
+
+def compiled(self, program, arch):
+    opened = ("@0/h.cuh",) if program.include else ()
+    build = self.located.libraries["nvrtc"].build
+    entries = (EntryPoint("k", ()),)
+    return Compiled(
+        cubin=b"x" * 100, ptx=program.source.encode(), entries=entries, names={}, log="", timing="",
+        seconds=0.01, build=build, opened=opened, started_ns=time.time_ns(),
+    )
+
+builder.toolchain.located
+if kind != "compile":
+    Toolchain.compile = compiled
+
+def program(number):
+    if kind == "hit":
+        return preheat.Program.of("// hit")
+    if kind == "headers":
+        return preheat.Program.of(f'#include "h.cuh"\\n// {number}', include=[home])
+    if kind == "compile":
+        return preheat.Program.of(f'extern "C" __global__ void k(int* x) {{ *x = {number}; }}')
+    return preheat.Program.of(f"// {number}")
+
+class Elsewhere:
+    '''Another process that holds the lock of a program for a moment.'''
+
+    CODE = '''if True:
+        import fcntl, os, sys, time
+        file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print(flush=True)
+        sys.stdin.read()
+        os.unlink(sys.argv[1])
+    '''
+
+    def __init__(self, program):
+        path = builder._lock_dir / builder.key(program, "sm_90").digest
+        command = [sys.executable, "-S", "-c", self.CODE, str(path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process.stdout.readline()
+        self.timer = threading.Timer(0.01, self.process.stdin.close)
+        self.timer.start()
+
+    def end(self):
+        self.timer.join()
+        self.process.wait()
+        self.process.stdout.close()
+
+class Stop(KeyboardInterrupt):
+    pass
+
+def stop(*_):
+    sys.settrace(None)
+    raise Stop
+
+signal.signal(signal.SIGINT, stop)
+trip = ctypes.pythonapi.PyErr_SetInterrupt
+trip.argtypes, trip.restype = [ctypes.py_object] * 3, None
+OURS = os.path.dirname(preheat.__file__) + os.sep
+OTHERS = ("locate.py", "elf.py", "config.py")
+
+def traced(at, act):
+    '''Run `act`, interrupted at instruction `at` of preheat; how many there were, and the interrupt.'''
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        name = frame.f_code.co_filename
+        if not name.startswith(OURS) or name.endswith(OTHERS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            count += 1
+            if count == at and how == "raised":
+                sys.settrace(None)
+                raise Stop
+            if count == at:
+                return trip  # called at the next one: a function in C, where no signal is delivered
+        return trace
+
+    try:
+        sys.settrace(trace)
+        act()
+        time.sleep(0)  # delivers a signal that came in with the last instruction
+    except Stop as stopped:
+        return count, stopped
+    finally:
+        sys.settrace(None)
+    return count, None
+
+def descriptors():
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            pass
+    return found
+
+def locked():
+    names = []
+    for path in builder._lock_dir.iterdir():
+        file = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            names.append(path.name)
+        finally:
+            os.close(file)
+    return names
+
+def in_thread(act):
+    '''Whether `act` ends well in another thread.'''
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(act()), daemon=True)
+    thread.start()
+    thread.join(100)
+    return bool(ended)
+
+def build(number):
+    builder.build(program(number), "sm_90")
+
+def attack(at, number):
+    other = Elsewhere(program(number)) if kind == "waiting" else None
+    _, stopped = traced(at, lambda: build(number))
+    wrong = []
+    if not in_thread(lambda: build(number) or True):
+        wrong.append("hangs")
+    if stopped is not None and locked():
+        wrong.append(f"locked {locked()}")
+    if other is not None:
+        other.end()
+    if not in_thread(lambda: build(number + 1) or True):
+        wrong.append("another hangs")
+    where = None if stopped is None else place(stopped)
+    del stopped
+    return wrong, where
+
+def place(error):
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
+
+build(0), build(0)
+if kind == "hit":
+    builder.store.tiers[0].clear()
+number = 10
+total, _ = traced(0, lambda: build(number))
+before, bad, interrupted = descriptors(), [], 0
+places = random.sample(range(1, total + 1), min(rounds, total))
+for at in places:
+    number += 10
+    if kind == "hit" and number % 20:
+        builder.store.tiers[0].clear()
+    wrong, where = attack(at, number)
+    interrupted += where is not None
+    now = descriptors()
+    if len(now) > len(before):
+        wrong.append(f"descriptors {sorted(set(now.items()) - set(before.items()))}")
+        before = now
+    staged = os.listdir(builder.disk.root / "v1" / "staged")
+    if staged:
+        wrong.append("staged file")
+        for name in staged:
+            os.unlink(builder.disk.root / "v1" / "staged" / name)
+    if wrong:
+        bad.append((where, wrong))
+print(f"{total} instructions, {len(places)} tried, {interrupted} interrupted", file=sys.stderr)
+for each in bad:
+    print(*each)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["raised", "pending"])
+@pytest.mark.parametrize("kind", ["miss", "hit", "headers", "waiting"])
+def test_an_interrupt_anywhere_leaves_nothing_that_a_later_build_waits_for(
+    kind: str, how: str, tmp_path: Path, campaign: Campaign
+) -> None:
+    rounds = campaign.rounds(quick=40 if kind == "waiting" else 80, long=1_000_000)
+    attack(kind, how, rounds, tmp_path, campaign)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["raised", "pending"])
+def test_an_interrupt_amid_a_compile_leaves_nothing_behind(
+    how: str, tmp_path: Path, campaign: Campaign
+) -> None:
+    attack("compile", how, campaign.rounds(quick=1, long=300), tmp_path, campaign)
+
+
+def attack(kind: str, how: str, rounds: int, home: Path, campaign: Campaign) -> None:
+    env = {
+        "HOME": str(home),
+        "PREHEAT_CACHE_DIR": str(home / "cache"),
+        "PREHEAT_LOCK_DIR": str(home / "locks"),
+        "PREHEAT_RECORD": str(home / "manifest.toml"),
+    }
+    process = start(INTERRUPTS, kind, how, str(rounds), str(campaign.seed), env=env)
+    assert finish(process) == ""
