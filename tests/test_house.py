@@ -21,7 +21,7 @@ LAYERS = (
     {"_version", "errors", "container"},
     {"callers", "seal"},
     {"events", "config", "arch", "dtypes"},
-    {"flights"},
+    {"flights", "spelling"},
     {"program"},
     {"key"},
     {"artifact"},
