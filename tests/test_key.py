@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.arch import Arch
-from preheat.key import Key, explain, request_key
+from preheat.key import Key, bundle_key, explain, request_key
 from preheat.program import Program
 
 BASE = Program.of('extern "C" __global__ void k() {}', label="k.cu", options=["-a"], names=["t<int>"])
@@ -52,6 +54,100 @@ def test_all_of_these_keys_differ_from_one_another() -> None:
 
 def test_key_is_the_same_for_another_include_directory() -> None:
     assert key(replace(BASE, include=("/somewhere/else",))) == key()
+
+
+# What a bundle goes by
+
+INCLUDING = '#include "cfg.h"\nextern "C" __global__ void k() {}'
+
+
+def asked(program: Program, arch: str = "sm_90") -> Key:
+    return bundle_key(program, Arch.parse(arch))
+
+
+def in_file(home: str, *include: str) -> Program:
+    """A program in a file of the project in `home`."""
+    own = f"{home}/kernels"
+    return Program.of(INCLUDING, label="k.cu", include=[own, *include], path=f"{own}/k.cu")
+
+
+BESIDE = in_file("/app", "/app/a", "/app/b")
+OTHER_LISTS = {
+    "another directory": in_file("/app", "/app/a", "/app/c"),
+    "another order": in_file("/app", "/app/b", "/app/a"),
+    "one directory more": in_file("/app", "/app/a", "/app/b", "/app/c"),
+    "one directory twice": in_file("/app", "/app/a", "/app/b", "/app/b"),
+    "one directory less": in_file("/app", "/app/a"),
+    "no directory": Program.of(INCLUDING, label="k.cu", path="/app/kernels/k.cu"),
+    "a directory elsewhere": in_file("/app", "/app/a", "/b"),
+    "text, which has no file": replace(
+        BESIDE, path=None, spellings=(), include=("/app/kernels", "/app/a", "/app/b")
+    ),
+    "text and its working directory": Program.of(
+        INCLUDING, label="k.cu", include=[".", "../a", "../b"]
+    ),
+    "directories that read like spellings": Program.of(
+        INCLUDING, label="k.cu", include=["{file}", "{file}/../a", "{file}/../b"]
+    ),
+    "a list that joins alike": in_file("/app", "/app/a/../b"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_LISTS)
+def test_bundle_key_differs_on(what: str) -> None:
+    assert asked(OTHER_LISTS[what]) != asked(BESIDE)
+
+
+def test_all_of_these_bundle_keys_differ_from_one_another() -> None:
+    assert len({asked(program).digest for program in OTHER_LISTS.values()}) == len(OTHER_LISTS)
+
+
+@pytest.mark.parametrize("what", OTHER_LISTS)
+def test_the_key_of_a_compile_is_the_same_for_any_include_list(what: str) -> None:
+    assert key(OTHER_LISTS[what]) == key(BESIDE)
+
+
+@pytest.mark.parametrize("home", ["/home/me/app", "/srv/x", "/a/b/c/d/e"])
+def test_bundle_key_is_the_same_for_a_project_that_moves(home: str) -> None:
+    assert asked(in_file(home, f"{home}/a", f"{home}/b")) == asked(BESIDE)
+
+
+def test_bundle_key_is_the_same_for_an_option_that_names_a_directory() -> None:
+    option = Program.of(
+        INCLUDING,
+        label="k.cu",
+        include=["/app/kernels"],
+        options=["-I/app/a", "--include-path=/app/kernels/../b"],
+        path="/app/kernels/k.cu",
+    )
+    assert asked(option) == asked(BESIDE)
+
+
+def test_bundle_key_is_the_same_for_text_and_its_relative_list_wherever_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+    for place in ("one", "other"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        keys.append(asked(Program.of(INCLUDING, include=["include", "./deep//../x"])))
+    assert keys[0] == keys[1]
+    assert dict(keys[0].parts)["include[1]"] == b"{cwd}/x"
+
+
+def test_bundle_key_of_a_program_that_includes_nothing_has_no_directories() -> None:
+    assert asked(replace(BASE, include=("/somewhere/else",))) == asked(BASE)
+    assert asked(BASE).digest == "9f97c94c4e9645b3c0b2b8892b14be1db89907335177ee9b3f49a91ecef29194"
+
+
+def test_a_directory_whose_name_is_not_text_has_a_bundle_key() -> None:
+    program = Program.of(INCLUDING, include=[os.fsdecode(b"/\xff")])
+    assert dict(asked(program).parts)["include[0]"] == b"/\xff"
+
+
+def test_explain_names_the_include_directory_that_differs() -> None:
+    told = explain(asked(BESIDE), asked(OTHER_LISTS["another directory"]))
+    assert told == ("include[2]: '{file}/../b' became '{file}/../c'",)
 
 
 def test_key_is_the_same_for_headers_given_in_another_order() -> None:

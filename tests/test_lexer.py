@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preheat.lexer import blanked, first_token, joined, readings, scan, spelled, stripped
+from preheat.lexer import blanked, first_token, joined, mentioned, readings, scan, stripped
 
 CODE = {
     "a line comment": ("a // b\nc", "a  \nc"),
@@ -136,7 +136,7 @@ SPELLED = {
 
 @pytest.mark.parametrize("how", SPELLED)
 def test_a_name_is_found_however_it_is_spelled(how: str) -> None:
-    assert spelled(SPELLED[how], ["__TIME__"]) == "__TIME__"
+    assert mentioned(SPELLED[how], ["__TIME__"]) == "__TIME__"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_name_is_found_however_it_is_spelled(how: str) -> None:
     ],
 )
 def test_a_name_outside_of_code_is_not_found(text: str) -> None:
-    assert spelled([text], ["__TIME__"]) is None
+    assert mentioned([text], ["__TIME__"]) is None
 
 
 def test_lines_are_joined_and_trigraphs_read() -> None:

@@ -51,12 +51,20 @@ CLOCK = Program.of('extern "C" __global__ void when(char* x) { x[0] = __TIME__[0
 
 
 def on_disk(place: Path) -> Program:
-    """A program that includes a file in `place`, two steps away."""
+    """A program in `place` that includes files beside it, two steps away."""
     place.mkdir(exist_ok=True)
     (place / "outer.h").write_text('#include "inner.h"\n')
     (place / "inner.h").write_text("#define BY 5\n")
     source = '#include "outer.h"\nextern "C" __global__ void k(int* x) { x[0] *= BY; }'
-    return Program.of(source, label="file.cu", include=[place])
+    (place / "file.cu").write_text(source)
+    return Program.from_file(place / "file.cu")
+
+
+def elsewhere(program: Program, place: str) -> Program:
+    """The same in a project that has moved: its file and the directory of that are in `place`."""
+    if program.path is None:
+        return program
+    return replace(program, include=(place,), path=f"{place}/{program.label}")
 
 
 class _NoCompiler:
@@ -119,7 +127,7 @@ def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
     moved.write_bytes(baked.path.read_bytes())
     builder = bare(bundles=(moved,), sealed=Mode.ERROR)
     for program in baked.programs.values():
-        gone = replace(program, include=("/nowhere/at/all",)) if program.include else program
+        gone = elsewhere(program, "/nowhere/at/all")
         assert builder.build(gone, "sm_90").cubin
         assert builder.find(gone, "sm_90") is not None
     assert builder.toolchain.asked == []  # type: ignore[attr-defined]
@@ -164,6 +172,18 @@ CHANGES: dict[str, tuple[str, Callable[[Program], Program], str, str]] = {
         "name[0]: 'scale<float>' became 'scale<double>'",
     ),
     "arch": ("saxpy.cu", lambda p: p, "sm_80", "arch: 'sm_90' became 'sm_80'"),
+    "include directory": (
+        "file.cu",
+        lambda p: replace(p, include=(f"{p.include[0]}/sub",)),
+        "sm_90",
+        "include[0]: '{file}' became '{file}/sub'",
+    ),
+    "further include directory": (
+        "file.cu",
+        lambda p: replace(p, include=(*p.include, "/opt/include")),
+        "sm_90",
+        "include[1]: '/opt/include' is new",
+    ),
 }
 
 
@@ -185,6 +205,28 @@ def test_a_seal_names_what_differs_from_the_nearest(
     assert error.differences[0] in str(error)
     assert "record and bake" in str(error.hint)
     assert len(recorded(builder, "sealed")) == 1
+
+
+def test_a_bundle_from_before_include_directories_counted_answers_what_includes_nothing(
+    baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    """And says of the rest that it does not know for which directories it was baked."""
+    entries: dict[str, bytes] = {}
+    with Bundle.open(baked.path) as bundle:
+        for digest in bundle.digests():
+            meta, sections = container.unpack_checked(bundle.get(digest) or b"")
+            if meta.get("kind") == "promise":
+                del meta["include"]
+                if meta["label"] == "file.cu":
+                    digest = "0" * 64
+            entries[digest] = container.pack(digest, meta, sections)
+    write(tmp_path / "old.heat", entries, {})
+    builder = bare(bundles=(tmp_path / "old.heat",), sealed=Mode.ERROR)
+    assert builder.build(PLAIN, "sm_90").cubin
+    with pytest.raises(SealedError) as refused:
+        builder.build(baked.programs["file.cu"], "sm_90")
+    (told,) = refused.value.differences
+    assert told.startswith("include: the bundle does not say for which directories it was baked")
 
 
 def recorded(builder: Builder, name: str) -> list[Any]:
@@ -598,6 +640,8 @@ NONSENSE: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("promise", lambda meta: meta.update(entries="scale")),
     ("promise", lambda meta: meta.update(entries=[{}])),
     ("promise", lambda meta: meta.update(note=["why"])),
+    ("promise", lambda meta: meta.update(include="{file}")),
+    ("promise", lambda meta: meta.update(include=["{file}", 5])),
     ("promise", lambda meta: meta.update(states=[])),
     ("promise", lambda meta: meta["states"][0].update(entry=5)),
     ("promise", lambda meta: meta["states"][0].update(entry="00" * 32)),

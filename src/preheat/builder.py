@@ -8,7 +8,7 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +84,12 @@ class _Request:
     @property
     def digest(self) -> str:
         return self.key.digest
+
+    @property
+    def flight(self) -> tuple[str, ...]:
+        """Requests for which it is equal are one compile: directories decide which headers it has."""
+        include = self.program.include if self.program.may_include else ()
+        return (self.digest, *include)
 
     @lazy
     def asked(self) -> Key:
@@ -198,7 +204,7 @@ class Builder:
         self._require_open(request, found)  # before a compiler is looked for: there may be none
         if request.program.uncacheable:
             return self._compile(request, found)
-        return self._flights.share(request.digest, lambda: self._make(request))
+        return self._flights.share(request.flight, lambda: self._make(request), title=request.digest)
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Other code in the place of what a device called invalid: a cache's, or compiled again."""
@@ -243,9 +249,12 @@ class Builder:
         request = self._request(program, arch)
         for answer in self._shelf.answers(request.asked.digest, self._in_use):
             if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
-                return replace(answer, artifact=artifact, entries=entries)
+                return replace(
+                    answer, artifact=artifact, entries=entries, include=program.asked_include
+                )
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
-        return Promise(request.asked.digest, artifact, self._state(request, artifact), entries, note)
+        state = self._state(request, artifact)
+        return Promise(request.asked.digest, artifact, state, entries, note, program.asked_include)
 
     def _show(self, program: Program, arch: Arch, artifact: Artifact) -> None:
         for watch in self.watchers:
@@ -461,7 +470,10 @@ class Builder:
             state = self._describe(request, compiled)
         except Untrackable as reason:
             self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(reason))
-            artifact = self._artifact(request, request.key, compiled, ())
+            # No key describes what decided the code, so the digest is made from the code itself.
+            artifact = self._artifact(
+                request, request.key.extended(_code_parts(compiled)), compiled, ()
+            )
             _remember(self._untracked, artifact.digest, str(reason), _FAILURES)
         else:
             key = request.key.extended(state.parts()) if state.headers else request.key
@@ -629,6 +641,12 @@ class Builder:
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:
         program, arch = request.program.label, str(request.arch)
         self.events.emit(event, key=request.digest, program=program, arch=arch, **fields)
+
+
+def _code_parts(compiled: Compiled) -> Iterator[tuple[str, bytes]]:
+    """What tells the code of a compile from any other."""
+    yield "cubin", compiled.cubin
+    yield "ptx", compiled.ptx
 
 
 def _remember(kept: OrderedDict[str, T], digest: str, value: T, most: int) -> None:

@@ -162,7 +162,7 @@ class Gpu:
         for `module`. Asking again gives the same kernel.
         """
         source = _whole_path(source)
-        key = (source, name, *_frozen(program)) if program else (source, name)
+        key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
         found = life.kernels.get(key)
         if found is not None:
@@ -195,7 +195,8 @@ class Gpu:
         options, include, names = map(_several, (options, include, names))
         frozen = tuple(sorted((headers or {}).items()))
         source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
-        key = (source, label, options, include, frozen, names, target, strict)
+        start = _start({"options": options, "include": include})
+        key = (source, label, options, include, start, frozen, names, target, strict)
         life = self._life
         found = life.modules.get(key)
         if found is not None:
@@ -237,7 +238,8 @@ class Gpu:
 
         def load() -> Module:
             found = life.loaded.get(artifact.digest)
-            # What no key can describe, such as a program that reads the clock, no digest tells apart.
+            # Older bundles hold code under a digest that does not tell it apart: that of a program that
+            # reads the clock, say.
             if found is None or found.artifact != artifact:
                 found = life.loaded[artifact.digest] = self._load(life.context, code)
             return found
@@ -547,6 +549,16 @@ def _whole_path(source: Source) -> Source:
     if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
         source = Path(source)
     return Path(os.path.abspath(source)) if isinstance(source, Path) else source
+
+
+def _start(program: Mapping[str, Any]) -> str:
+    """Where relative include directories start, so that after a chdir they are other directories."""
+    options, include = program.get("options", ()), program.get("include", ())
+    fixed = isinstance(include, list | tuple) and all(
+        isinstance(directory, str | os.PathLike) and os.path.isabs(directory) for directory in include
+    )
+    moved = any(str(option).startswith(("-I", "--include-path")) for option in options)
+    return "" if fixed and not moved else os.getcwd()
 
 
 def _several(given: Any) -> Any:

@@ -11,10 +11,10 @@ from preheat.arch import Arch
 from preheat.lazy import lazy
 from preheat.program import Program
 
-__all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "request_key"]
+__all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "include_parts", "request_key"]
 
 SCHEMA = 1  # raise it whenever the same parts come to mean another compile
-_COUNTS = ("options", "names")
+_COUNTS = ("options", "names", "includes")
 _SHOWN = 160  # a part up to this many bytes is kept as text, a longer one by hash and size
 
 
@@ -64,31 +64,47 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     Include directories are left out: the contents of the headers found in them are checked on
     lookup instead, so the same program keys alike on two machines.
     """
-    schema, *rest = bundle_key(program, arch).parts
+    schema, *rest = _parts(program, arch)
     return Key((schema, ("toolchain", toolchain.encode()), *rest))
 
 
 def bundle_key(program: Program, arch: Arch) -> Key:
-    """The key of one request, whichever compiler answers it: what a bundle goes by."""
-    return Key(
-        (
-            ("schema", str(SCHEMA).encode()),
-            ("arch", str(arch).encode()),
-            ("language", program.language.encode()),
-            ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
-            ("label", program.label.encode()),
-            ("source", program.source.encode()),
-            *_rows("option", program.options),
-            *((f"header:{n}", t.encode()) for n, t in program.headers),
-            *_rows("name", program.names),
-        )
+    """The key of one request, whichever compiler answers it: what a bundle goes by.
+
+    A sealed process checks no header, so the include directories of a program that may include a file
+    are part of it, as `preheat.spelling` spells them.
+    """
+    include = include_parts(program.asked_include) if program.may_include else ()
+    return Key((*_parts(program, arch), *include))
+
+
+def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
+    """The parts of a `bundle_key` that name include directories."""
+    return _rows("include", spellings)
+
+
+def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
+    """What both keys have in common, the schema first."""
+    return (
+        ("schema", str(SCHEMA).encode()),
+        ("arch", str(arch).encode()),
+        ("language", program.language.encode()),
+        ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
+        ("label", program.label.encode()),
+        ("source", program.source.encode()),
+        *_rows("option", program.options),
+        *((f"header:{n}", t.encode()) for n, t in program.headers),
+        *_rows("name", program.names),
     )
 
 
 def _rows(label: str, values: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
     yield f"{label}s", str(len(values)).encode()
     for index, value in enumerate(values):
-        yield f"{label}[{index}]", value.encode()
+        yield (
+            f"{label}[{index}]",
+            value.encode(errors="surrogateescape"),
+        )  # directories need not be text
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ __all__ = [
     "blanked",
     "first_token",
     "joined",
+    "mentioned",
     "pasted",
     "readings",
     "scan",
-    "spelled",
     "stripped",
 ]
 
@@ -144,7 +144,7 @@ def readings(text: str) -> Iterator[str]:
         yield text
 
 
-def spelled(texts: Iterable[str], names: Collection[str]) -> str | None:
+def mentioned(texts: Iterable[str], names: Collection[str]) -> str | None:
     """The first of `names` that the code of `texts` contains, or that `##` could make of its words.
 
     A name in a comment or in a literal does not count.

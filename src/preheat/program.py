@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preheat.callers import place
 from preheat.errors import InputError
 from preheat.lazy import lazy
-from preheat.lexer import first_token, joined, readings, spelled
+from preheat.lexer import first_token, joined, mentioned, readings
+from preheat.spelling import spelled
 
 __all__ = ["Program"]
 
@@ -38,8 +40,10 @@ class Program:
 
     `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
     part of the key and never a path. `include` lists directories to search; they are not part of the
-    key, the contents of the headers found there are. `headers` are in memory, by name, and are found
-    before any file. `names` are name expressions such as `"tk<float>"`; a plain kernel needs none.
+    key, the contents of the headers found there are. `spellings` has a text for each of them that does
+    not change when the application moves (see `preheat.spelling`): by that, bundles tell two include
+    lists apart. `headers` are in memory, by name, and are found before any file. `names` are name
+    expressions such as `"tk<float>"`; a plain kernel needs none.
     """
 
     source: str
@@ -50,6 +54,7 @@ class Program:
     headers: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
     path: str | None = field(default=None, compare=False)  # where `from_file` read it
+    spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
 
     @classmethod
     def of(
@@ -77,12 +82,15 @@ class Program:
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
         kept, moved = _split_include_options([_text("option", o) for o in options])
+        written = [_path(directory) for directory in (*include, *moved)]
+        spellings = tuple((os.path.abspath(d), spelled(d, path, _asking_file)) for d in written)
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
             options=tuple(kept),
-            include=tuple(os.path.abspath(_path(d)) for d in (*include, *moved)),
+            include=tuple(directory for directory, _ in spellings),
+            spellings=spellings,
             headers=_headers(headers or {}),
             names=tuple(_text("name", n) for n in names),
             path=path,
@@ -111,6 +119,12 @@ class Program:
         return cls.of(source, **{**own, **more}, include=include)
 
     def __post_init__(self) -> None:
+        known = dict(reversed(self.spellings))  # of one directory, its first spelling
+        complete = tuple(
+            (directory, known.get(directory) or spelled(directory, self.path))
+            for directory in dict.fromkeys(self.include)
+        )
+        object.__setattr__(self, "spellings", complete)
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
         if "/" in _text("label", self.label) or not self.label:
@@ -143,6 +157,12 @@ class Program:
             if _LTO_OPTION.fullmatch(option):
                 raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
 
+    @property
+    def asked_include(self) -> tuple[str, ...]:
+        """The include directories, as far as they can matter, spelled alike wherever they lie."""
+        known = dict(self.spellings)
+        return tuple(known[directory] for directory in self.include) if self.may_include else ()
+
     @lazy
     def may_include(self) -> bool:
         """Whether compiling could open a file. Errs on the side of yes."""
@@ -169,7 +189,7 @@ class Program:
 
 def clock_macro(*texts: str) -> str | None:
     """A macro that the code of `texts` uses and whose value changes from one compile to the next."""
-    return spelled(texts, _CLOCK)
+    return mentioned(texts, _CLOCK)
 
 
 def _text(what: str, value: object) -> str:
@@ -179,10 +199,17 @@ def _text(what: str, value: object) -> str:
 
 
 def _path(directory: object) -> str:
-    try:
-        return os.fspath(directory)  # type: ignore[call-overload, no-any-return]
-    except TypeError:
-        raise InputError(f"include must hold paths, not {type(directory).__name__}") from None
+    if not isinstance(directory, str | os.PathLike) or not isinstance(os.fspath(directory), str):
+        raise InputError(f"include must hold paths, not {type(directory).__name__}")
+    if "\0" in (path := os.fspath(directory)):
+        raise InputError(f"include holds {path!r}, which is not a path: it contains a NUL byte")
+    return path
+
+
+def _asking_file() -> str | None:
+    """The Python file that asks for a program; None where code has no file."""
+    name = place()[0]
+    return None if name == "?" or name.startswith("<") else os.path.abspath(name)
 
 
 def _headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from preheat import container
+from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
 from preheat.events import Events
-from preheat.key import Part, explain
+from preheat.key import Part, explain, include_parts
 from preheat.store import LayerStore
 from preheat.store.bundle import Bundle
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
@@ -22,6 +23,7 @@ from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 __all__ = ["Near", "Promise", "nearest", "promised", "promises", "search"]
 
 _NONE: Mapping[str, Artifact] = MappingProxyType({})
+_UNDIRECTED = "include: the bundle does not say for which directories it was baked; bake it anew"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Promise:
     """The answer to one request: `key` is the digest of its `bundle_key`.
 
     `entries` are the kernels that are wanted of it, `note` says why no cache could keep it, if so.
+    `include` is the part of the request that `artifact` does not tell: the include directories as
+    `preheat.spelling` spells them, none where the program includes no file. It is None in a bundle that
+    was baked before include directories were part of requests.
     """
 
     key: str
@@ -36,6 +41,13 @@ class Promise:
     state: HeaderState
     entries: tuple[str, ...] = ()
     note: str = ""
+    include: tuple[str, ...] | None = ()
+
+    @property
+    def request(self) -> tuple[Part, ...]:
+        """What was asked for, and the compiler that answered it."""
+        named = (Part.of(*part) for part in include_parts(self.include or ()))
+        return (*self.artifact.parts, *named)
 
     def encode(self) -> dict[str, bytes]:
         """It as entries of a bundle, by digest; the same wherever and whenever it was compiled."""
@@ -46,6 +58,7 @@ class Promise:
             "arch": str(artifact.arch),
             "entries": self.entries,
             "note": self.note,
+            "include": self.include,
             "states": encode_states([(self.state, artifact.digest)]),
         }
         return {
@@ -81,16 +94,18 @@ def _meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
 def _whole(bundle: Bundle, key: str, meta: dict[str, Any], held: Mapping[str, Artifact]) -> Promise:
     try:
         ((state, digest),) = decode_states(meta)
-        entries, note = meta["entries"], meta["note"]
-        if not isinstance(entries, list):
-            raise TypeError("its entries are not a list")
-        _require_text(entries, (digest, note), state.roots, *state.headers, *state.absent)
+        entries, note, include = meta["entries"], meta["note"], meta.get("include")
+        if not isinstance(entries, list) or not isinstance(include, list | None):
+            raise TypeError("its entries or include directories are not a list")
+        _require_text(entries, (digest, note), include or ())
+        _require_text(state.roots, *state.headers, *state.absent)
         artifact = held.get(digest) or _code(bundle, digest)
     except container.DamagedEntryError:
         raise
     except (KeyError, TypeError, ValueError) as bad:
         raise container.DamagedEntryError(f"not a promise: {bad}") from None
-    return Promise(key, artifact, state, tuple(entries), note)
+    named = None if include is None else tuple(include)
+    return Promise(key, artifact, state, tuple(entries), note, named)
 
 
 def _code(bundle: Bundle, digest: str) -> Artifact:
@@ -117,20 +132,39 @@ class Near(NamedTuple):
         return f"{self.artifact.label} for {self.artifact.arch} ({self.artifact.digest[:12]})"
 
 
-def nearest(wanted: tuple[Part, ...], label: str, stored: Iterable[Artifact]) -> Near | None:
+def nearest(wanted: tuple[Part, ...], label: str, stored: Iterable[Artifact | Promise]) -> Near | None:
     """The artifact that differs from `wanted` in the fewest parts; one called `label` if there is any.
 
-    A request that names no compiler is compared without it.
+    A request that names no compiler is compared without it. Of two that differ in as many parts, the
+    one for the closer architecture is the nearer.
     """
-    known = {part.label for part in wanted}
-    best: tuple[tuple[bool, int], Near] | None = None
-    for artifact in stored:
-        parts = [part for part in artifact.parts if part.label != "toolchain" or part.label in known]
-        near = Near(artifact, explain(parts, wanted))
-        rank = (artifact.label != label, len(near.differences))
+    target = Arch.parse(dict(wanted)["arch"])
+    best: tuple[tuple[bool, int, int], Near] | None = None
+    for each in stored:
+        artifact = each if isinstance(each, Artifact) else each.artifact
+        near = Near(artifact, _differences(each, wanted))
+        apart = abs(_number(artifact.arch) - _number(target))
+        rank = (artifact.label != label, len(near.differences), apart)
         if best is None or rank < best[0]:
             best = rank, near
     return None if best is None else best[1]
+
+
+def _number(arch: Arch) -> int:
+    return 10 * arch.major + arch.minor
+
+
+def _differences(stored: Artifact | Promise, wanted: tuple[Part, ...]) -> tuple[str, ...]:
+    """In what `wanted` differs, a line each. A cache goes by no include directories."""
+    known = {part.label for part in wanted}
+    parts = stored.parts if isinstance(stored, Artifact) else stored.request
+    parts = tuple(part for part in parts if part.label != "toolchain" or part.label in known)
+    undirected = tuple(part for part in wanted if not part.label.startswith("include"))
+    if isinstance(stored, Artifact):
+        return explain(parts, undirected)
+    if stored.include is None and undirected != wanted:
+        return (*explain(parts, undirected), _UNDIRECTED)
+    return explain(parts, wanted)
 
 
 def search(
@@ -147,7 +181,7 @@ def search(
     return found or nearest(wanted, label, chain(_cached(caches, until), _baked(bundles, until)))
 
 
-def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) -> Iterator[Artifact]:
+def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) -> Iterator[Promise]:
     """What bundles have, under one label or any."""
     for bundle in bundles:
         for digest in bundle.digests():
@@ -156,7 +190,7 @@ def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) ->
             with suppress(container.DamagedEntryError, OSError):
                 meta = _meta(bundle, digest)
                 if meta is not None and label in (None, meta.get("label")):
-                    yield _whole(bundle, digest, meta, _NONE).artifact
+                    yield _whole(bundle, digest, meta, _NONE)
 
 
 def _cached(caches: Iterable[Path], until: float) -> Iterator[Artifact]:

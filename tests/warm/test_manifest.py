@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import textwrap
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -22,6 +23,7 @@ from preheat.key import bundle_key
 from preheat.program import Program
 from preheat.warm.manifest import GraphKeys, Manifest, Wanted, literal
 
+INCLUDING = '#include "cfg.h"\n'
 KERNEL = 'extern "C" __global__ void k() {}\n'
 SM_80, SM_90, SM_90A, SM_100 = (Arch.parse(a) for a in ("sm_80", "sm_90", "sm_90a", "sm_100"))
 
@@ -120,8 +122,8 @@ manifests = st.builds(
 
 # Manifests that have much in common, as those of several runs do.
 alike = st.builds(
-    lambda source, include, path: replace(Program.of(source, include=include), path=path),
-    st.sampled_from(["a", "b"]),
+    lambda source, include, path: Program.of(source, include=include, path=path),
+    st.sampled_from(["a", '#include "b"']),
     st.lists(st.sampled_from(["/a", "/b", "/c"]), max_size=2),
     st.sampled_from([None, "/a/k.cu", "/b/k.cu"]),
 )
@@ -540,14 +542,20 @@ def test_merging_is_idempotent_up_to_how_often(a: Manifest, b: Manifest) -> None
 @given(a=recordings, b=recordings)
 def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> None:
     both, rows = a.merged(b), [*a.programs, *b.programs]
-    assert len(both.programs) == len({wanted.program.source for wanted in rows})
+    assert len(both.programs) == len({told_apart_by(wanted) for wanted in rows})
     for wanted in both.programs:
-        same = [row for row in rows if row.program.source == wanted.program.source]
+        same = [row for row in rows if told_apart_by(row) == told_apart_by(wanted)]
         assert set(wanted.archs) == {arch for row in same for arch in row.archs}
         assert set(wanted.entries) == {entry for row in same for entry in row.entries}
         assert set(wanted.program.include) == {place for row in same for place in row.program.include}
         assert wanted.asked == sum(row.asked for row in same)
         assert wanted.seconds == max(row.seconds for row in same)
+
+
+def told_apart_by(wanted: Wanted) -> object:
+    """What makes a row of the recordings above another one."""
+    program = wanted.program
+    return program.source, *((program.asked_include, program.include) if program.may_include else ())
 
 
 def test_equal_programs_are_one_row() -> None:
@@ -581,6 +589,122 @@ def test_a_program_from_text_and_one_from_its_file_are_one_with_a_file(
     rows = (Wanted(Program.of(KERNEL, label="k.cu")), Wanted(Program.from_file(kernel)))
     (wanted,) = written(Manifest(rows), manifest_file).programs
     assert wanted.program.path == str(kernel)
+
+
+@pytest.mark.parametrize("other", [["/b"], [], ["/a", "/b"], ["/b", "/a"]])
+def test_include_lists_stay_apart_where_a_file_is_included(other: list[str]) -> None:
+    rows = tuple(Wanted(Program.of(INCLUDING, include=include)) for include in (["/a"], other))
+    assert len(Manifest(rows).merged().programs) == 2
+
+
+def test_lists_that_are_spelled_alike_stay_apart_too(tmp_path: Path) -> None:
+    """Only their headers tell whether they are the same."""
+    programs = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "k.cu").write_text(INCLUDING)
+        programs.append(Program.from_file(tmp_path / name / "k.cu"))
+    assert digest(programs[0]) == digest(programs[1])
+    again = written(Manifest(tuple(map(Wanted, programs))), tmp_path / "kernels.toml")
+    assert [wanted.program for wanted in again.programs] == programs
+
+
+def test_a_title_has_the_include_list_where_that_tells_it_from_a_namesake() -> None:
+    def titles(*programs: Program) -> list[str]:
+        return [wanted.title for wanted in Manifest(tuple(map(Wanted, programs))).merged().programs]
+
+    one, other, named = (
+        Program.of(INCLUDING, label="k.cu", include=include, names=names)
+        for include, names in ((["/a"], ()), (["b", "/c"], ()), (["/b"], ["tk<int>"]))
+    )
+    assert titles(one, named) == ["k.cu", "k.cu (tk<int>)"]
+    assert titles(one, other) == ["k.cu (include /a)", "k.cu (include b, /c)"]
+    assert titles(named, replace(named, include=())) == [
+        "k.cu (tk<int>; include -)",
+        "k.cu (tk<int>; include /b)",
+    ]
+
+
+# How an application asks for include directories
+
+
+def test_a_row_says_how_directories_are_asked_for_where_that_does_not_follow(
+    kernel: Path, manifest_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.write_text(INCLUDING)
+    monkeypatch.chdir(manifest_file.parent)
+    beside, away = manifest_file.parent / "include", "/usr/include"
+    programs = [
+        Program.from_file(kernel, label="file.cu", include=["include", away]),
+        Program.of(INCLUDING, label="relative.cu", include=["include", away]),
+        Program.of(INCLUDING, label="absolute.cu", include=[beside]),
+    ]
+    manifest = Manifest(tuple(map(Wanted, programs)))
+    again = written(manifest, manifest_file)
+    assert again == manifest.merged()
+    assert digests(again) == digests(manifest.merged())
+    text = manifest_file.read_text()
+    assert text.count("spelled = ") == 1
+    (asked,) = programs[2].asked_include
+    row = tomllib.loads(text)["program"][0]
+    assert (row["include"], row["spelled"]) == (["include"], [asked])
+    moved = manifest_file.parents[1] / "usr" / "else"
+    shutil.copytree(manifest_file.parent, moved)
+    assert digests(Manifest.read(moved / "kernels.toml")) == digests(again)
+
+
+def test_a_file_of_a_package_is_asked_for_as_if_it_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lib" / "site-packages" / "theirs"
+    (package / "inc").mkdir(parents=True)
+    (package / "k.cu").write_text(INCLUDING)
+    monkeypatch.syspath_prepend(str(package.parent))
+    program = Program.from_file(package / "k.cu", include=[package / "inc"])
+    (wanted,) = written(Manifest((Wanted(program),)), tmp_path / "kernels.toml").programs
+    assert wanted.program.path is None
+    assert wanted.program.asked_include == ("{file}", "{file}/inc")
+    assert (wanted.program, digest(wanted.program)) == (program, digest(program))
+
+
+def test_a_hand_written_list_is_seen_from_the_file(
+    read: Callable[[str], Manifest], kernel: Path
+) -> None:
+    kernel.write_text(INCLUDING)
+    rows = read(
+        f"""
+        [[program]]
+        file = "kernels/k.cu"
+        include = ["include", "kernels/./deep", "../lib"]
+        [[program]]
+        file = "{kernel}"
+        label = "absolute.cu"
+        include = ["include"]
+        """
+    ).programs
+    assert rows[1].program.asked_include == (
+        *("{file}", "{file}/../include", "{file}/deep", "{file}/../../lib"),
+    )
+    assert rows[0].program.asked_include == ("{file}", "{file}/../include")
+
+
+@pytest.mark.parametrize(
+    ("include", "spelled", "told"),
+    [
+        (["a"], ["{file}/a", "{file}/b"], "spelled has 2 texts for 1 include directories"),
+        ([], ["{file}/a"], "spelled has 1 texts for 0 include directories"),
+        (["a"], ["a"], "spelled has 'a', which is not how a directory is spelled"),
+        (["a"], ["{here}/a"], "spelled has '{here}/a', which is not"),
+        (["a"], ["{file}a"], "spelled has '{file}a', which is not"),
+    ],
+)
+@pytest.mark.usefixtures("kernel")
+def test_a_spelling_that_makes_no_sense_fails_its_own_program(
+    include: list[str], spelled: list[str], told: str, read: Callable[[str], Manifest]
+) -> None:
+    row = f'[[program]]\nfile = "kernels/k.cu"\ninclude = {include}\nspelled = {spelled}\n'
+    (bad,) = read(row).unreadable
+    assert told in str(bad.error)
 
 
 @pytest.mark.parametrize(
@@ -630,13 +754,18 @@ def test_jobs_are_for_the_recorded_architectures_unless_others_are_given() -> No
 @given(manifest=recordings)
 def test_no_job_is_there_twice(manifest: Manifest) -> None:
     jobs = manifest.jobs([SM_90, SM_80])
-    found = [bundle_key(wanted.program, arch).digest for wanted, arch in jobs]
+    found = [job_of(wanted, arch) for wanted, arch in jobs]
     assert len(set(found)) == len(found)
     assert set(found) == {
-        bundle_key(wanted.program, arch).digest
-        for wanted in manifest.programs
-        for arch in (SM_80, SM_90)
+        job_of(wanted, arch) for wanted in manifest.programs for arch in (SM_80, SM_90)
     }
+
+
+def job_of(wanted: Wanted, arch: Arch) -> object:
+    """What a job is about: a request, and the directories whose headers may decide it."""
+    program = wanted.program
+    directories = program.include if program.may_include else ()
+    return bundle_key(program, arch).digest, directories
 
 
 def test_a_program_without_architecture_is_an_error_that_names_it() -> None:

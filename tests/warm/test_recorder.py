@@ -509,6 +509,49 @@ def test_other_manifests_are_merged_with_what_is_there(manifest: Path, tmp_path:
     assert [row.program.source for row in known(manifest).programs] == ["text b"]
 
 
+def test_programs_that_came_to_the_same_code_have_the_same_entries(
+    record: Recorder, manifest: Path
+) -> None:
+    """Two include lists may lead to equal headers."""
+    for name in "ab":
+        program = Program.of('#include "cfg.h"', include=[f"/{name}"])
+        record.saw_program(program, SM_90, artifact())
+        record.saw_event("resolve", {"key": artifact().digest, "entry": "k"})
+    record.close()
+    rows = Manifest.read(manifest).programs
+    assert [(row.program.include, row.entries) for row in rows] == [
+        (("/a",), ("k",)),
+        (("/b",), ("k",)),
+    ]
+
+
+def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
+    record: Recorder, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(manifest.parent)
+    for directory in ("inc", os.path.abspath("inc")):
+        record.saw_program(Program.of('#include "cfg.h"', include=[directory]), SM_90, artifact())
+    record.close()
+    rows = Manifest.read(manifest).programs
+    assert [row.program.include for row in rows] == [(str(manifest.parent / "inc"),)] * 2
+    assert len({row.program.asked_include for row in rows}) == 2
+
+
+def test_what_was_recorded_before_spellings_were_is_merged(record: Recorder, manifest: Path) -> None:
+    program = Program.of('#include "cfg.h"', include=["/opt/include"])
+    record.saw_program(program, SM_90, artifact())
+    (file,) = spools(manifest)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    del rows[0]["program"]["spellings"]
+    record.after_fork()
+    old = file.with_name("old.jsonl")
+    old.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.unlink()
+    record.close()
+    (wanted,) = Manifest.read(manifest).programs
+    assert wanted.program == program
+
+
 def test_an_entry_of_a_program_nobody_recorded_is_not(
     record: Recorder, manifest: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

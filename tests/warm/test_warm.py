@@ -270,6 +270,20 @@ def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is
     assert len(bare.bundles) == 1
 
 
+def test_programs_that_differ_in_their_include_directories_are_both_warmed(
+    open_flaky: Opener, bake: Baker, bare: Builder, tmp_path: Path
+) -> None:
+    flaky = open_flaky("emulator", bare)
+    rows = []
+    for name, value in (("a", 111), ("b", 222)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cfg.h").write_text(f"#define VALUE {value}\n")
+        source = '#include "cfg.h"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
+        rows.append((Program.of(source, include=[tmp_path / name]), str(flaky.gpu.arch)))
+    report = flaky.gpu.warm(bake(*rows))
+    assert (report.programs, report.modules) == (2, 2)
+
+
 def test_a_bundle_says_which_kernels_and_which_graph_keys(
     kind: str, open_flaky: Opener, bake: Baker, bare: Builder
 ) -> None:

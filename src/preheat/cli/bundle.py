@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from preheat.arch import Arch
 from preheat.cli.output import columns, count, data, emit_json, say, size
 from preheat.errors import BundleError
 from preheat.promise import Promise
+from preheat.spelling import shown
 from preheat.store.bundle import Bundle
 from preheat.warm.bundles import faults, graphs, held, merge
 
@@ -58,7 +60,11 @@ def ls(file: Path, as_json: bool) -> None:
 
 def _listed(bundle: Bundle, rows: list[Promise]) -> Iterator[str]:
     head = ("KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
-    yield from columns([head, *map(_row, rows)], right=(3, 4))
+    lists: dict[tuple[str, Arch], set[object]] = {}
+    for promise in rows:
+        lists.setdefault(_name(promise), set()).add(promise.include)
+    listed = [_row(promise, include=len(lists[_name(promise)]) > 1) for promise in rows]
+    yield from columns([head, *listed], right=(3, 4))
     for promise in rows:
         if promise.note:
             yield f"{promise.artifact.label} for {promise.artifact.arch}: {promise.note}"
@@ -70,11 +76,18 @@ def _listed(bundle: Bundle, rows: list[Promise]) -> Iterator[str]:
         yield from (f"  {line}" for line in columns((g.name, " ".join(g.keys)) for g in keys))
 
 
-def _row(promise: Promise) -> tuple[str, ...]:
+def _name(promise: Promise) -> tuple[str, Arch]:
+    return promise.artifact.label, promise.artifact.arch
+
+
+def _row(promise: Promise, *, include: bool) -> tuple[str, ...]:
+    """The columns of a promise; with `include`, also what tells it from its namesakes."""
     artifact = promise.artifact
+    title = f"{artifact.label} (include {shown(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
     return (
-        *(promise.key[:12], artifact.label, str(artifact.arch), size(artifact.size)),
+        *(promise.key[:12], title if include else artifact.label),
+        *(str(artifact.arch), size(artifact.size)),
         *(str(len(artifact.headers) or "-"), artifact.toolchain, ", ".join(kernels)),
     )
 
@@ -96,6 +109,7 @@ def _as_dict(promise: Promise) -> dict[str, Any]:
         "bytes": artifact.size,
         "kernels": [entry.title for entry in artifact.entries],
         "wanted": promise.entries,
+        "include": promise.include,
         "headers": [header._asdict() for header in artifact.headers],
         "note": promise.note,
         "parts": artifact.parts,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -219,9 +219,9 @@ class _Summary:
     @classmethod
     def of(cls, before: Manifest, after: Manifest, *, everything: bool) -> _Summary:
         """The difference of two states; with `everything` also what did not change."""
-        asked = {_content(wanted): wanted.asked for wanted in before.programs}
-        rows = [w for w in after.programs if everything or w.asked > asked.get(_content(w), -1)]
-        new = frozenset(w.program for w in rows if _content(w) not in asked)
+        asked = {wanted.content: wanted.asked for wanted in before.programs}
+        rows = [w for w in after.programs if everything or w.asked > asked.get(w.content, -1)]
+        new = frozenset(w.program for w in rows if w.content not in asked)
         return cls(tuple(rows), new, after)
 
     def __str__(self) -> str:
@@ -240,6 +240,7 @@ class _Summary:
                 {
                     "label": wanted.program.label,
                     "file": wanted.program.path,
+                    "include": wanted.program.asked_include,
                     "new": wanted.program in self.new,
                     "arch": [str(arch) for arch in wanted.archs],
                     "entries": wanted.entries,
@@ -251,11 +252,6 @@ class _Summary:
             ],
             "graphs": [{"name": name, "keys": keys} for name, keys in self.manifest.graphs],
         }
-
-
-def _content(wanted: Wanted) -> Program:
-    """The program without the directories, which recordings of several machines add to."""
-    return replace(wanted.program, include=())
 
 
 def _report(summary: _Summary, output: Path, status: int) -> None:

@@ -289,7 +289,7 @@ def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> Promise 
 
 def _request(promise: Promise) -> object:
     """What was asked for, whatever the architecture and the compiler."""
-    return tuple(part for part in promise.artifact.parts if part.label not in ("arch", "toolchain"))
+    return tuple(part for part in promise.request if part.label not in ("arch", "toolchain"))
 
 
 def _key(text: str) -> tuple[Any]:

@@ -19,10 +19,11 @@ from preheat.builder import Builder, Miss
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, fresh
 from preheat.program import Program
+from preheat.promise import Promise
 from preheat.seal import Mode
 from preheat.store.bundle import write
 from preheat.warm.bundles import archs as baked_for
-from preheat.warm.bundles import meta, require_place
+from preheat.warm.bundles import meta, require_place, united
 from preheat.warm.manifest import GraphKeys, Manifest, Wanted
 
 if TYPE_CHECKING:  # costs every process milliseconds to import
@@ -45,7 +46,7 @@ class Job(NamedTuple):
     guess: float
 
     def __str__(self) -> str:
-        return f"{self.wanted.program.label} for {self.arch}"
+        return f"{self.wanted.title} for {self.arch}"
 
 
 class Row(NamedTuple):
@@ -53,7 +54,7 @@ class Row(NamedTuple):
 
     `key` is what bundles know it by, `seconds` what its compile took whenever that was, `bytes` what
     it adds to a bundle, `note` why no cache could keep it, `changed` whether its file is no longer
-    what was recorded.
+    what was recorded, `include` its include directories, spelled as `preheat.spelling` says.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     bytes: int
     note: str = ""
     changed: bool = False
+    include: tuple[str, ...] = ()
 
 
 class Failed(NamedTuple):
@@ -94,8 +96,7 @@ class _Made(NamedTuple):
     """One program baked, as it comes back from wherever that was done."""
 
     row: Row
-    entries: dict[str, bytes]
-    toolchain: str
+    promise: Promise
 
 
 def bake(
@@ -125,18 +126,20 @@ def bake(
         require_place(output)
     manifest = _read(manifest)
     todo = plan(manifest, archs)
-    made: list[_Made] = []
+    done: list[tuple[Job, _Made]] = []
     failures = [Failed(title, None, error) for title, error in manifest.unreadable]
     config = _able_to_compile(config or Config.from_env())
     with _bench(builder, config, executor) as bench, _submitted(todo, bench, executor, jobs) as futures:
         for job, future in _ended(todo, futures, on_start):
             result = _result(job, future)
             if isinstance(result, _Made):
-                made.append(result)
+                done.append((job, result))
             else:
                 failures.append(result)
             if on_done is not None:
                 on_done(job, result.row if isinstance(result, _Made) else result)
+    made, ambiguous = _told_apart(done)
+    failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
     baked = Baked(tuple(sorted(each.row for each in made)), tuple(failures))
     if output is not None and (made or not failures):
@@ -158,10 +161,47 @@ def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = N
     return sorted(todo, key=lambda job: -job.guess)
 
 
+def _told_apart(done: Iterable[tuple[Job, _Made]]) -> tuple[list[_Made], list[Failed]]:
+    """What a bundle can hold, and the programs for which it would have two answers to one request.
+
+    Their include directories are spelled alike and hold different headers. None of them is baked: a
+    sealed process would be given the code of one where it asked for that of another.
+    """
+    answers: dict[str, list[tuple[Job, _Made]]] = {}
+    for job, each in done:
+        answers.setdefault(each.row.key, []).append((job, each))
+    made: list[_Made] = []
+    failures: list[Failed] = []
+    for alike in answers.values():
+        if len({each.promise.artifact.digest for _, each in alike}) == 1:
+            made += (each for _, each in alike)
+        else:
+            error = _ambiguous([job for job, _ in alike])
+            failures += (Failed(job.wanted.title, job.arch, error) for job, _ in alike)
+    return made, failures
+
+
+def _ambiguous(jobs: Sequence[Job]) -> InputError:
+    program = jobs[0].wanted.program
+    lists = sorted(", ".join(job.wanted.program.include) for job in jobs)
+    return InputError(
+        f"{jobs[0]} is listed {len(jobs)} times with include directories that hold different headers, "
+        f"and a bundle cannot tell them apart: {' | '.join(lists)} (each asked for as "
+        f"{', '.join(program.asked_include) or 'none'})",
+        hint="give the programs different labels, or the directories different names",
+    )
+
+
 def _write(path: Path, made: Sequence[_Made], graphs: Iterable[GraphKeys]) -> int:
-    entries = {digest: blob for each in made for digest, blob in each.entries.items()}
-    about = meta((each.toolchain for each in made), (each.row.arch for each in made), graphs)
-    return write(path, entries, about)
+    promises: dict[str, Promise] = {}
+    for _, promise in made:
+        known = promises.get(promise.key)
+        promises[promise.key] = promise if known is None else united(known, promise)
+    entries = {
+        digest: blob for promise in promises.values() for digest, blob in promise.encode().items()
+    }
+    toolchains = (promise.artifact.toolchain for promise in promises.values())
+    return write(path, entries, meta(toolchains, (each.row.arch for each in made), graphs))
 
 
 def _able_to_compile(config: Config) -> Config:
@@ -191,18 +231,18 @@ class _Bench:
         artifact = promise.artifact
         for name in promise.entries:
             _require_entry(artifact, name, program)
-        entries = promise.encode()
         row = Row(
             label=program.label,
             arch=job.arch,
             key=promise.key,
             source=self._found.pop(artifact.digest, "compiler"),
             seconds=artifact.provenance.seconds,
-            bytes=sum(map(len, entries.values())),
+            bytes=sum(map(len, promise.encode().values())),
             note=promise.note,
             changed=job.wanted.changed,
+            include=program.asked_include,
         )
-        return _Made(row, entries, artifact.toolchain)
+        return _Made(row, promise)
 
     def leave(self) -> None:
         self.builder.events.sinks.remove(self._see)

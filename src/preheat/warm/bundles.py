@@ -18,7 +18,7 @@ from preheat.store.bundle import MAGIC, Bundle, write
 from preheat.store.publish import obstacle
 from preheat.warm.manifest import GraphKeys, Manifest
 
-__all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place"]
+__all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place", "united"]
 
 
 def meta(
@@ -112,7 +112,7 @@ def merge(
         for promise in held(bundle):
             known, other = merged.setdefault(promise.key, (promise, bundle))
             if known.artifact == promise.artifact:
-                merged[promise.key] = replace(known, entries=_united(known, promise)), other
+                merged[promise.key] = united(known, promise), other
             elif prefer is None:
                 raise _conflict((known.artifact, other), (promise.artifact, bundle))
     kept = [promise for promise, _ in merged.values()]
@@ -123,9 +123,10 @@ def merge(
     return len(kept), write(output, entries, about)
 
 
-def _united(a: Promise, b: Promise) -> tuple[str, ...]:
-    """The kernels that either wants; none listed means all."""
-    return tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
+def united(a: Promise, b: Promise) -> Promise:
+    """One of two equal answers, with the kernels that either wants; none listed means all."""
+    both = tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
+    return replace(a, entries=both)
 
 
 def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleError:

@@ -9,6 +9,7 @@
     language = "cuda"              # when it does not follow from the name of the file
     options = ["-use_fast_math"]
     include = ["include"]          # after the directory of the file itself
+    spelled = ["{caller}/include"] # how the application asks for them, when that does not follow
     names = ["tk<float>"]
     entries = ["saxpy"]            # kernels that were used
     arch = ["sm_90"]
@@ -23,6 +24,9 @@
     keys = ["(1, 128)", "32"]      # Python literals
 
 Paths start at the manifest. Generated texts lie in `<manifest>.sources/`, each named by its SHA-256.
+A bundle answers an application that asks for the same include directories, spelled as
+`preheat.spelling` says. Without `spelled` they are where the row says, seen from the `file`, and seen
+from the working directory where there is none. Two rows may have equal texts and other directories.
 """
 
 from __future__ import annotations
@@ -33,13 +37,14 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.errors import InputError, did_you_mean
 from preheat.program import Program
+from preheat.spelling import FILE, is_spelling, shown, spelled_in_manifest
 from preheat.store.bundle import MAGIC
 from preheat.store.publish import publish
 
@@ -62,7 +67,8 @@ class Wanted:
     """A program, what it is wanted for, and what recordings saw of it.
 
     `entries` are the kernels that were used, `seconds` the longest compile; `changed` says that the
-    program's file is not the recorded one any more.
+    program's file is not the recorded one any more. `namesake` says that the manifest has a program of
+    the same name and with other include directories.
     """
 
     program: Program
@@ -72,21 +78,42 @@ class Wanted:
     asked: int = 0
     callers: tuple[str, ...] = ()
     changed: bool = False
+    namesake: bool = field(default=False, compare=False)
 
     @property
     def title(self) -> str:
-        """The program for people: its label and, where those make it another one, its instances."""
-        names = self.program.names
-        return f"{self.program.label} ({', '.join(names)})" if names else self.program.label
+        """The program for people: its label and, where those make it another one, what it adds to it.
+
+        That is its instances, and its include directories where they tell it from a namesake.
+        """
+        more = [", ".join(self.program.names)]
+        if self.namesake:
+            more.append(f"include {shown(self.program.asked_include) or '-'}")
+        told = "; ".join(filter(None, more))
+        return f"{self.program.label} ({told})" if told else self.program.label
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What makes it the same as another: all that is in its key, and its directories. It sorts.
+
+        Directories count where a file may be included: two that are spelled alike need not hold the
+        same headers. Where none is included they are not what the program is about.
+        """
+        p = self.program
+        directories = p.include if p.may_include else ()
+        text = (p.label, p.language, p.source, p.options, p.headers, p.names)
+        return *text, p.asked_include, directories
 
     def merged(self, other: Wanted) -> Wanted:
-        """Both in one, in order; their programs differ in where they are found at most."""
+        """Both in one, in order; of equal content, they differ in where they are found at most."""
         mine, theirs = self.program, other.program
+        directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
         return Wanted(
             replace(
                 mine,
-                include=tuple(dict.fromkeys((*mine.include, *theirs.include))),
+                include=mine.include if mine.may_include else directories,
                 path=mine.path or theirs.path,
+                spellings=(*mine.spellings, *theirs.spellings),
             ),
             archs=tuple(sorted({*self.archs, *other.archs})),
             entries=tuple(sorted({*self.entries, *other.entries})),
@@ -155,12 +182,12 @@ class Manifest:
         graphs: dict[str, dict[str, None]] = {}
         for manifest in (self, *others):
             for wanted in manifest.programs:
-                content = _content(wanted.program)
+                content = wanted.content
                 rows[content] = rows.get(content, Wanted(wanted.program)).merged(wanted)
             for name, keys in manifest.graphs:
                 graphs.setdefault(name, {}).update(dict.fromkeys(keys))
         return Manifest(
-            tuple(rows[content] for content in sorted(rows)),
+            _told_apart([rows[content] for content in sorted(rows)]),
             tuple(GraphKeys(name, tuple(graphs[name])) for name in sorted(graphs)),
             tuple(bad for manifest in (self, *others) for bad in manifest.unreadable),
         )
@@ -190,10 +217,13 @@ def literal(text: str) -> str | None:
     return spelling
 
 
-def _content(program: Program) -> tuple[Any, ...]:
-    """What makes a program the same as another: all that is in its key. Orders them, too."""
-    p = program
-    return p.label, p.language, p.source, p.options, p.headers, p.names
+def _told_apart(rows: Iterable[Wanted]) -> tuple[Wanted, ...]:
+    """The rows, each of which knows whether it has a namesake with other include directories."""
+    alike: dict[str, set[tuple[str, ...]]] = {}
+    plain = [replace(row, namesake=False) for row in rows]
+    for row in plain:
+        alike.setdefault(row.title, set()).add(row.program.asked_include)
+    return tuple(replace(row, namesake=len(alike[row.title]) > 1) for row in plain)
 
 
 def _shown(text: str) -> str:
@@ -203,6 +233,23 @@ def _shown(text: str) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _spellings(row: Mapping[str, Any]) -> list[str]:
+    """How the application spells the include directories of a row."""
+    include: list[str] = row.get("include", [])
+    spelled: list[str] = row.get("spelled", [])
+    if not spelled:
+        return [spelled_in_manifest(directory, row.get("file")) for directory in include]
+    if len(spelled) != len(include):
+        raise InputError(
+            f"spelled has {len(spelled)} texts for {len(include)} include directories",
+            hint="it has one for each; without it they are spelled as the row says where they are",
+        )
+    if bad := [text for text in spelled if not is_spelling(text)]:
+        hint = "such as {file}/include, {cwd}/include, {caller}/include, {packages}/x/include or /opt/x"
+        raise InputError(f"spelled has {bad[0]!r}, which is not how a directory is spelled", hint=hint)
+    return spelled
 
 
 def _language(path: str) -> str:
@@ -235,7 +282,8 @@ _TOP = {
 _TABLES = {
     "program": {
         **dict.fromkeys(("label", "file", "source", "sha256", "language"), "text"),
-        **dict.fromkeys(("options", "include", "names", "entries", "arch", "by"), "a list of texts"),
+        **dict.fromkeys(("options", "include", "spelled", "names"), "a list of texts"),
+        **dict.fromkeys(("entries", "arch", "by"), "a list of texts"),
         "headers": "a table from name to file",
         "seconds": "a number of seconds",
         "asked": "a whole number",
@@ -358,9 +406,11 @@ class _Reader:
         given["include"] = [self._found(directory) for directory in row.get("include", ())]
         given["headers"] = {name: self._stored(file) for name, file in row.get("headers", {}).items()}
         if "file" in row:
-            return Program.from_file(self._found(row["file"]), **given)
-        source = self._stored(row["source"], row.get("sha256", ""))
-        return Program.of(source, **{"language": _language(row["source"]), **given})
+            program = Program.from_file(self._found(row["file"]), **given)
+        else:
+            source = self._stored(row["source"], row.get("sha256", ""))
+            program = Program.of(source, **{"language": _language(row["source"]), **given})
+        return replace(program, spellings=tuple(zip(given["include"], _spellings(row), strict=True)))
 
     def _found(self, path: str) -> str:
         """The place a path of the manifest means."""
@@ -461,7 +511,7 @@ class _Writer:
         row = {
             **origin,
             "options": program.options,
-            "include": [self._named(directory) for directory in include],
+            **self._directories(program, include, origin.get("file")),
             "headers": {name: self._stored(text, ".h") for name, text in program.headers},
             "names": program.names,
             "entries": wanted.entries,
@@ -488,6 +538,16 @@ class _Writer:
         }
         return origin, program.include[1:]
 
+    def _directories(
+        self, program: Program, include: Iterable[str], file: str | None
+    ) -> dict[str, list[str]]:
+        """Include directories and, unless that follows from the paths, how the program spells them."""
+        known = dict(program.spellings)
+        places = [self._named(directory) for directory in include]
+        spelled = [known[directory] for directory in include]
+        follows = spelled == [spelled_in_manifest(place, file) for place in places]
+        return {"include": places, "spelled": [] if follows else spelled}
+
     def _can_name(self, path: str, program: Program) -> bool:
         """Whether `Program.from_file(path)` would find this source and look for headers alike."""
         if self._away(path):
@@ -497,7 +557,7 @@ class _Writer:
             self._named(path).encode()  # a name need not be text
         except (OSError, UnicodeEncodeError):
             return False
-        return as_is and program.include[:1] == (os.path.dirname(path),)
+        return as_is and program.spellings[:1] == ((os.path.dirname(path), FILE),)
 
     def _away(self, path: str) -> bool:
         """Whether a bake elsewhere would not find `path`: it is nowhere near, or a package's."""

@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, manifest: Path, events: Events) -> None:
         self._manifest, self._events = manifest, events
-        self._programs: dict[str, Program] = {}  # by the digest of their artifact
+        self._programs: dict[str, dict[Program, None]] = {}  # by the digest of their artifact
         self._broken = False
         self._begin()
         _alive.add(self)
@@ -120,7 +120,7 @@ class Recorder:
 
     def _saw(self, request: _Request, artifact: Artifact) -> None:
         with self._lock:
-            self._programs.setdefault(artifact.digest, request[0])
+            self._programs.setdefault(artifact.digest, {})[request[0]] = None
             sight = self._sights.get(request)
             if sight is None:
                 sight = self._sights[request] = _Sight()
@@ -130,8 +130,10 @@ class Recorder:
 
     def _saw_entry(self, digest: str, entry: str) -> None:
         with self._lock:
-            if digest in self._programs and self._first("entry", digest, entry):
-                self._write({"of": self._number(self._programs[digest]), "entry": entry})
+            for program in self._programs.get(digest, ()):  # several, where their headers are equal
+                number = self._number(program)
+                if self._first("entry", str(number), entry):
+                    self._write({"of": number, "entry": entry})
 
     def _saw_graph(self, name: str, key: str) -> None:
         with self._lock:
@@ -351,8 +353,8 @@ def _fields(program: Program) -> dict[str, Any]:
 def _program(row: Mapping[str, Any]) -> Program:
     """The program that `_fields` took apart."""
     lists = {name: tuple(row[name]) for name in ("options", "include", "names")}
-    headers = tuple((name, text) for name, text in row["headers"])
-    return Program(**{**row, **lists, "headers": headers})
+    pairs = {name: tuple(map(tuple, row.get(name, ()))) for name in ("headers", "spellings")}
+    return Program(**{**row, **lists, **pairs})
 
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
