@@ -10,13 +10,14 @@ file may be dated tomorrow. A hash is believed without reading the file again wh
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import stat
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Evidence", "Memo", "View"]
 
@@ -144,17 +145,21 @@ def _mount(path: str) -> int | None:
 
 
 def _unique_mount(path: str) -> int | None:
+    statx, buffer = _statx()
+    if statx is None or statx(-100, os.fsencode(path), 0, _MOUNT_ID_UNIQUE, block := buffer()):
+        return None
+    found = bytes(block)
+    if not int.from_bytes(found[:4], "little") & _MOUNT_ID_UNIQUE:
+        return None
+    return int.from_bytes(found[_MOUNT_ID_AT : _MOUNT_ID_AT + 8], "little")
+
+
+@functools.cache
+def _statx() -> tuple[Any, Any]:
+    """The C library's `statx`, None where it has none, and the type of its result."""
     import ctypes  # costs a millisecond that programs without headers need not spend
 
-    statx = getattr(ctypes.CDLL(None), "statx", None)
-    if statx is None:
-        return None
-    buffer = ctypes.create_string_buffer(_STATX_SIZE)
-    failed = statx(-100, os.fsencode(path), 0, _MOUNT_ID_UNIQUE, buffer)
-    given = int.from_bytes(buffer.raw[:4], "little") & _MOUNT_ID_UNIQUE
-    if failed or not given:
-        return None
-    return int.from_bytes(buffer.raw[_MOUNT_ID_AT : _MOUNT_ID_AT + 8], "little")
+    return getattr(ctypes.CDLL(None), "statx", None), ctypes.c_char * _STATX_SIZE
 
 
 _boots: list[str] = []
