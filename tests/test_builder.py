@@ -203,7 +203,7 @@ def test_a_file_where_programs_seem_to_lie_is_watched_for(
     monkeypatch.setattr(os.path, "lexists", lambda p: str(p) == "/preheat" or lexists(p))
     missed = builder.why(program, "sm_90")
     assert isinstance(missed, Miss)
-    assert "preheat in / may hide" in missed.reason
+    assert "preheat/ in / may hide" in missed.reason
 
 
 # What is never stored

@@ -43,13 +43,16 @@ from preheat.store.journal import Journal
 from preheat.store.lock import FileLock, release_lost
 from preheat.store.trust import first_usable, make_private, usable
 from preheat.toolchain import Toolchain
+from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
     HeaderState,
-    Memo,
+    Survey,
+    Unexpected,
     Untrackable,
     change,
     decode_states,
     encode_states,
+    mismatch,
     observe,
 )
 
@@ -62,6 +65,7 @@ _STATES = 16  # header states of one program kept side by side
 _MEMOS = 256  # requests whose header stamps are kept in memory
 _FAILURES = 1024  # rejected programs remembered, and those that could not be stored
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
+_COMPILES = 3  # of one program, until no file is opened that was not looked at before
 _SEARCH = 0.5  # seconds to look for a stored entry like the one that is missing
 
 T = TypeVar("T")
@@ -98,7 +102,8 @@ class _Request:
 
     @lazy
     def roots(self) -> Mapping[str, str]:
-        return self.toolchain.roots(self.program) if self.program.may_include else {}
+        """The include directories by label; PTX includes nothing."""
+        return self.toolchain.roots(self.program) if self.program.language == "cuda" else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +358,7 @@ class Builder:
 
     def _changed(self, request: _Request, state: HeaderState) -> str | None:
         memo = self._memo(request.asked)
-        changed = change(state, request.roots, memo, present=True)
+        changed = mismatch(state, request.roots, memo)
         self._keep_memo(request.asked, memo)
         return changed
 
@@ -461,20 +466,17 @@ class Builder:
         program, arch = request.program, request.arch
         started = time.perf_counter()
         try:
-            compiled = self.toolchain.compile(program, arch)
+            compiled, state = self._compile_tracked(request)
         except (CompileError, UnknownEntryError) as error:
             self._tell("reject", request, seconds=time.perf_counter() - started)
             self._remember_failure(request, error)
             raise
-        try:
-            state = self._describe(request, compiled)
-        except Untrackable as reason:
-            self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(reason))
+        if isinstance(state, Untrackable):
+            self.events.emit("uncached", program=program.label, arch=str(arch), reason=str(state))
             # No key describes what decided the code, so the digest is made from the code itself.
-            artifact = self._artifact(
-                request, request.key.extended(_code_parts(compiled)), compiled, ()
-            )
-            _remember(self._untracked, artifact.digest, str(reason), _FAILURES)
+            key = request.key.extended(_code_parts(compiled))
+            artifact = self._artifact(request, key, compiled, ())
+            _remember(self._untracked, artifact.digest, str(state), _FAILURES)
         else:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
@@ -483,20 +485,35 @@ class Builder:
         self._write_journal()
         return artifact
 
-    def _describe(self, request: _Request, compiled: Compiled) -> HeaderState:
-        """The files this compile depended on; `Untrackable` when they cannot be told."""
-        program = request.program
+    def _compile_tracked(self, request: _Request) -> tuple[Compiled, HeaderState | Untrackable]:
+        """Compile, and describe that by the files that were read, or say why that is not possible.
+
+        A file counts as read when it is the same before and after. One that was not looked at before,
+        because no text spells out its name, costs a second compile.
+        """
+        program, arch = request.program, request.arch
         if program.uncacheable:
-            raise Untrackable(program.uncacheable)
-        if not program.may_include:
-            return HeaderState((), ())
-        if compiled.opened is None:
-            raise Untrackable("the compiler did not tell which headers it opened")
+            return self.toolchain.compile(program, arch), Untrackable(program.uncacheable)
+        if program.language == "ptx":
+            return self.toolchain.compile(program, arch), HeaderState((), ())
         memo = self._memo(request.key)
-        toolkit = self.toolchain.located.roots
-        state = observe(program, compiled.opened, request.roots, toolkit, memo, compiled.started_ns)
-        self._keep_memo(request.key, memo)
-        return state
+        survey = Survey(program, request.roots, self.toolchain.located.roots, memo)
+        for _ in range(_COMPILES):
+            compiled = self.toolchain.compile(program, arch)
+            if compiled.opened is None:
+                why = "the compiler did not tell which headers it opened"
+                return compiled, Untrackable(why)
+            try:
+                state = observe(survey, compiled.opened, memo)
+            except Unexpected as names:
+                surprise = Untrackable(f"the compiler opens other files each time: {names}")
+            except Untrackable as why:
+                return compiled, why
+            else:
+                if state.headers:
+                    self._keep_memo(request.key, memo)
+                return compiled, state
+        return compiled, surprise
 
     def _artifact(
         self, request: _Request, key: Key, compiled: Compiled, headers: tuple[Header, ...]

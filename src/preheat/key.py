@@ -13,7 +13,7 @@ from preheat.program import Program
 
 __all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "include_parts", "request_key"]
 
-SCHEMA = 1  # raise it whenever the same parts come to mean another compile
+SCHEMA = 2  # raise it whenever the same parts come to mean another compile
 _COUNTS = ("options", "names", "includes")
 _SHOWN = 160  # a part up to this many bytes is kept as text, a longer one by hash and size
 

@@ -22,7 +22,16 @@ from preheat.errors import CompileError, InputError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain
-from preheat.toolchain.headers import HeaderState, Memo, Untrackable, change, observe
+from preheat.toolchain.evidence import Evidence, Memo, View
+from preheat.toolchain.headers import (
+    HeaderState,
+    Survey,
+    Unexpected,
+    Untrackable,
+    change,
+    mismatch,
+    observe,
+)
 from tests.conftest import Recorder
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = VALUE; }\n'
@@ -357,8 +366,8 @@ def test_the_clock_in_a_comment_of_a_header_is_harmless(project: Project) -> Non
         ('__has_include("maybe.h")', "__has_include of maybe.h"),
         ("__has_include(<v.h>)", "__has_include of v.h"),
         ("__has_include(<cub>)", "__has_include of cub"),  # a directory
-        ("__has_include(NAME)", "__has_include(NAME) cannot be followed"),
-        ("PROBE(<maybe.h>)", "__has_include under another name"),
+        ("__has_include(NAME)", "a name that is not spelled out"),
+        ("PROBE(<maybe.h>)", "a name that is not spelled out"),
     ],
 )
 def test_a_program_that_looks_for_a_users_file_is_not_kept(
@@ -410,18 +419,117 @@ def test_a_toolkit_that_lost_a_file_looked_for_is_another_toolkit(tmp_path: Path
     (tmp_path / "tool.h").write_text("")
     program = Program.of("#if __has_include(<tool.h>)\n#endif\n")
     roots = {"cuda": str(tmp_path)}
-    state = observe(program, [], roots, ("cuda",), Memo(), time.time_ns())
+    state = observe(Survey(program, roots, ("cuda",), Memo()), [], Memo())
     assert change(state, roots, Memo()) is None
     (tmp_path / "tool.h").unlink()
     assert change(state, roots, Memo()) == "header tool.h is gone"
 
 
-def test_a_header_changed_during_the_compile_is_not_trusted(project: Project) -> None:
-    project.write({"inc/v.h": "#define VALUE 1\n"})
-    program = Program.of('#include "v.h"\n', include=[project.root / "inc"])
-    roots = {"0": str(project.root / "inc")}
+class Compile:
+    """A compile of a source that includes `v.h` from two directories, and what happens meanwhile."""
+
+    def __init__(self, root: Path) -> None:
+        self.first, self.second = root / "first", root / "second"
+        self.first.mkdir()
+        self.second.mkdir()
+        (self.second / "v.h").write_text("#define VALUE 1\n")
+        self.roots = {"0": str(self.first), "1": str(self.second)}
+        self.survey = Survey(Program.of('#include "v.h"\n'), self.roots, (), Memo())
+
+    def end(self) -> HeaderState:
+        return observe(self.survey, ["@1/v.h"], Memo())
+
+
+@pytest.fixture
+def compile_under_way(tmp_path: Path) -> Compile:
+    return Compile(tmp_path)
+
+
+def test_a_header_that_stays_the_same_during_the_compile_is_trusted(compile_under_way: Compile) -> None:
+    assert change(compile_under_way.end(), compile_under_way.roots, Memo()) is None
+
+
+def edited(files: Compile) -> None:
+    (files.second / "v.h").write_text("#define VALUE 2\n")
+
+
+def replaced_by_an_older_file(files: Compile) -> None:
+    other = files.second / "other.h"
+    other.write_text("#define VALUE 2\n")
+    os.utime(other, (1, 1))
+    other.replace(files.second / "v.h")
+
+
+def directory_replaced(files: Compile) -> None:
+    files.second.rename(files.second.with_name("old"))
+    files.second.mkdir()
+    (files.second / "v.h").write_text("#define VALUE 1\n")
+
+
+def removed(files: Compile) -> None:
+    (files.second / "v.h").unlink()
+
+
+def hidden(files: Compile) -> None:
+    (files.first / "v.h").write_text("#define VALUE 2\n")
+
+
+@pytest.mark.parametrize(
+    "happens", [edited, replaced_by_an_older_file, directory_replaced, removed, hidden]
+)
+def test_files_that_change_during_the_compile_are_not_trusted(
+    compile_under_way: Compile, happens: Callable[[Compile], None]
+) -> None:
+    happens(compile_under_way)
+    with pytest.raises(Untrackable, match=r"v\.h (changed|appeared) while the program was compiled"):
+        compile_under_way.end()
+
+
+def test_a_link_that_leads_elsewhere_during_the_compile_is_not_trusted(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "v.h").write_text("the same text")
+    link = tmp_path / "link"
+    link.symlink_to("a")
+    survey = Survey(Program.of('#include "v.h"\n'), {"0": str(link)}, (), Memo())
+    link.unlink()
+    link.symlink_to("b")
     with pytest.raises(Untrackable, match=r"v\.h changed while the program was compiled"):
-        observe(program, ["@0/v.h"], roots, (), Memo(), started_ns=0)
+        observe(survey, ["@0/v.h"], Memo())
+
+
+def test_a_file_that_no_text_names_is_looked_at_for_the_next_compile(tmp_path: Path) -> None:
+    (tmp_path / "v.h").write_text("#define VALUE 1\n")
+    roots = {"0": str(tmp_path)}
+    survey = Survey(Program.of("// nothing\n"), roots, (), Memo())
+    with pytest.raises(Unexpected, match=r"v\.h"):
+        observe(survey, ["@0/v.h"], Memo())
+    state = observe(survey, ["@0/v.h"], Memo())
+    assert [header.name for header in state.headers] == ["v.h"]
+
+
+def test_a_program_whose_macro_names_a_header_compiles_twice_and_is_cached(project: Project) -> None:
+    project.write({"inc/v.h": "#define VALUE 1\n"})
+    source = f'#define NAME "v.h"\n#include NAME\n{KERNEL}'
+    assert project.build(source).uncached == ""
+    assert project.build(source).hit
+
+
+# What a process that is not sealed takes from a bundle
+
+
+def test_a_header_that_lies_behind_another_root_now_must_be_the_same(tmp_path: Path) -> None:
+    for name, text in {"a": "old", "b": "new"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "v.h").write_text(text)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    digest = View(Memo()).evidence(f"{a}/v.h").digest
+    state = HeaderState((Header("0", "v.h", digest),), (), ("0",))
+    assert mismatch(state, {"0": a}, Memo()) is None
+    assert mismatch(state, {"0": str(tmp_path), "1": a}, Memo()) is None
+    assert mismatch(state, {"0": str(tmp_path), "1": b}, Memo()) == "header v.h changed"
+    assert mismatch(state, {"0": b, "1": a}, Memo()) == "header v.h changed"
+    assert mismatch(state, {}, Memo()) is None
 
 
 @pytest.mark.parametrize(
@@ -436,7 +544,7 @@ def test_a_file_that_cannot_be_placed_or_read_is_not_trusted(
     tmp_path: Path, opened: str, reason: str
 ) -> None:
     with pytest.raises(Untrackable, match=reason):
-        observe(Program.of("//"), [opened], {"0": str(tmp_path)}, (), Memo(), time.time_ns())
+        observe(Survey(Program.of("//"), {"0": str(tmp_path)}, (), Memo()), [opened], Memo())
 
 
 # The toolkit's headers
@@ -538,60 +646,139 @@ def test_the_file_name_of_a_header_tells_no_path(project: Project) -> None:
 # Hashes by path
 
 
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file whose stamp is old enough to be believed."""
+def header(tmp_path: Path) -> Path:
     path = tmp_path / "old.h"
     path.write_text("old")
-    later = time.time_ns() + 10_000_000_000
-    monkeypatch.setattr("preheat.toolchain.headers.time.time_ns", lambda: later)
     return path
 
 
-def test_a_hash_is_believed_while_the_stamp_stays(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memo = Memo()
-    digest = memo.digest(str(old))
+def look(memo: Memo, path: Path) -> Evidence:
+    return View(memo).evidence(str(path))
+
+
+def settled(path: Path) -> Memo:
+    """A memo that believes the stamp of `path`."""
+    clock = Clock()
+    memo = Memo(clock=clock)
+    look(memo, path)
+    clock.now += 2
+    look(memo, path)
+    return memo
+
+
+def test_a_hash_is_believed_while_the_stamp_stays(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo = settled(header)
+    found = look(memo, header)
     assert memo.changed
-    monkeypatch.setattr("builtins.open", lambda *_, **__: pytest.fail("the file was read again"))
-    assert memo.digest(str(old)) == digest
-    assert Memo(memo.note()).digest(str(old)) == digest
+    monkeypatch.setattr("os.open", lambda *_, **__: pytest.fail("the file was read again"))
+    assert look(memo, header) == found
+    assert look(Memo(memo.note()), header) == found
 
 
-def test_a_stamp_that_changed_is_not_believed(old: Path) -> None:
-    memo = Memo()
-    first = memo.digest(str(old))
-    old.write_text("new")
-    assert memo.digest(str(old)) != first
+@pytest.mark.parametrize("seconds", [0.0, 1.9, -5.0])
+def test_a_stamp_is_not_believed_before_the_clock_has_moved_on(
+    header: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    clock = Clock()
+    memo = Memo(clock=clock)
+    look(memo, header)
+    clock.now += seconds
+    look(memo, header)
+    reads: list[object] = []
+    opened = os.open
+
+    def counted(*given: Any, **more: Any) -> int:
+        reads.append(given)
+        return opened(*given, **more)
+
+    monkeypatch.setattr("os.open", counted)
+    look(memo, header)
+    assert len(reads) == 1
 
 
-def test_a_stamp_whose_time_was_put_back_is_not_believed(old: Path) -> None:
-    memo, before = Memo(), old.stat()
-    first = memo.digest(str(old))
-    while old.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
-        old.write_text("new")
-    os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert old.stat().st_size == before.st_size
-    assert memo.digest(str(old)) != first
+@pytest.mark.parametrize("days", [-1, 1, 10_000])
+def test_it_does_not_matter_what_a_file_is_dated(header: Path, days: int) -> None:
+    when = time.time() + days * 86400
+    os.utime(header, (when, when))
+    assert settled(header).known(str(header), look(Memo(), header).stamp)
 
 
-def test_a_fresh_stamp_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fresh.h").write_text("fresh")
-    soon = (tmp_path / "fresh.h").stat().st_mtime_ns + 1_000_000_000
-    monkeypatch.setattr("preheat.toolchain.headers.time.time_ns", lambda: soon)
-    memo = Memo()
-    memo.digest(str(tmp_path / "fresh.h"))
+def test_a_stamp_that_changed_is_not_believed(header: Path) -> None:
+    memo = settled(header)
+    first = look(memo, header)
+    header.write_text("new")
+    assert look(memo, header).digest != first.digest
+
+
+def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
+    memo, before = settled(header), header.stat()
+    first = look(memo, header)
+    while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
+        header.write_text("new")
+    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert header.stat().st_size == before.st_size
+    assert look(memo, header).digest != first.digest
+
+
+def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = settled(header)
+    stamp = look(memo, header).stamp
+    assert Memo(memo.note()).known(str(header), stamp)
+    with monkeypatch.context() as patch:
+        patch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
+        assert look(memo, header).stamp != stamp
+    note = memo.note()
+    monkeypatch.setattr("preheat.toolchain.evidence._boots", ["another"])
+    assert Memo(note).known(str(header), stamp) is None
+
+
+def test_on_a_mount_without_identity_files_are_read_every_time(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: None)
+    memo = settled(header)
     assert not memo.changed
-    assert memo.note() == b"{}"
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b"7", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff"])
-def test_a_damaged_note_is_an_empty_one(old: Path, note: bytes) -> None:
-    assert Memo(note).digest(str(old)) == Memo().digest(str(old))
+def test_a_kernel_that_cannot_tell_mounts_apart_counts_on_its_own_time_stamps(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._unique_mount", lambda _: None)
+    assert settled(header).changed
+
+
+def test_a_pipe_is_no_header(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.h")
+    with pytest.raises(OSError, match="not a regular file"):
+        look(Memo(), tmp_path / "pipe.h")
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b"7", b'["", {"a": 1}]', b'["", {"a": [1, 2, 3]}]', b"\xff"]
+)
+def test_a_damaged_note_is_an_empty_one(
+    header: Path, note: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._boots", [""])
+    assert look(Memo(note), header) == look(Memo(), header)
 
 
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Memo().digest(str(tmp_path / "gone.h"))
+        look(Memo(), tmp_path / "gone.h")
 
 
 # Any tree of headers at all
@@ -687,8 +874,12 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
         if before is None:
             event("does not compile")
             return
-        later = time.time_ns() + 1_000_000_000
-        state = observe(Program.of(source), before, roots, ("cuda",), Memo(), later)
+        survey = Survey(Program.of(source), roots, ("cuda",), Memo())
+        try:
+            state = observe(survey, before, Memo())
+        except Unexpected:
+            event("a second compile")
+            state = observe(survey, before, Memo())
         assert change(state, roots, Memo()) is None
         # An edit to a file that is there takes it away every other time.
         gone = {at for at, text in edits.items() if at in tree and "v1" in text}

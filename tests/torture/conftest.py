@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
+
+from preheat.events import Events
+from preheat.toolchain import Toolchain
+from tests.processes import PATIENCE
 
 LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 
@@ -30,6 +34,13 @@ class Campaign:
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Campaign:
     return Campaign(request.node)
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Iterator[Toolchain]:
+    made = Toolchain(Events(), timeout=PATIENCE)
+    yield made
+    made.close()
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:

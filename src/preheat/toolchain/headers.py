@@ -1,33 +1,38 @@
 """Header files by content: what a compile opened, and whether all of it is still so.
 
 A compile is described by the files it opened, each as (include root, name there, content hash), and
-by the names it would have preferred had they existed. It can be used again while the first are
-unchanged and the second still absent.
+by the names it would have preferred had they been files. It can be used again while the first are
+unchanged and the second are still no files.
+
+What the compiler reports is the truth. The text of a program is read only to learn where a file would
+have to appear to be found first, and before a compile to learn which files to look at: a file counts
+as read by the compiler when it was the same before and after.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
-import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.artifact import Header
-from preheat.lexer import stripped
+from preheat.lexer import pasted
 from preheat.program import Program, clock_macro
+from preheat.toolchain.evidence import Evidence, Memo, View
+from preheat.toolchain.includes import QUESTIONS, Include, includes, questions, wrappers
 
 __all__ = [
     "HeaderState",
-    "Memo",
+    "Survey",
+    "Unexpected",
     "Untrackable",
     "change",
     "decode_states",
     "encode_states",
+    "mismatch",
     "observe",
 ]
 
@@ -36,26 +41,28 @@ ABSOLUTE = "/"
 #: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
 HOME = (ABSOLUTE, "preheat")
 
-_INCLUDE = re.compile(r'(?:#|%:)\s*+include(?:_next)?+\s*+(?:<([^<>\n]+)>|"([^"\n]+)")')
-_COMPUTED = re.compile(r'(?:#|%:)\s*+include(?:_next)?+\b(?!\s*+[<"])')
-_PROBE = re.compile(r"__has_include(?:_next)?+\s*+\(\s*+([^()]*+)\)?")
-_ALIAS = re.compile(
-    r"(?P<asked>(?:\bdefined\s*+\(?+|#\s*+(?:el)?ifn?def)\s*+)?+\b__has_include(?:_next)?\b(?!\s*+\()"
-)
-_LITERAL = re.compile(r'<([^>]+)>|"([^"]+)"')
-_RACY = 2_000_000_000  # ns: a file stamped this close to the moment it was hashed may still change
+_MOST = 5000  # files looked at before a compile; of more the compiler's report says which matter
+
+Place = tuple[str, str]  # an include root and a name in it
 
 
 class Untrackable(Exception):  # noqa: N818  (a finding, not a failure: the compile is good)
     """Why a compile cannot be described by the files it opened."""
 
 
+class Unexpected(Exception):  # noqa: N818  (as above)
+    """The compiler opened files that had not been looked at before; now they have."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeaderState:
-    """The files one compile depended on, and the names that must stay absent."""
+    """The files one compile depended on, and the names that would hide one of them.
+
+    A name in `absent` must not be a file. One that ends in "/" must not exist at all.
+    """
 
     headers: tuple[Header, ...]
-    absent: tuple[tuple[str, str], ...]
+    absent: tuple[Place, ...]
     roots: tuple[str, ...] = ()  # the include roots there were, in search order
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
@@ -96,232 +103,334 @@ def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
         raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
 
 
-class Memo:
-    """Content hashes by path, believed while size, times and inode of the file stay the same.
-
-    `note` is where the last process left off. A file changed within two seconds of its hashing is
-    hashed again next time: its stamp may not tell the two contents apart.
-    """
-
-    def __init__(self, note: bytes | None = None) -> None:
-        self._known: dict[str, tuple[list[int], str]] = {}
-        self.changed = False
-        try:
-            rows = json.loads(note or b"{}")
-            self._known = {str(p): (list(sig), str(digest)) for p, (sig, digest) in rows.items()}
-        except (ValueError, TypeError, AttributeError):
-            self.changed = True
-
-    def digest(self, path: str) -> str:
-        """The hash of a file's contents; `OSError` when it cannot be read."""
-        found = os.stat(path)
-        stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        known = self._known.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            after = os.fstat(file.fileno())
-        if after.st_ino == found.st_ino and after.st_mtime_ns == found.st_mtime_ns:
-            self._remember(path, stamp, digest)
-        return digest
-
-    def _remember(self, path: str, stamp: list[int], digest: str) -> None:
-        if time.time_ns() - max(stamp[1], stamp[2]) > _RACY:
-            self._known[path] = (stamp, digest)
-            self.changed = True
-
-    def note(self) -> bytes:
-        """What to keep for the next process."""
-        known = dict(self._known)  # a copy: other threads may be learning more
-        return json.dumps(known, separators=(",", ":")).encode()
+# Looking a compile up
 
 
-def change(
-    state: HeaderState, roots: Mapping[str, str], memo: Memo, *, present: bool = False
-) -> str | None:
-    """What is no longer as `state` found it, in words; None when everything is.
-
-    With `present` only files that are there are looked at: one that is missing is no change.
-    """
-    if tuple(roots) != state.roots and not present:
+def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
+    """What is no longer as `state` found it, in words; None when everything is."""
+    if tuple(roots) != state.roots:
         return "other include directories, which may hide a tracked header"
-    for header in state.headers:
-        path = _path(roots, header.root, header.name)
+    view = View(memo)
+    for root, name, digest in state.headers:
+        path = _path(roots, root, name)
         if path is None:
-            if present:
-                continue
-            return f"header {header.name}: its include directory is gone"
+            return f"header {name}: its include directory is gone"
         try:
-            digest = memo.digest(path)
+            if view.evidence(path).digest != digest:
+                return f"header {name} changed"
         except OSError:
-            if present:
-                continue
-            return f"header {header.name} is gone"
-        if digest != header.digest:
-            return f"header {header.name} changed"
+            return f"header {name} is gone"
+    return _appeared(state, roots)
+
+
+def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
+    """Which header file that a compile would find now is not as `state` says; None when there is none.
+
+    A file that cannot be found at all is no mismatch: this machine need not have it.
+    """
+    view = View(memo)
+    for root, name, digest in state.headers:
+        candidates = [root] if root == ABSOLUTE else list(roots)
+        if (
+            tuple(roots) == state.roots and root in roots
+        ):  # where it was, since it may lie beside another
+            candidates = [root]
+        for candidate in candidates:
+            path = _path(roots, candidate, name)
+            if path is not None and os.path.isfile(path):
+                try:
+                    if view.evidence(path).digest != digest:
+                        return f"header {name} changed"
+                except OSError as fault:
+                    return f"header {name} cannot be read: {fault}"
+                break
+    return _appeared(state, roots) if tuple(roots) == state.roots else None
+
+
+def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
+    """A name that would hide a tracked header, in words."""
     for root, name in state.absent:
         path = _path(roots, root, name)
-        if path is not None and os.path.lexists(path):
+        if path is None:
+            continue
+        if os.path.lexists(path[:-1]) if name.endswith("/") else os.path.isfile(path):
             return f"a new {name} in {roots.get(root, root)} may hide a tracked header"
     return None
 
 
-def observe(
-    program: Program,
-    opened: Iterable[str],
-    roots: Mapping[str, str],
-    toolkit: Iterable[str],
-    memo: Memo,
-    started_ns: int,
-) -> HeaderState:
+# Describing a compile
+
+
+class _Text(NamedTuple):
+    """Something that includes: where a quoted include looks first, and what it includes."""
+
+    beside: Place | None
+    includes: tuple[Include, ...]
+
+
+class _File(NamedTuple):
+    """A file before the compile. `text` is kept of files that are not the toolkit's."""
+
+    evidence: Evidence
+    includes: tuple[Include, ...]
+    text: str | None
+
+
+class Survey:
+    """The files that a compile may open, as they are before it.
+
+    `roots` maps labels to directories in search order, `toolkit` names those that are the toolkit's.
+    """
+
+    def __init__(
+        self, program: Program, roots: Mapping[str, str], toolkit: Iterable[str], memo: Memo
+    ) -> None:
+        self.program, self.roots, self._memo = program, roots, memo
+        places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
+        self.theirs = {label for label in roots if os.path.realpath(roots[label]) in places}
+        self.in_memory = dict(program.headers)
+        self.texts = [_Text(HOME, tuple(includes(program.source)))]
+        for name, text in program.headers:
+            beside = (ABSOLUTE, os.path.dirname(name).lstrip("/")) if name.startswith("/") else None
+            self.texts.append(_Text(beside, tuple(includes(text))))
+        self.files: dict[Place, _File] = {}
+        self.macros: set[str] = set()  # of the toolkit, that ask as `__has_include` does
+        self._is_file: dict[str, bool] = {}
+        self._view = View(memo)
+        self._follow(self.texts)
+
+    def add(self, places: Iterable[Place]) -> None:
+        """Look at files that the texts do not lead to."""
+        self._view = View(self._memo)
+        texts = []
+        for place in places:
+            if place not in self.files:
+                self._look(place)
+                texts.append(self.text(place))
+        self._follow(texts)
+
+    def text(self, place: Place) -> _Text:
+        """What a file that was looked at includes, and from where."""
+        root, name = place
+        return _Text((root, os.path.dirname(name)), self.files[place].includes)
+
+    def find(self, include: Include, beside: Place | None) -> tuple[Place | None, list[Place]]:
+        """The file that an include leads to, and the names before it that are no files."""
+        name = include.name
+        passed: list[Place] = []
+        if name is None or name in self.in_memory:
+            return None, []
+        if os.path.isabs(name):
+            place = (ABSOLUTE, name.lstrip("/"))
+            return (place, []) if self.is_file(place) else (None, [])
+        candidates = [(root, name) for root in self.roots]
+        if include.quoted and beside is not None:
+            candidates.insert(0, (beside[0], os.path.join(beside[1], name)))
+        for place in candidates:
+            if self.is_file(place):
+                return place, passed
+            passed.append(place)
+        return None, passed
+
+    def is_file(self, place: Place) -> bool:
+        """Whether there was a file before the compile."""
+        path = self.path(place)
+        if path not in self._is_file:
+            self._is_file[path] = os.path.isfile(path)
+        return self._is_file[path]
+
+    def path(self, place: Place) -> str:
+        root, name = place
+        return f"{self.roots.get(root, '')}/{name}"
+
+    def mine(self, place: Place) -> bool:
+        """Whether a file is not the toolkit's."""
+        return place[0] not in self.theirs
+
+    def _follow(self, texts: Iterable[_Text]) -> None:
+        """Look at every file that includes lead to, in branches that are not taken as well."""
+        queue = deque(texts)
+        while queue and len(self.files) < _MOST:
+            beside, found = queue.popleft()
+            for include in found:
+                place, _ = self.find(include, beside)
+                if place is None or place in self.files:
+                    continue
+                try:
+                    self._look(place)
+                except OSError:  # the compiler will say so, if it needs the file
+                    continue
+                queue.append(self.text(place))
+
+    def _look(self, place: Place) -> None:
+        path, mine = self.path(place), self.mine(place)
+        evidence = self._view.evidence(path)
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            text = file.read()
+        if not mine:
+            self.macros |= wrappers(text, [*QUESTIONS, *self.macros])
+        self.files[place] = _File(
+            evidence,
+            tuple(includes(text, exact=mine)),
+            text if mine or "__has_include" in text else None,
+        )
+
+
+def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
     """Describe a finished compile by the files it opened, as the compiler named them (`@0/x.h`).
 
-    `roots` maps labels to directories in search order, `toolkit` names those that are the
-    toolkit's. Raises `Untrackable` when no honest description exists.
+    Raises `Untrackable` when no honest description exists, `Unexpected` when the survey did not look
+    at one of the files: it has now, so another compile can be described.
     """
-    in_memory = dict(program.headers)
-    watch = _Watch(roots, set(in_memory))
-    headers: dict[tuple[str, str], Header] = {}
-    computed: list[tuple[str, str]] = []  # where `#include MACRO` stands
-    places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
-    theirs = {label for label, place in roots.items() if os.path.realpath(place) in places}
-    source = program.source.replace("\\\n", "")
-    watch.read(source, *HOME)
-    if _COMPUTED.search(source):
-        computed.append(HOME)
-    for text in in_memory.values():
-        watch.read(text, None, None)
-    for text in (source, *in_memory.values()):
-        watch.probe(text, mine=True, theirs=theirs)
-    for spelled in opened:
-        if spelled in in_memory:
-            continue
-        root, name = _located(spelled, roots)
-        path = f"{roots.get(root, '')}/{name}"
+    places = [_located(name, survey.roots) for name in opened if name not in survey.in_memory]
+    surprising = [place for place in places if place not in survey.files]
+    if surprising:
         try:
-            found = os.stat(path)
-            if max(found.st_mtime_ns, found.st_ctime_ns) >= started_ns:
-                raise Untrackable(f"header {name} changed while the program was compiled")
-            headers[root, name] = Header(root, name, memo.digest(path))
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read().replace("\\\n", "")
+            survey.add(surprising)
         except OSError as fault:
-            raise Untrackable(f"header {name} cannot be read back: {fault}") from None
-        mine = root not in theirs
-        if mine and (macro := clock_macro(text)):
-            raise Untrackable(f"header {name} uses {macro}, which reads the clock")
-        watch.read(text, root, os.path.dirname(name))
-        watch.name(name, root)
-        watch.probe(text, mine=mine, theirs=theirs)
-        if mine and _COMPUTED.search(text):
-            computed.append((root, os.path.dirname(name)))
-    for root, directory in computed:
-        watch.beside(root, directory, [name for _, name in headers])
-    for root, name in sorted(watch.also):  # a set has an order of its own in every process
-        try:
-            probed = Header(root, name, memo.digest(f"{roots[root]}/{name}"))
-        except OSError as fault:
-            raise Untrackable(f"header {name} cannot be read back: {fault}") from None
-        headers.setdefault((root, name), probed)
-    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)), tuple(roots))
+            raise Untrackable(f"header {surprising[0][1]} cannot be read back: {fault}") from None
+        raise Unexpected(", ".join(name for _, name in surprising))
+    watch = _Watch(survey)
+    headers = {place: Header(*place, survey.files[place].evidence.digest) for place in places}
+    _require_no_clock(survey, places)
+    view = View(memo)
+    for place in watch.questions(places):
+        if place not in headers:
+            headers[place] = Header(*place, _digest(survey, place, view))
+    watch.includes(places)
+    for place in headers:
+        if place in survey.files and not _same(survey, place, view):
+            raise Untrackable(f"header {place[1]} changed while the program was compiled")
+    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)), tuple(survey.roots))
+
+
+def _same(survey: Survey, place: Place, view: View) -> bool:
+    """Whether a file is what it was before the compile, by content and by identity."""
+    try:
+        return view.evidence(survey.path(place)) == survey.files[place].evidence
+    except OSError:
+        return False
+
+
+def _digest(survey: Survey, place: Place, view: View) -> str:
+    """The content of a file whose existence was asked for."""
+    try:
+        return view.evidence(survey.path(place)).digest
+    except OSError as fault:
+        raise Untrackable(f"header {place[1]} cannot be read back: {fault}") from None
+
+
+def _require_no_clock(survey: Survey, places: Sequence[Place]) -> None:
+    texts = {
+        name: survey.files[root, name].text or "" for root, name in places if root not in survey.theirs
+    }
+    macro = clock_macro(*texts.values(), *survey.program.texts)
+    if macro is not None:
+        where = next((name for name, text in texts.items() if clock_macro(text)), "a header")
+        raise Untrackable(f"header {where} uses {macro}, which reads the clock")
 
 
 class _Watch:
-    """Collects the names that would change what an include finds, were they to appear."""
+    """Collects the names that would change what a compile finds, were they to become files."""
 
-    def __init__(self, roots: Mapping[str, str], in_memory: set[str]) -> None:
-        self._roots, self._in_memory = roots, in_memory
-        self._seen: set[tuple[str | None, str]] = set()
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+        self._seen: set[Place] = set()
         self._exists: dict[str, bool] = {}
-        self._files: dict[str, bool] = {}
-        self.absent: set[tuple[str, str]] = set()
-        self.also: set[tuple[str, str]] = set()  # files whose existence was probed, not contents
+        self.absent: set[Place] = set()
 
-    def read(self, text: str, root: str | None, directory: str | None) -> None:
-        """Every include `text` spells out: the candidates before the one found must stay absent."""
-        for angled, quoted in _INCLUDE.findall(text):
-            beside = None
-            if quoted and root is not None:
-                beside = (root, os.path.join(directory or "", quoted))
-            self._resolve(angled or quoted, beside)
+    def includes(self, places: Sequence[Place]) -> None:
+        """Watch what would come before the files in `places`, which the compiler opened."""
+        survey = self._survey
+        explained: set[Place] = set()
+        unreadable: set[Place] = set()  # places from which a macro includes
+        for text in (*survey.texts, *map(survey.text, places)):
+            for include in text.includes:
+                if include.name is None and text.beside is not None and survey.mine(text.beside):
+                    unreadable.add(text.beside)
+                found, passed = survey.find(include, text.beside)
+                if found is not None:
+                    explained.add(found)
+                    self._must_stay_absent(passed)
+        for place in places:
+            self._must_stay_absent(self._earlier(place))
+        beside = {(root, os.path.dirname(name)) for root, name in places if root not in survey.theirs}
+        for place in places:
+            # An include that cannot be read, or that was not seen, may look beside any file.
+            for root, directory in unreadable if place in explained else {*unreadable, *beside, HOME}:
+                self._must_stay_absent([(root, os.path.join(directory, place[1]))])
 
-    def name(self, name: str, root: str) -> None:
-        """A file that was opened, however it was spelled: the same name in an earlier root hides it."""
-        for earlier in self._roots:
-            if earlier == root or root == ABSOLUTE:
+    def questions(self, places: Sequence[Place]) -> Iterator[Place]:
+        """The files that `__has_include` found; `Untrackable` where its answer cannot be followed."""
+        survey = self._survey
+        mine = [survey.files[place].text or "" for place in places if survey.mine(place)]
+        own = [*mine, *survey.program.texts]
+        if name := pasted(own, [*QUESTIONS, *survey.macros]):
+            raise Untrackable(f"{name} may be put together by ##, which cannot be followed")
+        for text in own:
+            for asked in questions(text, [*QUESTIONS, *survey.macros]):
+                if asked is None:
+                    raise Untrackable(
+                        "__has_include of a name that is not spelled out cannot be followed"
+                    )
+                if asked in survey.in_memory:
+                    continue
+                found = self._ask(asked)
+                if found is None or survey.mine(found):
+                    raise Untrackable(f"__has_include of {asked}, which is not the toolkit's")
+                yield found
+        for place in places:
+            if survey.mine(place):
+                continue
+            for asked in questions(survey.files[place].text or ""):
+                if asked is None or asked in survey.in_memory:  # the toolkit wraps its own questions
+                    continue
+                found = self._ask(asked)
+                if found is not None:
+                    yield found
+
+    def _ask(self, name: str) -> Place | None:
+        found, passed = self._survey.find(Include(name, quoted=False), None)
+        self._must_stay_absent(passed)
+        return found
+
+    def _earlier(self, place: Place) -> Iterator[Place]:
+        """The same name in the include directories before the one where a file was found."""
+        root, name = place
+        if root == ABSOLUTE:
+            return
+        for earlier in self._survey.roots:
+            if earlier == root:
                 return
-            self._must_stay_absent(earlier, name)
+            yield earlier, name
 
-    def beside(self, root: str, directory: str, names: Iterable[str]) -> None:
-        """An include nobody can read: whatever was opened could be hidden by a file next to it."""
-        for name in names:
-            self._must_stay_absent(root, os.path.join(directory, name))
+    def _must_stay_absent(self, places: Iterable[Place]) -> None:
+        for place in places:
+            if place not in self._seen:
+                self._seen.add(place)
+                if not self._survey.is_file(place):
+                    self._watch(place)
 
-    def probe(self, text: str, *, mine: bool, theirs: set[str]) -> None:
-        """`__has_include`: fine where its answer is known to be the toolkit's or ours, else not."""
-        if "__has_include" not in text:
-            return
-        text = stripped(text, strings=True)
-        if mine and any(not alias["asked"] for alias in _ALIAS.finditer(text)):
-            raise Untrackable("__has_include under another name cannot be followed")
-        for spelled in _PROBE.findall(text):
-            literal = _LITERAL.fullmatch(spelled.strip())
-            if literal is None:  # a macro's parameter: the toolkit wraps its own probes so
-                if mine:
-                    raise Untrackable(f"__has_include({spelled}) cannot be followed")
-                continue
-            name = literal[1] or literal[2]
-            if name in self._in_memory:
-                continue
-            found = self._resolve(name, None, all_absent=True)
-            if found is not None:
-                self.also.add((found, name))
-            if mine and (found is None or found not in theirs):
-                raise Untrackable(f"__has_include of {name}, which is not the toolkit's")
-
-    def _resolve(
-        self, name: str, beside: tuple[str, str] | None, *, all_absent: bool = False
-    ) -> str | None:
-        """The root in which `name` is found, watching the places before it."""
-        if name in self._in_memory or os.path.isabs(name):
-            return None
-        passed: list[tuple[str, str]] = []
-        for root, candidate in ([beside] if beside else []) + [(r, name) for r in self._roots]:
-            if self._is_file(f"{self._roots.get(root, '')}/{candidate}"):
-                for place in passed:
-                    self._must_stay_absent(*place)
-                return root
-            passed.append((root, candidate))
-        if all_absent:
-            for place in passed:
-                self._must_stay_absent(*place)
-        return None
-
-    def _must_stay_absent(self, root: str, name: str) -> None:
-        """Watch the shortest leading part of `name` that does not exist: one look covers many."""
-        if (root, name) in self._seen:
-            return
-        self._seen.add((root, name))
-        base, steps = self._roots.get(root, ""), name.split("/")
-        for count in range(1, len(steps) + 1):
+    def _watch(self, place: Place) -> None:
+        """Watch the shortest leading part of a name that does not exist: one look covers many."""
+        root, name = place
+        if os.path.isfile(self._survey.path(place)):
+            raise Untrackable(f"header {name} appeared while the program was compiled")
+        steps = name.split("/")
+        for count in range(1, len(steps)):
             lead = "/".join(steps[:count])
-            if not self._there(f"{base}/{lead}"):
-                self.absent.add((root, lead))
+            if not self._there(self._survey.path((root, lead))):
+                self.absent.add((root, f"{lead}/"))
                 return
+        self.absent.add(place)
 
     def _there(self, path: str) -> bool:
         if path not in self._exists:
             self._exists[path] = os.path.lexists(path)
         return self._exists[path]
 
-    def _is_file(self, path: str) -> bool:
-        if path not in self._files:
-            self._files[path] = os.path.isfile(path)
-        return self._files[path]
 
-
-def _located(spelled: str, roots: Mapping[str, str]) -> tuple[str, str]:
+def _located(spelled: str, roots: Mapping[str, str]) -> Place:
     """`@0/sub/x.h` as ("0", "sub/x.h"), an absolute path under the root "/"."""
     if spelled.startswith("/"):
         return ABSOLUTE, spelled.lstrip("/")

@@ -1,0 +1,146 @@
+"""What header files cost: a hit with 1, 31 and 421 of them, before and after a change; reading a text.
+
+    git archive OLD_COMMIT src | tar x -C /tmp/before
+    PYTHONPATH=src python benchmarks/bench_headers.py --before /tmp/before/src
+
+The two versions take turns, a process each, for a number of rounds; each row has the median of the
+rounds. "New builder" is a lookup as a new process does it, with the stamps on disk; "same builder" the
+next one in that process. Without --before the new version is measured alone. The text is a megabyte of
+the headers that come with CUDA; the program is made, checked for clocks and read for its kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import preheat
+from common import options, ratio, report, us
+from preheat.program import Program
+
+ROUNDS, SETTLED = 5, 2.1  # seconds after which a time stamp is believed
+KERNEL = 'extern "C" __global__ void k(int* x) { *x = 1; }\n'
+CUB = "#include <cub/block/block_reduce.cuh>\n"
+
+
+def programs(root: Path) -> list[Program]:
+    """Programs that open 1, 31 and 421 headers."""
+    for nth in range(31):
+        (root / f"h{nth}.h").write_text(f"int v{nth};\n".replace("int", "__device__ int"))
+    many = "".join(f'#include "h{nth}.h"\n' for nth in range(31))
+    return [
+        Program.of('#include "h0.h"\n' + KERNEL, include=[root]),
+        Program.of(many + KERNEL, include=[root]),
+        Program.of(CUB + KERNEL),
+    ]
+
+
+def median_of_calls(act: Callable[[], object], number: int) -> float:
+    """Microseconds a call: the median of single calls, after a warm-up."""
+    act()
+    runs = []
+    for _ in range(number):
+        started = time.perf_counter()
+        act()
+        runs.append((time.perf_counter() - started) * 1e6)
+    return statistics.median(runs)
+
+
+def measure() -> dict[str, float]:
+    """One version: microseconds of a hit by the kind of lookup and the number of headers."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        os.environ |= {"PREHEAT_CACHE_DIR": f"{root}/cache", "PREHEAT_LOCK_DIR": f"{root}/locks"}
+        wanted = programs(root)
+        for _ in range(2):
+            for program in wanted:
+                preheat.Builder.open().build(program, "sm_90")
+            time.sleep(SETTLED)
+        for program in wanted:
+            headers = len(preheat.Builder.open().build(program, "sm_90").headers)
+            same = preheat.Builder.open()
+            fresh = median_of_calls(lambda: preheat.Builder.open().build(program, "sm_90"), 60)  # noqa: B023
+            again = median_of_calls(partial(same.build, program, "sm_90"), 200)
+            rows[f"{headers} headers, new builder"] = fresh
+            rows[f"{headers} headers, same builder"] = again
+    return rows
+
+
+def version(source: str) -> dict[str, float]:
+    """What `measure` gives in a process that imports preheat from `source`."""
+    env = {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run(
+        [sys.executable, __file__, "--one"], env=env, check=True, capture_output=True, text=True
+    )
+    rows: dict[str, float] = json.loads(done.stdout)
+    return rows
+
+
+def megabyte() -> str:
+    """Real CUDA source: headers of the toolkit, one after the other."""
+    roots = preheat.default_builder().toolchain.located.roots
+    parts: list[str] = []
+    for file in sorted(Path(roots["cccl"]).rglob("*.h"), key=lambda file: file.name):
+        parts.append(file.read_text(errors="replace"))
+        if sum(map(len, parts)) > 1 << 20:
+            break
+    return "".join(parts)[: 1 << 20]
+
+
+def reading() -> list[tuple[str, str, str]]:
+    """How long reading a text takes, and reading half of it."""
+    from preheat.toolchain.signature import probe_names
+
+    text = megabyte() + '\nextern "C" __global__ void k() {}\n'
+    half = text[len(text) // 2 :]
+    acts: dict[str, Callable[[str], object]] = {
+        "Program.of": lambda t: Program.of(t, language=None),
+        "clock macros": lambda t: Program.of(t, language="cuda").uncacheable,
+        "names of kernels": lambda t: probe_names(Program.of(t, language="cuda")),
+    }
+    rows = []
+    for name, act in acts.items():
+        short, whole = (median_of_calls(partial(act, given), 9) for given in (half, text))
+        rows.append((name, us(short), us(whole)))
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--before", help="the source directory of another version")
+    parser.add_argument("--one", action="store_true", help="measure this version, as JSON")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure()))
+        return
+    sources = {"before": given.before, "after": str(Path(__file__).parents[1] / "src")}
+    seen: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
+    for _ in range(ROUNDS):
+        for name, source in sources.items():
+            if source is not None:
+                seen[name].append(version(source))
+    after = {row: statistics.median(r[row] for r in seen["after"]) for row in seen["after"][0]}
+    if seen["before"]:
+        before = {row: statistics.median(r[row] for r in seen["before"]) for row in seen["before"][0]}
+        rows = [
+            (row, us(before[row]), us(cost), ratio(before[row], cost)) for row, cost in after.items()
+        ]
+        report("bench_headers", "A hit", ("lookup", "before", "after", "ratio"), rows, into=given.json)
+    else:
+        plain = [(row, us(cost)) for row, cost in after.items()]
+        report("bench_headers", "A hit", ("lookup", "after"), plain, into=given.json)
+    head = ("reading", "half a megabyte", "a megabyte")
+    report("bench_headers", "A megabyte of CUDA source", head, reading(), into=given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Headers that change at the worst moment: code is stored under the content it was made from alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+from tests.torture.conftest import Campaign
+from tests.torture.test_headers import KERNEL, NEW, OLD, value
+
+SOURCE = f'#include "v.h"\n{KERNEL}'
+
+
+class Project:
+    """A directory of headers, and processes that share a cache."""
+
+    def __init__(self, root: Path, toolchain: Toolchain) -> None:
+        self.root, self.include = root, root / "i"
+        self._config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
+        self._toolchain = toolchain
+        self.include.mkdir()
+        (self.include / "v.h").write_text(OLD)
+
+    @property
+    def program(self) -> Program:
+        return Program.of(SOURCE, include=[self.include])
+
+    def process(self) -> Builder:
+        builder = Builder.open(self._config)
+        builder.toolchain = self._toolchain
+        return builder
+
+    def build(self) -> int:
+        return value(self.process().build(self.program, "sm_90"))
+
+    def build_while(self, happens: Callable[[Project], None]) -> None:
+        """Build, and let something happen after the compiler has read the headers."""
+        builder, compiler, project = self.process(), self._toolchain, self
+
+        class Watched:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(compiler, name)
+
+            def compile(self, program: Program, arch: Arch) -> Any:
+                compiled = compiler.compile(program, arch)
+                happens(project)
+                return compiled
+
+        builder.toolchain = Watched()  # type: ignore[assignment]
+        builder.build(self.program, "sm_90")
+
+
+@pytest.fixture
+def project(tmp_path: Path, toolchain: Toolchain) -> Project:
+    return Project(tmp_path, toolchain)
+
+
+def directory_renamed(project: Project) -> None:
+    other = project.root / "other"
+    other.mkdir()
+    (other / "v.h").write_text(NEW)
+    os.utime(other / "v.h", (1, 1))
+    project.include.rename(project.root / "old")
+    other.rename(project.include)
+
+
+def link_retargeted(project: Project) -> None:
+    link = project.root / "link"
+    link.symlink_to("other")
+    link.replace(project.include)
+
+
+def file_renamed(project: Project) -> None:
+    (project.root / "new.h").write_text(NEW)
+    os.utime(project.root / "new.h", (1, 1))
+    (project.root / "new.h").replace(project.include / "v.h")
+
+
+def hard_link_swapped(project: Project) -> None:
+    (project.root / "new.h").write_text(NEW)
+    os.link(project.root / "new.h", project.include / "n.h")
+    (project.include / "n.h").replace(project.include / "v.h")
+
+
+def edited_in_place(project: Project) -> None:
+    (project.include / "v.h").write_text(NEW)
+
+
+@pytest.mark.parametrize(
+    "happens", [directory_renamed, link_retargeted, file_renamed, hard_link_swapped, edited_in_place]
+)
+@pytest.mark.parametrize("skew", [0, 3600, -3600], ids=["clock right", "clock ahead", "clock behind"])
+def test_a_change_during_a_compile_is_never_mistaken_for_what_was_compiled(
+    project: Project, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Project], None], skew: int
+) -> None:
+    if happens is link_retargeted:
+        for name, text in {"first": OLD, "other": NEW}.items():
+            (project.root / name).mkdir()
+            (project.root / name / "v.h").write_text(text)
+        shutil.rmtree(project.include)
+        project.include.symlink_to("first")
+    now, now_ns = time.time, time.time_ns
+    monkeypatch.setattr("time.time", lambda: now() + skew)
+    monkeypatch.setattr("time.time_ns", lambda: now_ns() + skew * 10**9)
+    project.build_while(happens)
+    assert project.build() == 222
+    assert project.build() == 222
+
+
+def test_edits_around_the_start_of_a_compile(project: Project, campaign: Campaign) -> None:
+    """Edit in place, keeping the size, at a random moment of a compile that has just begun."""
+    header = project.include / "v.h"
+    for nth in range(campaign.rounds(quick=8, long=400)):
+        old, new = 100 + nth % 400, 500 + nth % 400
+        header.write_text(f"#define V {old}\n")
+        time.sleep(campaign.random.random() * 0.02)
+        program = Program.of(f"// {nth}\n{SOURCE}", include=[project.include])
+        builder = project.process()
+        thread = threading.Thread(target=builder.build, args=(program, "sm_90"))
+        thread.start()
+        time.sleep(campaign.random.random() * 0.03)
+        with open(header, "r+b", buffering=0) as file:
+            file.write(f"#define V {new}\n".encode())
+        thread.join()
+        assert value(project.process().build(program, "sm_90")) == new
+        assert value(builder.build(program, "sm_90")) == new
+
+
+@contextmanager
+def mounted(image: Path, at: Path) -> Iterator[None]:
+    done = subprocess.run(
+        ["mount", "-o", "loop,ro", image, at], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount an image: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+def image(path: Path, text: str) -> Path:
+    """A file system image in which every time is fixed."""
+    tree = path.with_suffix(".tree")
+    tree.mkdir()
+    (tree / "v.h").write_text(text)
+    os.utime(tree / "v.h", (1, 1))
+    make: list[str | Path] = ["mke2fs", "-q", "-t", "ext2", "-U", "clear", "-d", tree, path, "256k"]
+    try:
+        subprocess.run(
+            make, check=True, capture_output=True, env={**os.environ, "E2FSPROGS_FAKE_TIME": "7"}
+        )
+    except (OSError, subprocess.CalledProcessError) as fault:
+        pytest.skip(f"cannot make an image: {fault}")
+    return path
+
+
+def test_two_images_with_the_same_times_are_two_images(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (image(project.root / f"{n}.img", text) for n, text in enumerate((OLD, NEW)))
+    now = time.time
+    same = project.process()
+    stamps = []
+    for nth in range(3):  # so that the stamps are believed
+        monkeypatch.setattr("time.time", lambda nth=nth: now() + 10 * nth)
+        with mounted(first, project.include):
+            stamps.append((project.include / "v.h").stat())
+            assert project.build() == 111
+            assert value(same.build(project.program, "sm_90")) == 111
+    with mounted(second, project.include):
+        found = (project.include / "v.h").stat()
+        assert (found.st_ino, found.st_ctime_ns) == (stamps[0].st_ino, stamps[0].st_ctime_ns)
+        assert project.build() == 222
+        assert value(same.build(project.program, "sm_90")) == 222
+
+
+@pytest.mark.parametrize("days", [1, 10_000])
+def test_a_header_dated_in_the_future_is_cached(project: Project, days: int) -> None:
+    when = time.time() + days * 86400
+    os.utime(project.include / "v.h", (when, when))
+    seen: list[str] = []
+    for _ in range(2):
+        builder = project.process()
+        builder.events.sinks.append(lambda name, _: seen.append(name))
+        builder.build(project.program, "sm_90")
+    assert (seen.count("compile"), seen.count("hit"), seen.count("uncached")) == (1, 1, 0)
