@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["FileLock", "hold"]
+from preheat.store.trust import DistrustedError, NotAFileError
 
+__all__ = ["FileLock", "hold", "sweep"]
+
+_KEY = "[0-9a-f]" * 64  # the name of a lock that is removed again
 _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
 
@@ -48,9 +53,10 @@ class FileLock:
             self._close()
 
     def _try(self) -> bool:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(self.path, flags, 0o600)
         try:
+            _require_own_file(os.fstat(descriptor), self.path)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
             # hold is a lock nobody else can find.
@@ -77,6 +83,14 @@ class FileLock:
             os.close(descriptor)
 
 
+def _require_own_file(found: os.stat_result, path: Path) -> None:
+    """`OSError` for what is no file, or one whose lock a stranger may hold for as long as he likes."""
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFileError
+    if found.st_uid not in (os.geteuid(), 0):
+        raise DistrustedError(f"the lock file {path} belongs to user {found.st_uid}, not to you")
+
+
 # Locks held by this process. A forked child closes its copies at once: with them open the lock would
 # outlive a parent that died.
 _held: set[FileLock] = set()
@@ -99,3 +113,17 @@ def hold(path: Path, timeout: float) -> Iterator[bool]:
         yield taken
     finally:
         lock.release()
+
+
+def sweep(directory: Path, older_than: float) -> None:
+    """Remove the locks of keys that killed owners left behind: made before then, and held by nobody.
+
+    Other files stay, those of locks that are kept on purpose among them.
+    """
+    for name in fnmatch.filter(os.listdir(directory), _KEY):
+        path = directory / name
+        with suppress(OSError):  # someone else removed it, or it is no file: it is only litter
+            if os.lstat(path).st_mtime < older_than:
+                lock = FileLock(path)
+                if lock.acquire(0):
+                    lock.release()
