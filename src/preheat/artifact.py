@@ -182,7 +182,7 @@ class Artifact:
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
-                provenance=_provenance(*json.loads(sections.get("provenance", b"[]"))),
+                provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
             raise container.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None

@@ -149,7 +149,7 @@ class LayerStore:
         """Every entry there is, in no order."""
         pins = {pin.name for pin in _scan(f"{self._base}/pins")}
         for shard in _scan(self._base):
-            if shard.name in _NOT_SHARDS:
+            if shard.name in _NOT_SHARDS or not shard.is_dir(follow_symlinks=False):
                 continue
             sizes: dict[str, int] = {}
             stamps: dict[str, float] = {}
@@ -159,7 +159,8 @@ class LayerStore:
                     continue
                 with suppress(FileNotFoundError):  # another process evicted it meanwhile
                     found = file.stat(follow_symlinks=False)
-                    sizes[digest] = sizes.get(digest, 0) + found.st_size
+                    size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+                    sizes[digest] = sizes.get(digest, 0) + size
                     if kind == "heat" or digest not in stamps:  # a layer's entry leaves its note here
                         stamps[digest] = found.st_mtime
             for digest, stamp in stamps.items():
@@ -470,9 +471,11 @@ class DiskStore(LayerStore):
         except FileNotFoundError:  # there is no cache to keep count of
             return
         except OSError as fault:
-            if fault.errno not in (errno.ELOOP, errno.ENXIO):
+            if fault.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
-            self._publish(path, row, durable=False)  # a link or a pipe: put a file in its place
+            if fault.errno == errno.EISDIR:
+                os.rmdir(path)
+            self._publish(path, row, durable=False)  # no file: put one in its place
             return
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -496,9 +499,9 @@ def _size(path: str) -> int | None:
 
 
 def _scan(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a directory; none when it is not there."""
+    """The entries of a directory; none when it is not there, or not for us to read."""
     try:
         with os.scandir(path) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []

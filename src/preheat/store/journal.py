@@ -77,7 +77,8 @@ class Journal:
     def _given_up(self) -> bool:
         """Whether our file was cleared away or folded, or is so old that it may be any moment."""
         quiet = self._clock() - self._written_at > _QUIET / 2
-        return quiet or not (self._directory / self._name).exists()
+        path = self._directory / self._name
+        return quiet or path.is_symlink() or not path.is_file()
 
     def _fold(self, names: list[str]) -> None:
         """Add old files to the one called total.json, so that processes do not leave litter."""
