@@ -34,6 +34,7 @@ from preheat.key import bundle_key
 from preheat.program import Program
 from preheat.seal import Mode, in_force, seal, sealed, unseal
 from preheat.store.bundle import Bundle, write
+from preheat.store.trust import open_file
 from tests.conftest import SAXPY, Recorder
 from tests.processes import PATIENCE
 
@@ -533,11 +534,13 @@ def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
     copy = tmp_path / "copy.heat"
     copy.write_bytes(baked.path.read_bytes())
 
-    def replaced(*_: object, **__: object) -> None:
+    def opened_then_replaced(path: Path, *, trust: bool) -> int:
+        descriptor = open_file(path, trust=trust)
         write(copy, {}, {})
+        return descriptor
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("preheat.shelf.unusable", replaced)
+        meanwhile.setattr("preheat.store.bundle.open_file", opened_then_replaced)
         assert len(builder.mount(copy)) > 0
     assert len(builder.mount(copy)) == 0
 

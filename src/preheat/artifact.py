@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.arch import Arch
+from preheat.container import rows, text
 from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
 from preheat.lazy import lazy
 
 __all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
+
+_MOST = 1 << 48  # no size, count or number of seconds is larger
 
 
 class Parameter(NamedTuple):
@@ -169,26 +172,65 @@ class Artifact:
         try:
             return cls(
                 digest=digest,
-                label=meta["label"],
-                arch=Arch.parse(meta["arch"]),
-                toolchain=meta["toolchain"],
-                parts=tuple(map(Part._make, meta["parts"])),
-                entries=tuple(map(_entry_point, meta["entries"])),
-                names=meta["names"],
-                headers=tuple(map(Header._make, meta["headers"])),
+                label=text(meta["label"]),
+                arch=Arch.parse(text(meta["arch"])),
+                toolchain=text(meta["toolchain"]),
+                parts=tuple(map(Part._make, rows(meta["parts"], 2))),
+                entries=tuple(map(_entry_point, _list(meta["entries"]))),
+                names=dict(rows(list(map(list, meta["names"].items())), 2)),
+                headers=tuple(map(Header._make, rows(meta["headers"], 3))),
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
-                provenance=Provenance(*json.loads(sections.get("provenance", b"[]"))),
+                provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )
-        except (KeyError, TypeError, ValueError) as bad:
-            raise container.DamagedEntryError(f"not an artifact: {bad!r}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
+            raise container.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
+
+
+# Reading: under a right checksum there may still be anything.
 
 
 def _entry_point(row: Sequence[Any]) -> EntryPoint:
-    name, parameters, cpp, resources, directives = row
-    used = None if resources is None else Resources._make(resources)
-    return EntryPoint(name, tuple(map(Parameter._make, parameters)), cpp, used, tuple(directives))
+    name, parameters, cpp, resources, directives = _list(row)
+    return EntryPoint(
+        name=text(name),
+        parameters=tuple(_parameter(*_list(parameter)) for parameter in _list(parameters)),
+        cpp=_text_or_none(cpp),
+        resources=None if resources is None else Resources(*map(_whole, _list(resources))),
+        directives=tuple(map(text, _list(directives))),
+    )
+
+
+def _parameter(
+    offset: object, size: object, align: object, kind: object, pointer: object, declared: object
+) -> Parameter:
+    if type(pointer) is not bool:
+        raise TypeError(f"{pointer!r} is not true or false")
+    place = _whole(offset), _whole(size), _whole(align)
+    return Parameter(*place, text(kind), pointer, _text_or_none(declared))
+
+
+def _provenance(seconds: object = 0.0, created: object = "", timing: object = "") -> Provenance:
+    if type(seconds) not in (int, float) or not 0 <= seconds < _MOST:  # type: ignore[operator]
+        raise ValueError(f"{seconds!r} is not a number of seconds")
+    return Provenance(float(seconds), text(created), text(timing))  # type: ignore[arg-type]
+
+
+def _list(value: object) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError(f"{value!r} is not a list")
+    return value
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r} is not a number of bytes, or a count")
+    return value
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else text(value)
 
 
 def _folded(name: str) -> str:

@@ -139,7 +139,7 @@ class Builder:
         trust: bool = False,
     ) -> None:
         self.toolchain, self.store, self.events, self.disk = toolchain, store, events, disk
-        self._shelf = Shelf(events, trust=trust)
+        self._shelf, self._trust = Shelf(events, trust=trust), trust
         self.watchers: list[Watcher] = []  # told of every program handed out
         self._sealed = sealed
         self._refused: set[str] = set()  # artifacts that a device called invalid: bundles keep theirs
@@ -163,7 +163,7 @@ class Builder:
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
         tiers: list[Store] = [
             MemoryStore(config.memory_limit),
-            *(LayerStore(path, events) for path in layers),
+            *(LayerStore(path, events, trust=config.trust_cache_dir) for path in layers),
         ]
         disk = open_disk(config, events)
         common: dict[str, Any] = {"sealed": config.sealed, "trust": config.trust_cache_dir}
@@ -176,7 +176,7 @@ class Builder:
                 Chain([*tiers, disk], events),
                 events,
                 disk=disk,
-                journal=Journal(disk.root / "stats", lock_dir=disk.lock_dir),
+                journal=disk.journal(),
                 lock_dir=disk.lock_dir,
                 lock_wait=config.lock_wait,
                 **common,
@@ -314,7 +314,7 @@ class Builder:
 
     def _nearest(self, request: _Request) -> Near | None:
         wanted, label = request.asked.table, request.program.label
-        caches = [tier.root for tier in self.store.tiers if isinstance(tier, LayerStore)]
+        caches = [tier for tier in self.store.tiers if isinstance(tier, LayerStore)]
         return search(wanted, label, self.bundles, caches, seconds=_SEARCH)
 
     # Bundles
@@ -589,7 +589,7 @@ class Builder:
         """Take the lock, or go on without it after a bounded wait."""
         started = time.perf_counter()
         try:
-            make_private(lock.path.parent)
+            make_private(lock.path.parent, trust=self._trust)
             if lock.acquire(0):
                 return
             taken = lock.acquire(self._lock_wait)
@@ -683,7 +683,12 @@ def open_disk(config: Config, events: Events) -> DiskStore | None:
     if locks is None:
         return None
     return DiskStore(
-        root, events, lock_dir=locks, limit=config.cache_limit, max_files=config.cache_files
+        root,
+        events,
+        lock_dir=locks,
+        limit=config.cache_limit,
+        max_files=config.cache_files,
+        trust=trust,
     )
 
 

@@ -15,6 +15,7 @@ from preheat.seal import Mode
 
 __all__ = ["VARIABLES", "Config", "Variable", "environ"]
 
+_MOST_SECONDS = 1_000_000_000  # thirty years: more is a slip of the hand
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -49,21 +50,34 @@ def size(name: str, text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ConfigError(name, text, "a size: use bytes or a unit, such as 512MiB or 2G")
-    return int(float(match[1]) * _UNITS[match[2]])
+    value = float(match[1]) * _UNITS[match[2]]
+    if value >= 1 << 63:
+        raise ConfigError(name, _start(text), "a size below 8 EiB")
+    return int(value)
+
+
+def _start(text: str) -> str:
+    """Enough of a value to recognise it by."""
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def count(name: str, text: str) -> int:
     """A whole number, zero or more."""
     if not text.strip().isdecimal():
-        raise ConfigError(name, text, "a whole number")
+        raise ConfigError(name, _start(text), "a whole number")
+    if len(text.strip()) > 18:
+        raise ConfigError(name, _start(text), "a whole number of at most 18 digits")
     return int(text)
 
 
 def seconds(name: str, text: str) -> float:
     """A number of seconds, zero or more."""
     if not re.fullmatch(r"\d+(?:\.\d+)?", text.strip()):
-        raise ConfigError(name, text, "a number of seconds")
-    return float(text)
+        raise ConfigError(name, _start(text), "a number of seconds")
+    value = float(text)
+    if value > _MOST_SECONDS:
+        raise ConfigError(name, _start(text), f"a number of seconds, at most {_MOST_SECONDS:,}")
+    return value
 
 
 def strictness(name: str, text: str) -> Mode:
@@ -84,7 +98,8 @@ def word(name: str, text: str) -> str:
 
 def directory(name: str, text: str) -> Path:
     """A path, `~` allowed; made absolute so that a later chdir changes nothing."""
-    del name
+    if "\0" in text:
+        raise ConfigError(name, text, "a path: it has a NUL character in it")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-__all__ = ["VERSION", "DamagedEntryError", "Entry", "damage", "pack", "unpack"]
+__all__ = ["VERSION", "DamagedEntryError", "Entry", "damage", "pack", "rows", "text", "unpack"]
 
 MAGIC = b"\x89HEAT\r\n\x1a"
 VERSION = 1
@@ -72,6 +72,27 @@ def unpack(digest: str, blob: bytes) -> Entry:
     if why := damage(digest, blob):
         raise DamagedEntryError(why)
     return unpack_checked(blob)
+
+
+def text(value: object) -> str:
+    """`value`, which has to be text that can be written; `ValueError` or `TypeError` when it is not."""
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not text")
+    if not value.isascii():
+        value.encode()  # half a character, which JSON can spell, is an error here
+    return value
+
+
+def rows(value: object, width: int) -> list[list[str]]:
+    """`value`, which has to be a list of lists of so many texts; errors as of `text`."""
+    if type(value) is not list:
+        raise TypeError(f"{value!r} is not a list")
+    for row in value:
+        if type(row) is not list or len(row) != width:
+            raise ValueError(f"{row!r} is not a row of {width}")
+        for cell in row:
+            text(cell)
+    return value
 
 
 def unpack_checked(blob: bytes) -> Entry:

@@ -7,12 +7,14 @@ counted; sinks may also write them down. A fault of a cache tier is an event and
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from preheat.files import opened
 from preheat.locks import Lock
 
 __all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_faults", "merge", "warn"]
@@ -30,7 +32,7 @@ EVENTS: Mapping[str, str] = {
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
-    "refused": "a directory for the cache or its locks was passed over [path, reason]",
+    "refused": "a directory or file of the cache or its locks was passed over [path, reason]",
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
     "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
@@ -115,23 +117,31 @@ def merge(*stats: Mapping[str, float]) -> Stats:
     return total
 
 
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+
+
 class JsonLines:
     """A sink that appends each event to a file as one JSON object a line.
 
-    A file that cannot be written is reported once to the log and then left alone.
+    A file that cannot be written is reported once to the log and then left alone. A pipe is not waited
+    for: without a reader it cannot be written, and what its reader is too slow for is lost.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._clock, self._broken = path, clock, False
+        self._path, self._clock, self._broken, self._lost = path, clock, False, False
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._broken:
             return
         line = json.dumps({"time": round(self._clock(), 6), "event": name, **fields}, default=str)
         try:
-            # One write in append mode: lines of several processes do not mix.
-            with open(self._path, "ab", buffering=0) as file:
-                file.write(line.encode() + b"\n")
+            with opened(self._path, _APPEND, 0o666) as file:
+                # One write in append mode: lines of several processes do not mix.
+                os.write(file, line.encode() + b"\n")
+        except BlockingIOError:
+            if not self._lost:
+                self._lost = True
+                warn(f"events are lost: the reader of {self._path} is too slow")
         except OSError as fault:
             self._broken = True
             warn(f"events are not written to {self._path}: {fault}")

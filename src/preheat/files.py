@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["Descriptor", "opened", "owned"]
@@ -41,6 +42,9 @@ def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
     return next(map(Descriptor, map(make, *((each,) for each in arguments))))
 
 
-def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> Descriptor:
+def opened(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None
+) -> Descriptor:
     """Open `path` as `os.open` does; no program started meanwhile inherits the file."""
-    return owned(os.open, path, flags | os.O_CLOEXEC, mode)
+    call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
+    return owned(call, path, flags | os.O_CLOEXEC, mode)

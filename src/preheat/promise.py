@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -171,7 +170,7 @@ def search(
     wanted: tuple[Part, ...],
     label: str,
     bundles: Iterable[Bundle],
-    caches: Iterable[Path],
+    caches: Iterable[LayerStore],
     *,
     seconds: float,
 ) -> Near | None:
@@ -193,10 +192,10 @@ def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) ->
                     yield _whole(bundle, digest, meta, _NONE)
 
 
-def _cached(caches: Iterable[Path], until: float) -> Iterator[Artifact]:
+def _cached(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]:
     """What cache directories have, the most recently used first."""
     for cache in caches:
-        reader = LayerStore(cache, Events())  # looking around uses no entry, and mends none
+        reader = cache.reader(Events())
         with suppress(OSError):
             for item in sorted(reader.items(), key=lambda item: -item.last_read):
                 if time.monotonic() >= until:

@@ -12,7 +12,6 @@ from preheat.errors import BundleError
 from preheat.events import Events
 from preheat.promise import Promise, promised
 from preheat.store.bundle import Bundle
-from preheat.store.trust import unusable
 
 __all__ = ["Shelf"]
 
@@ -36,9 +35,7 @@ class Shelf:
         Again is fine, and takes up the file that has meanwhile replaced it.
         """
         path = Path(os.path.abspath(path))
-        made = Bundle.open(path)
-        if why := unusable(path, trust=self._trust, write=False):
-            raise BundleError(f"bundle {path} cannot be trusted: {why}")
+        made = Bundle.open(path, trust=self._trust)
         known = self._mounted.get(path)
         if known is not None and known.stamp == made.stamp:
             return known

@@ -20,6 +20,7 @@ from preheat.store.bundle import Bundle
 from preheat.store.bundle import write as write_bundle
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock, hold
+from preheat.store.trust import make_private
 from tests.store.entries import blob_of, content, digest_of
 
 
@@ -139,6 +140,8 @@ def put_and_die_at_every_line(roots: str, locks: str) -> None:
     `roots` may have a place for the number of the death.
     """
 
+    make_private(Path(locks))  # here: its making is the same each time
+
     def put(number: int) -> None:
         open_disk(roots.format(number), locks).put(digest_of(number), blob_of(number, 5000))
 
@@ -189,6 +192,8 @@ class _Executioner:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> _Executioner | None:
         if "/preheat/store/" not in frame.f_code.co_filename:
+            return None
+        if frame.f_code.co_name == "sweep":  # longer with each death before: the end would never come
             return None
         if event == "line":
             if self._left == 0:

@@ -47,6 +47,10 @@ def entry_file(disk: LayerStore, digest: str = KEY) -> Path:
     return disk.root / "v1" / digest[:2] / f"{digest}.heat"
 
 
+def note_file(disk: LayerStore, digest: str = KEY) -> Path:
+    return entry_file(disk, digest).with_suffix(".note")
+
+
 def staged_files(disk: DiskStore) -> list[str]:
     return os.listdir(disk.root / "v1" / "staged")
 
@@ -116,7 +120,7 @@ def test_items_tell_size_with_note_stamp_and_pin(disk: DiskStore) -> None:
     os.utime(entry_file(disk), (1000, 2000))
     found = {item.digest: item for item in disk.items()}
     assert found.keys() == {KEY, digest_of(2)}
-    assert found[KEY].bytes == len(BLOB) + 5
+    assert found[KEY].bytes == len(BLOB) + note_file(disk).stat().st_size
     assert found[KEY].last_read == 2000
     assert (found[KEY].pinned, found[digest_of(2)].pinned) == (True, False)
 
@@ -126,7 +130,7 @@ def test_clear_removes_everything_pinned_entries_too(disk: DiskStore) -> None:
         disk.put(digest_of(number), blob_of(number))
     disk.put_note(KEY, b"12345")
     disk.pin(KEY)
-    size = sum(len(blob_of(number)) for number in range(3)) + 5
+    size = sum(len(blob_of(number)) for number in range(3)) + note_file(disk).stat().st_size
     assert disk.clear() == Swept(files=3, bytes=size)
     assert list(disk.items()) == []
     disk.put(KEY, BLOB)
@@ -228,6 +232,7 @@ def test_a_staged_entry_is_not_visible(disk: DiskStore, monkeypatch: pytest.Monk
         seen.append((disk.get(KEY), len(list(disk.items())), len(staged_files(disk))))
         replace(source, target)
 
+    disk.pin(KEY)  # makes the directory and its tag
     monkeypatch.setattr(os, "replace", look_then_replace)
     disk.put(KEY, BLOB)
     assert seen == [(None, 0, 1)]
@@ -248,6 +253,7 @@ def test_an_entry_is_on_the_disk_before_it_is_visible(
         order.append("rename")
         replace(source, target)
 
+    disk.pin(KEY)  # makes the directory and its tag
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
     disk.put(KEY, BLOB)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from preheat.store import journal as module
 from preheat.store.journal import Journal
 from preheat.store.lock import hold
 from tests.store.support import Clock, finish, start
@@ -172,17 +171,17 @@ def test_a_process_that_writes_while_its_file_is_folded_loses_nothing(
     sleeper.write({"hits": 10})
     (mine,) = names(directory)
     clock.advance(1000)
-    read, asleep = module._read, [mine]
+    read, asleep = Journal._read, [mine]
 
-    def read_then_wake(path: Path) -> dict[str, float]:
-        found = read(path)
-        if path.name in asleep:
+    def read_then_wake(journal: Journal, name: str) -> dict[str, float]:
+        found = read(journal, name)
+        if name in asleep:
             asleep.clear()
             sleeper.write({"hits": 12})
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_read", read_then_wake)
+        patch.setattr(Journal, "_read", read_then_wake)
         leave_files(open_journal, 64)
     assert mine not in names(directory)
     sleeper.write({"hits": 13})

@@ -46,9 +46,9 @@ def test_another_process_making_the_same_directory_is_no_error(
 ) -> None:
     mkdir = os.mkdir
 
-    def made_twice(path: Path, mode: int) -> None:
-        mkdir(path, mode)
-        mkdir(path, mode)
+    def made_twice(path: str, mode: int, *, dir_fd: int) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        mkdir(path, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", made_twice)
     make_private(tmp_path / "a" / "b")

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from preheat import container
 from preheat.arch import Arch
 from preheat.errors import InputError, ToolchainNotFoundError
 from preheat.events import Events
@@ -40,6 +42,18 @@ def look(memo_dir: Path | None, events: Events) -> Located:
 def memo(tmp_path: Path) -> Path:
     (path,) = tmp_path.glob("toolchain-*.json")
     return path
+
+
+def row_of(path: Path) -> dict[str, Any]:
+    """What a memo says."""
+    row: dict[str, Any] = json.loads(container.unpack_checked(path.read_bytes()).sections["memo"])
+    return row
+
+
+def rewrite(path: Path, row: dict[str, Any]) -> None:
+    """Let a memo say something else, with the checksum that belongs to it."""
+    sections = {"memo": json.dumps(row).encode()}
+    path.write_bytes(container.pack(path.read_bytes()[10:42].hex(), {}, sections))
 
 
 def test_both_compilers_and_the_headers_are_found(first: Located) -> None:
@@ -105,9 +119,9 @@ def test_the_memo_is_private(tmp_path: Path) -> None:
 def test_a_library_with_another_stamp_is_looked_for_again(
     tmp_path: Path, events: Events, recorder: Recorder, field: int
 ) -> None:
-    row = json.loads(memo(tmp_path).read_text())
+    row = row_of(memo(tmp_path))
     row["stamps"][0][field] += 1
-    memo(tmp_path).write_text(json.dumps(row))
+    rewrite(memo(tmp_path), row)
     look(tmp_path, events)
     assert len(recorder.named("worker")) == 1
     look(tmp_path, events)
@@ -118,9 +132,9 @@ def test_a_library_with_another_stamp_is_looked_for_again(
 def test_a_library_that_is_gone_is_looked_for_again(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
-    row = json.loads(memo(tmp_path).read_text())
+    row = row_of(memo(tmp_path))
     row["libraries"]["nvrtc"]["path"] = str(tmp_path / "gone.so")
-    memo(tmp_path).write_text(json.dumps(row))
+    rewrite(memo(tmp_path), row)
     assert look(tmp_path, events).library("nvrtc").path != str(tmp_path / "gone.so")
     assert len(recorder.named("worker")) == 1
 
@@ -235,10 +249,10 @@ def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
 ) -> None:
     true = look(tmp_path, events)
     (memo,) = tmp_path.glob("toolchain-*")
-    row = json.loads(memo.read_text())
+    row = row_of(memo)
     del row["libraries"]["nvJitLink"]
     row |= {"missing": {"nvJitLink": "not there"}, "stamps": row["stamps"][:2]}
-    memo.write_text(json.dumps(row))
+    rewrite(memo, row)
     started = len(recorder.named("worker"))
     toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
     assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,9 +22,9 @@ from preheat.events import Events, Stats, log_faults
 from preheat.key import explain
 from preheat.program import Program
 from preheat.promise import Near, nearest
-from preheat.store import DiskStore, LayerStore
+from preheat.store import DiskStore
 from preheat.store.disk import Item
-from preheat.store.journal import Journal
+from preheat.toolchain.headers import decode_states
 
 __all__ = ["command"]
 
@@ -52,7 +51,7 @@ def directory() -> None:
 def stats(reset: bool, as_json: bool) -> None:
     """Counters of every process that used this cache, and what it holds now."""
     config, store = Config.from_env(), _open()
-    journal = Journal(store.root / "stats", lock_dir=store.lock_dir)
+    journal = store.journal()
     if reset:
         journal.clear()
     counters = journal.total()
@@ -285,16 +284,11 @@ def verify(repair: bool, as_json: bool) -> int:
     store = _open()
     items = list(store.items())
     damaged: dict[str, str] = {}
-    found = Events(
-        lambda name, f: damaged.update({f["key"]: f["reason"]}) if name == "damaged" else None
-    )
-    reader = LayerStore(store.root, found)
     with progress("verifying", len(items)) as bar:
         for item in items:
             bar.step(item.digest[:12])
-            blob = reader.get(item.digest)
-            if blob is not None:
-                _check_content(item.digest, blob, damaged)
+            if why := _damage(store, item.digest):
+                damaged[item.digest] = why
     if repair:
         for digest in damaged:
             store.remove(digest)
@@ -308,13 +302,22 @@ def verify(repair: bool, as_json: bool) -> int:
     return 1 if damaged and not repair else 0
 
 
-def _check_content(digest: str, blob: bytes, damaged: dict[str, str]) -> None:
+def _damage(store: DiskStore, digest: str) -> str | None:
+    """Why an entry cannot be used; None when it can, or when there is none."""
+    told: list[str] = []
+    found = Events(lambda _, fields: told.append(str(fields.get("reason") or fields.get("error"))))
+    blob = store.reader(found).get(digest)
+    if blob is None:
+        return told[0] if told else None
     try:
         meta, sections = container.unpack_checked(blob)
         if meta.get("kind") == "artifact":
             Artifact.decode(digest, meta, sections)
+        elif meta.get("kind") == "headers":
+            decode_states(meta)
     except container.DamagedEntryError as bad:
-        damaged[digest] = str(bad)
+        return str(bad)
+    return None
 
 
 @command.command()
@@ -389,7 +392,7 @@ def _open() -> DiskStore:
 def _artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
     """Every whole artifact, most recently used first. Only reads: stamps and damage stay."""
     store = _open()
-    reader = LayerStore(store.root, Events())
+    reader = store.reader(Events())
     items = sorted(store.items(), key=lambda item: -item.last_read)
     with progress(doing, len(items), show=None if len(items) > 1000 else False) as bar:
         for item in items:
@@ -419,12 +422,17 @@ def _digest(store: DiskStore, key: str) -> str:
 def _artifact(key: str) -> Artifact:
     store = _open()
     digest = _digest(store, key)
-    blob = LayerStore(Path(store.root), Events()).get(digest)
-    if blob is None:
+    blob = store.reader(Events()).get(digest)
+    try:
+        if blob is None:
+            raise container.DamagedEntryError
+        meta, sections = container.unpack_checked(blob)
+        if meta.get("kind") == "headers":
+            raise InputError(
+                f"{key} is a list of header states, not code", hint="see 'preheat cache ls'"
+            )
+        return Artifact.decode(digest, meta, sections)
+    except container.DamagedEntryError:
         raise PreheatError(
             f"entry {digest[:12]} is damaged; 'preheat cache verify --repair' removes it"
-        )
-    meta, sections = container.unpack(digest, blob)
-    if meta.get("kind") != "artifact":
-        raise InputError(f"{key} is a list of header states, not code", hint="see 'preheat cache ls'")
-    return Artifact.decode(digest, meta, sections)
+        ) from None

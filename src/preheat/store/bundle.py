@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +31,9 @@ import xxhash
 from preheat import container
 from preheat.container import DamagedEntryError
 from preheat.errors import BundleError
-from preheat.files import Descriptor, opened
+from preheat.files import Descriptor
 from preheat.store.publish import publish
+from preheat.store.trust import DistrustedError, NotAFileError, open_file
 
 __all__ = ["VERSION", "Bundle", "write"]
 
@@ -56,18 +56,24 @@ class Bundle:
     overwritten in place has damaged entries.
     """
 
-    def __init__(self, path: Path, file: Descriptor, front: _Front) -> None:
+    def __init__(self, path: Path, file: Descriptor, front: _Front, *, trust: bool) -> None:
         self.path, self.nbytes, self.stamp = path, front.file_size, front.stamp
+        self._trust = trust
         self.meta: Mapping[str, Any] = front.meta
         self._records, self._first = front.records, front.end
         self._file: Descriptor | None = file
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Bundle:
-        """The bundle at `path`, its index checked; `BundleError` when it is not a sound one."""
+    def open(cls, path: str | os.PathLike[str], *, trust: bool = True) -> Bundle:
+        """The bundle at `path`, its index checked; `BundleError` when it is not a sound one.
+
+        Without `trust` it has to be a file that only this user and root can have put there.
+        """
         path = Path(path)
         try:
-            return cls(path, *_opened(path))
+            return cls(path, *_opened(path, trust=trust), trust=trust)
+        except DistrustedError as distrusted:
+            raise BundleError(f"bundle {path} cannot be trusted: {distrusted}") from None
         except OSError as fault:
             raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
         except _RefusedError as refused:
@@ -108,9 +114,9 @@ class Bundle:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[[Path], Bundle], tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
         """Opened anew by whom it is sent to: a descriptor means nothing in another process."""
-        return Bundle.open, (self.path,)
+        return _open_anew, (self.path, self._trust)
 
     def __repr__(self) -> str:
         count = f"{len(self):,} entr{'y' if len(self) == 1 else 'ies'}"
@@ -183,9 +189,15 @@ class _Front(NamedTuple):
     stamp: tuple[int, ...]
 
 
-def _opened(path: Path) -> tuple[Descriptor, _Front]:
-    # Without O_NONBLOCK opening a pipe would wait for its writer.
-    file = opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+def _open_anew(path: Path, trust: bool) -> Bundle:
+    return Bundle.open(path, trust=trust)
+
+
+def _opened(path: Path, *, trust: bool) -> tuple[Descriptor, _Front]:
+    try:
+        file = open_file(path, trust=trust)
+    except NotAFileError:
+        raise _RefusedError("it is not a file", "name the file itself") from None
     try:
         return file, _front(file)
     except BaseException:
@@ -196,8 +208,6 @@ def _opened(path: Path) -> tuple[Descriptor, _Front]:
 def _front(descriptor: int) -> _Front:
     """Read and check everything up to the first entry."""
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise _RefusedError("it is not a file", "name the file itself")
     meta_length, count = _checked_head(os.pread(descriptor, _HEAD.size, 0))
     meta_end = _HEAD.size + meta_length
     records_end = meta_end + count * _RECORD.size

@@ -2,38 +2,46 @@
 
 <root>/CACHEDIR.TAG              tells backup programs to pass by
 <root>/v1/ab/<digest>.heat       an entry (see preheat.container)
-<root>/v1/ab/<digest>.note       what this machine knows about it; lost without harm
+<root>/v1/ab/<digest>.note       what this machine knows about it, in the same form; lost without harm
 <root>/v1/staged/                files being written; orphans are swept by age
 <root>/v1/pins/<digest>          entries that eviction passes over
-<root>/v1/usage                  running totals, so that a put never counts the cache
+<root>/v1/usage                  running totals and their checksum, so that a put never counts the cache
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from preheat import container
 from preheat.events import Events
-from preheat.files import Descriptor, opened
+from preheat.files import opened
 from preheat.locks import no_fork
+from preheat.store import lock, publish
+from preheat.store.journal import Journal
 from preheat.store.lock import hold
-from preheat.store.trust import make_private
+from preheat.store.trust import DistrustedError, NotAFileError, foreign, make_private, read_file
 
 __all__ = ["DiskStore", "Item", "LayerStore", "Swept"]
 
 _FORMAT = f"v{container.VERSION}"
 _STAMP_EVERY = 3600.0  # seconds: how stale an entry's last-read stamp may get
-_ORPHANED = 3600.0  # seconds after which a staged file has no writer any more
 _LOW_WATER = 0.8  # eviction goes down to this part of the limits, so that it runs rarely
 _LOCK_WAIT = 2.0  # seconds to wait for the usage file; totals may drift, a sweep corrects them
+_SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the one that sweeps
 _USAGE = struct.Struct("<4Q")
+_MOST = (1 << 64) - 1
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
+_KINDS = ("heat", "note")
 _NOT_SHARDS = {"staged", "pins", "usage"}
 
 
@@ -65,7 +73,8 @@ class _Usage:
     floor_bytes: int = 0
 
     def plus(self, files: int, size: int) -> _Usage:
-        return replace(self, files=max(self.files + files, 0), bytes=max(self.bytes + size, 0))
+        total, used = max(self.files + files, 0), max(self.bytes + size, 0)
+        return _Usage(total, used, self.floor_files, self.floor_bytes)
 
     def over(self, limit: int, max_files: int) -> bool:
         """Whether a sweep is due. What pins hold cannot be swept: then wait for a tenth more."""
@@ -74,27 +83,49 @@ class _Usage:
         )
 
 
-class LayerStore:
-    """A cache directory that is only read, such as one shipped in an image."""
+def _packed(usage: _Usage) -> bytes:
+    """The totals and their checksum; sizes that no disk has are cut off."""
+    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes)
+    front = _USAGE.pack(*(min(number, _MOST) for number in row))
+    return front + xxhash.xxh3_128_digest(front)
 
-    def __init__(self, root: Path, events: Events, name: str = "layer") -> None:
+
+def _unpacked(row: bytes) -> _Usage | None:
+    """The totals in `row`; None when it is damaged."""
+    front, checksum = row[: _USAGE.size], row[_USAGE.size :]
+    whole = len(front) == _USAGE.size and xxhash.xxh3_128_digest(front) == checksum
+    return _Usage(*_USAGE.unpack(front)) if whole else None
+
+
+class LayerStore:
+    """A cache directory that is only read, such as one shipped in an image.
+
+    Whoever opens it has made sure that `root` can be trusted. What is in it is judged when it is read:
+    directories and entries have to be this user's or root's alone to write, unless `trust` is given.
+    """
+
+    def __init__(self, root: Path, events: Events, name: str = "layer", *, trust: bool = False) -> None:
         self.root, self.name = root, name
-        self._events = events
+        self._events, self._trust = events, trust
         self._base = f"{root}/{_FORMAT}"
+        self._own: set[str] = set()  # directories found good: strangers cannot change them any more
+
+    def reader(self, events: Events) -> LayerStore:
+        """This directory for looking around: that uses no entry, and mends none."""
+        return LayerStore(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
         """The verified entry or None; damage and faults are events."""
+        path = self._path(digest)
         try:
-            file = opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW)
+            if digest[:2] not in self._own:
+                self._check(digest[:2])
+            blob, found = read_file(path, trust=self._trust)
         except FileNotFoundError:
             return None
-        except OSError as fault:
-            self._events.fault(self.name, "read", fault)
+        except DistrustedError as distrusted:
+            self._events.emit("refused", path=path, reason=str(distrusted))
             return None
-        try:
-            with file:
-                found = os.fstat(file)
-                blob = os.read(file, found.st_size + 1)
         except OSError as fault:
             self._events.fault(self.name, "read", fault)
             return None
@@ -105,19 +136,33 @@ class LayerStore:
         self._used(digest, found.st_mtime)
         return blob
 
+    def _check(self, shard: str) -> None:
+        """`OSError` unless the directory `shard` and the one above are nobody else's to write."""
+        if not self._trust:
+            for directory in (self._base, f"{self._base}/{shard}"):
+                found = os.lstat(directory)
+                if not stat.S_ISDIR(found.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
+                if why := foreign(found):
+                    raise DistrustedError(f"{directory}: {why}")
+        self._own.add(shard)
+
     def items(self) -> Iterator[Item]:
         """Every entry there is, in no order."""
         pins = {pin.name for pin in _scan(f"{self._base}/pins")}
         for shard in _scan(self._base):
-            if shard.name in _NOT_SHARDS:
+            if shard.name in _NOT_SHARDS or not shard.is_dir(follow_symlinks=False):
                 continue
             sizes: dict[str, int] = {}
             stamps: dict[str, float] = {}
             for file in _scan(shard.path):
+                digest, _, kind = file.name.partition(".")
+                if digest[:2] != shard.name or kind not in _KINDS:  # none of ours
+                    continue
                 with suppress(FileNotFoundError):  # another process evicted it meanwhile
                     found = file.stat(follow_symlinks=False)
-                    digest, _, kind = file.name.partition(".")
-                    sizes[digest] = sizes.get(digest, 0) + found.st_size
+                    size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+                    sizes[digest] = sizes.get(digest, 0) + size
                     if kind == "heat" or digest not in stamps:  # a layer's entry leaves its note here
                         stamps[digest] = found.st_mtime
             for digest, stamp in stamps.items():
@@ -147,41 +192,54 @@ class DiskStore(LayerStore):
         lock_dir: Path,
         limit: int = 8 << 30,
         max_files: int = 100_000,
+        trust: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(root, events, name="disk")
+        super().__init__(root, events, name="disk", trust=trust)
         self.lock_dir, self._limit, self._max_files = lock_dir, limit, max_files
         self._clock, self._tidied = clock, False
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry: readers see the old file or the new one, never a part."""
-        if not self._tidied:  # once a process: what killed writers left must not pile up
+        if not self._tidied:  # once a process: what killed ones left must not pile up
             self._tidied = True
-            self._sweep_staged()
+            self._tidy()
         path = self._path(digest)
         before = _size(path)
-        self._publish(path, blob)
-        self._account(int(before is None), len(blob) - (before or 0))
+        with self._counted(int(before is None), len(blob) - (before or 0)):
+            self._publish(path, blob)
+
+    def journal(self) -> Journal:
+        """The counters of the processes that use this cache."""
+        directory = self.root / "stats"
+        return Journal(directory, lock_dir=self.lock_dir, trust=self._trust, clock=self._clock)
 
     def remove(self, digest: str) -> None:
         """Remove the entry and its note; nothing happens when there is none. A pin stays."""
         freed = self._unlink(digest)
         if freed is not None:
-            self._account(-1, -freed)
+            with self._counted(-1, -freed):
+                pass
 
     def note(self, digest: str) -> bytes | None:
-        """What this machine noted about an entry; unverified and possibly missing."""
+        """What this machine noted about an entry; None when there is no note, or a damaged one."""
+        path = self._path(digest, "note")
         try:
-            return Path(self._path(digest, "note")).read_bytes()
+            blob, _ = read_file(path, trust=self._trust)
         except OSError:
+            return None
+        try:
+            return container.unpack(digest, blob).sections["note"]
+        except (container.DamagedEntryError, KeyError):
+            with suppress(OSError):
+                os.unlink(path)
             return None
 
     def put_note(self, digest: str, text: bytes) -> None:
         """Note something that only this machine can know, such as the stamps of files."""
-        path = self._path(digest, "note")
-        before = _size(path)
-        self._publish(path, text, durable=False)
-        self._account(0, len(text) - (before or 0))
+        path, blob = self._path(digest, "note"), container.pack(digest, {}, {"note": text})
+        with self._counted(0, len(blob) - (_size(path) or 0)):
+            self._publish(path, blob, durable=False)
 
     def pin(self, digest: str) -> None:
         """Keep this entry whatever the limits say."""
@@ -199,26 +257,8 @@ class DiskStore(LayerStore):
         """
         limit = self._limit if limit is None else limit
         max_files = self._max_files if max_files is None else max_files
-        staged, versions = self._sweep_staged(), self._sweep_versions()
-        items = sorted(self.items(), key=lambda item: item.last_read)
-        files, total = len(items), sum(item.bytes for item in items)
-        evicted = Swept()
-        for item in items:
-            if total <= limit and files <= max_files:
-                break
-            if item.pinned:
-                continue
-            freed = self._unlink(item.digest)
-            evicted = Swept(evicted.files + 1, evicted.bytes + (freed or 0))
-            files, total = files - 1, total - item.bytes
-        stuck = total > limit or files > max_files
-        self._write_usage(_Usage(files, total, files * stuck, total * stuck))
-        if evicted.files:
-            self._events.emit("evict", files=evicted.files, bytes=evicted.bytes)
-        return Swept(
-            evicted.files + staged.files + versions.files,
-            evicted.bytes + staged.bytes + versions.bytes,
-        )
+        with self._turn("sweep", _SWEEP_WAIT):
+            return _sum(self._clear_away(), self._fit(limit, max_files))
 
     def clear(self) -> Swept:
         """Remove every entry, pinned ones too."""
@@ -226,7 +266,7 @@ class DiskStore(LayerStore):
         for item in list(self.items()):
             freed = self._unlink(item.digest)
             if freed is not None:
-                total = Swept(total.files + 1, total.bytes + freed)
+                total = _sum(total, Swept(1, freed))
             self.unpin(item.digest)
         self._write_usage(_Usage())
         return total
@@ -234,43 +274,36 @@ class DiskStore(LayerStore):
     # Writing
 
     def _publish(self, path: str, blob: bytes, *, durable: bool = True) -> None:
-        staged = f"{self._base}/staged/{os.getpid()}-{os.urandom(8).hex()}"
-        try:
-            with self._create(staged, path) as file:
-                view = memoryview(blob)
-                while view:
-                    view = view[os.write(file, view) :]
-                if durable:  # a rename that survives a power cut must not lead to an empty file
-                    os.fsync(file)
-            os.replace(staged, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(staged)
-            raise
+        home, staged = os.path.dirname(path), f"{self._base}/staged"
+        for last in (False, True):
+            for directory in (home, staged):
+                if not os.path.isdir(directory):
+                    self._make(directory)
+            try:
+                publish.replace(path, [blob], staged=staged, durable=durable)
+                return
+            except FileNotFoundError:  # someone removed the directories just now
+                if last:
+                    raise
 
-    def _create(self, staged: str, path: str) -> Descriptor:
-        """Open the staged file, making the directories it and `path` need where they are missing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        home = os.path.dirname(path)
+    def _make(self, directory: str) -> None:
         try:
-            if os.path.isdir(home):
-                return opened(staged, flags)
+            os.mkdir(directory, 0o700)
+        except FileExistsError:  # another process was quicker
+            return
         except FileNotFoundError:
-            pass
-        make_private(Path(home))
-        make_private(Path(staged).parent)
-        self._tag()
-        return opened(staged, flags)
+            make_private(Path(directory), trust=self._trust)
+            self._tag()
 
     def _tag(self) -> None:
-        path, flags = self.root / "CACHEDIR.TAG", os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with suppress(FileExistsError), opened(path, flags) as tag:
-            os.write(tag, _TAG)
+        path = f"{self.root}/CACHEDIR.TAG"
+        if not _size(path):
+            publish.replace(path, [_TAG], durable=False)
 
     def _unlink(self, digest: str) -> int | None:
         """Remove entry and note; the bytes freed, or None when there was no entry."""
         freed = None
-        for kind in ("heat", "note"):
+        for kind in _KINDS:
             path = self._path(digest, kind)
             with suppress(FileNotFoundError):
                 size = os.lstat(path).st_size
@@ -293,41 +326,108 @@ class DiskStore(LayerStore):
 
     # Limits
 
-    def _account(self, files: int, size: int) -> None:
-        """Add to the running totals and sweep when they pass the limits; a fault here is an event."""
+    @contextmanager
+    def _counted(self, files: int, size: int) -> Iterator[None]:
+        """Add to the running totals, do the block, and sweep when they have passed the limits.
+
+        The totals come first: a writer that is killed in between leaves them too large, which a count
+        puts right, and never too small, which would let the cache grow.
+        """
+        usage, fault = None, None
         try:
-            with hold(self._lock("usage"), _LOCK_WAIT):
-                usage = self._read_usage()
-                if usage is not None:
-                    usage = usage.plus(files, size)
-                    self._write_usage(usage)
-            if usage is None or usage.over(self._limit, self._max_files):
-                with hold(self._lock("sweep"), 0) as mine:
-                    if mine:  # else another process is at it
-                        self._recount()
+            usage = self._add(files, size)
+        except OSError as error:
+            fault = error
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                self._add(-files, -size)
+            raise
+        if fault is not None:
+            self._events.fault(self.name, "keep count", fault)
+        elif usage is None or usage.over(self._limit, self._max_files):
+            self._enforce(uncounted=usage is None)
+
+    def _add(self, files: int, size: int) -> _Usage | None:
+        """The running totals with this added; None when nobody has counted."""
+        with hold(self._lock("usage"), _LOCK_WAIT):
+            usage = self._read_usage()
+            if usage is not None:
+                usage = usage.plus(files, size)
+                self._write_usage(usage)
+            return usage
+
+    def _enforce(self, *, uncounted: bool) -> None:
+        """Replace the totals by a true count, and evict down to the low water if that is over.
+
+        One process does so at a time. The others wait for it, so that together they pass the limits by
+        no more than an entry each, and another for every two seconds that it takes.
+        """
+        try:
+            with hold(self._lock("sweep"), _SWEEP_WAIT) as mine:
+                usage = None if uncounted else self._read_usage()
+                if mine and (usage is None or usage.over(self._limit, self._max_files)):
+                    self._fit(self._limit, self._max_files, low_water=_LOW_WATER)
         except OSError as fault:
             self._events.fault(self.name, "keep count", fault)
 
-    def _recount(self) -> None:
-        """Replace the totals by a true count, and sweep to the low water if that is over."""
-        items = list(self.items())
-        usage = _Usage(len(items), sum(item.bytes for item in items))
-        if usage.over(self._limit, self._max_files):
-            low_files = int(self._max_files * _LOW_WATER)
-            self.sweep(limit=int(self._limit * _LOW_WATER), max_files=low_files)
-        else:
-            self._write_usage(usage)
+    def _fit(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
+        """Count what there is; over the limits, evict down to this part of them. What was evicted."""
+        before = self._read_usage()
+        items = sorted(self.items(), key=lambda item: item.last_read)
+        true = left = _Usage(len(items), sum(item.bytes for item in items))
+        if true.over(limit, max_files):
+            if low_water < 1.0:
+                self._clear_away()
+            left = self._evict(items, true, int(limit * low_water), int(max_files * low_water))
+        self._settle(before, left)
+        evicted = Swept(true.files - left.files, true.bytes - left.bytes)
+        if evicted.files:
+            self._events.emit("evict", files=evicted.files, bytes=evicted.bytes)
+        return evicted
+
+    def _evict(self, items: list[Item], usage: _Usage, limit: int, max_files: int) -> _Usage:
+        """Remove entries in this order until what is left is within the limits; what is left."""
+        for item in items:
+            if not usage.over(limit, max_files):
+                return usage
+            if not item.pinned:
+                with suppress(OSError):  # what cannot be removed does not save the others
+                    self._unlink(item.digest)
+                    usage = usage.plus(-1, -item.bytes)
+        if usage.over(limit, max_files):
+            return _Usage(usage.files, usage.bytes, usage.files, usage.bytes)
+        return usage
+
+    def _settle(self, before: _Usage | None, counted: _Usage) -> None:
+        """Write down what was counted and what others added meanwhile, even if that is in it."""
+        with self._turn("usage", _LOCK_WAIT):
+            after = self._read_usage()
+            if before is not None and after is not None:
+                late = max(after.files - before.files, 0), max(after.bytes - before.bytes, 0)
+                counted = counted.plus(*late)
+            self._write_usage(counted)
+
+    # What others left behind
+
+    def _tidy(self) -> None:
+        """Remove what killed processes left, where it is old enough to be sure."""
+        self._sweep_staged()
+        with suppress(OSError):
+            make_private(self.lock_dir, trust=self._trust)
+            lock.sweep(self.lock_dir, self._clock() - publish.ORPHANED)
+
+    def _clear_away(self) -> Swept:
+        return _sum(self._sweep_staged(), self._sweep_versions())
 
     def _sweep_staged(self) -> Swept:
         """Remove staged files whose writer must be gone."""
-        gone, freed = 0, 0
-        for file in _scan(f"{self._base}/staged"):
-            with suppress(FileNotFoundError):
-                found = file.stat(follow_symlinks=False)
-                if self._clock() - found.st_mtime > _ORPHANED:
-                    os.unlink(file.path)
-                    gone, freed = gone + 1, freed + found.st_size
-        return Swept(gone, freed)
+        total = Swept()
+        for place, beside in ((f"{self._base}/staged", False), (str(self.root), True)):
+            with suppress(OSError):
+                total = _sum(total, Swept(*publish.sweep(place, self._clock(), beside=beside)))
+        return total
 
     def _sweep_versions(self) -> Swept:
         """Remove directories of other format versions."""
@@ -344,26 +444,47 @@ class DiskStore(LayerStore):
                 shutil.rmtree(other.path, ignore_errors=True)  # another process may be at it too
         return Swept(gone, freed)
 
+    # Locks and totals
+
     def _lock(self, what: str) -> Path:
-        make_private(self.lock_dir)
+        make_private(self.lock_dir, trust=self._trust)
         root = os.fsencode(self.root).hex()[-120:]  # a file name per cache; a clash costs a wait
         return self.lock_dir / f"{what}-{root}"
 
+    def _turn(self, what: str, wait: float) -> hold:
+        """Hold the lock if it can be had in time, and go on without if not."""
+        return hold(lambda: self._lock(what), wait, required=False)
+
     def _read_usage(self) -> _Usage | None:
-        """The running totals, or None when nobody has counted yet."""
+        """The running totals, or None when nobody has counted yet, or they are damaged."""
         try:
-            return _Usage(*_USAGE.unpack(Path(f"{self._base}/usage").read_bytes()))
-        except (OSError, struct.error):
+            return _unpacked(read_file(f"{self._base}/usage", trust=self._trust)[0])
+        except OSError:
             return None
 
     def _write_usage(self, usage: _Usage) -> None:
-        row = _USAGE.pack(usage.files, usage.bytes, usage.floor_files, usage.floor_bytes)
+        path, row = f"{self._base}/usage", _packed(usage)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            file = opened(f"{self._base}/usage", os.O_WRONLY | os.O_CREAT)
+            file = opened(path, flags)
         except FileNotFoundError:  # there is no cache to keep count of
             return
+        except OSError as fault:
+            if fault.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise
+            if fault.errno == errno.EISDIR:
+                os.rmdir(path)
+            self._publish(path, row, durable=False)  # no file: put one in its place
+            return
         with file:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise NotAFileError
             os.pwrite(file, row, 0)
+            os.ftruncate(file, len(row))
+
+
+def _sum(one: Swept, other: Swept) -> Swept:
+    return Swept(one.files + other.files, one.bytes + other.bytes)
 
 
 def _size(path: str) -> int | None:
@@ -375,9 +496,9 @@ def _size(path: str) -> int | None:
 
 
 def _scan(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a directory; none when it is not there."""
+    """The entries of a directory; none when it is not there, or not for us to read."""
     try:
         with os.scandir(path) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import os
+import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from preheat.files import Descriptor, opened
 from preheat.locks import Call, Lock
+from preheat.store.trust import DistrustedError, NotAFileError
 
-__all__ = ["FileLock", "hold", "release_lost"]
+__all__ = ["FileLock", "hold", "release_lost", "sweep"]
 
+_KEY = "[0-9a-f]" * 64  # the name of a lock that is removed again
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
 
@@ -71,7 +77,8 @@ class FileLock:
             return False
         _held.add(self)  # before it is locked: whatever ends this function, the lock can be found
         try:
-            self._file = file = opened(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            self._file = file = opened(self.path, _FLAGS)
+            _require_own_file(os.fstat(file), self.path)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
             # hold is a lock nobody else can find.
@@ -100,6 +107,14 @@ class FileLock:
         _held.discard(self)
 
 
+def _require_own_file(found: os.stat_result, path: Path) -> None:
+    """`OSError` for what is no file, or one whose lock a stranger may hold for as long as he likes."""
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFileError
+    if found.st_uid not in (os.geteuid(), 0):
+        raise DistrustedError(f"the lock file {path} belongs to user {found.st_uid}, not to you")
+
+
 # Locks held by this process. A forked child closes its copies at once: with them open the lock would
 # outlive a parent that died.
 _held: set[FileLock] = set()
@@ -126,14 +141,42 @@ _releasing = Lock()
 
 
 class hold:  # noqa: N801 - used like a function
-    """Hold a kept lock for the block; the value says whether it was taken in time."""
+    """Hold a kept lock for the block; the value says whether it was taken in time.
 
-    def __init__(self, path: Path, timeout: float) -> None:
-        self._path, self._timeout = path, timeout
+    A lock that is not `required` and cannot be had at all is done without. The path may be a function
+    that prepares the place for it. The block must not belong to a generator: see `FileLock`.
+    """
+
+    def __init__(
+        self, path: Path | Callable[[], Path], timeout: float, *, required: bool = True
+    ) -> None:
+        self._path, self._timeout, self._required = path, timeout, required
+        self._lock: FileLock | None = None
 
     def __enter__(self) -> bool:
-        self._lock = FileLock(self._path, keep=True, owner=sys._getframe(1))
-        return self._lock.acquire(self._timeout)
+        try:
+            path = self._path() if callable(self._path) else self._path
+            self._lock = FileLock(path, keep=True, owner=sys._getframe(1))
+            return self._lock.acquire(self._timeout)
+        except OSError:
+            if self._required:
+                raise
+            return False
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def sweep(directory: Path, older_than: float) -> None:
+    """Remove the locks of keys that killed owners left behind: made before then, and held by nobody.
+
+    Other files stay, those of locks that are kept on purpose among them.
+    """
+    for name in fnmatch.filter(os.listdir(directory), _KEY):
+        path = directory / name
+        with suppress(OSError):  # someone else removed it, or it is no file: it is only litter
+            if os.lstat(path).st_mtime < older_than:
+                lock = FileLock(path)
+                if lock.acquire(0):
+                    lock.release()

@@ -1,21 +1,79 @@
-"""Directories that may hold code: made private, and refused when someone else could have written."""
+"""Directories and files that may hold code: made private, refused when a stranger could have a hand in.
+
+A path is walked one step at a time from `/`, each directory opened relative to the one before it and
+judged by what was opened. Every directory on the way has to belong to this user or to root, and others
+may write to it only if it has the sticky bit, as `/tmp` has: nobody else can replace what is in that.
+Symbolic links on the way have to belong to this user or to root as well. So once a path was found good,
+only this user and root can change where it leads.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from preheat.events import Events
+from preheat.files import Descriptor, opened
 
-__all__ = ["distrust", "first_usable", "make_private", "unusable", "usable"]
+__all__ = [
+    "DistrustedError",
+    "NotAFileError",
+    "distrust",
+    "first_usable",
+    "foreign",
+    "make_private",
+    "open_file",
+    "read_file",
+    "unusable",
+    "usable",
+]
 
 _OVERRIDE = "set PREHEAT_TRUST_CACHE_DIR=1 if that is intended"
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe must not wait for its writer, and opening a terminal must not make it ours.
+_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_STEPS = 1000  # links that lead in a circle end here
+_MOST_BYTES = 1 << 30  # no file that is read at once is larger
 
 
-def make_private(path: Path) -> None:
-    """Create `path` and its missing parents for this user alone."""
+class DistrustedError(PermissionError):
+    """Someone else could have written this file or directory, or decided where its path leads."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EPERM, why)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class NotAFileError(OSError):
+    """Where a regular file is expected there is a directory, a pipe, a device or the like."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EINVAL, "it is not a file")
+
+
+def make_private(path: Path, *, trust: bool = False) -> None:
+    """Create `path` and its missing parents for this user alone; it is checked unless trusted.
+
+    Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
+    """
+    if not trust:
+        if _still_good(path):
+            return
+        try:
+            with _directory(path, _trusted(None), make=True) as found:
+                _require(found)
+                _good[os.fspath(path)] = found.st_dev, found.st_ino
+        except FileNotFoundError:  # a link that leads nowhere
+            raise NotADirectoryError(f"{path} is not a directory") from None
+        return
     missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
     for directory in reversed(missing):
         try:
@@ -26,31 +84,62 @@ def make_private(path: Path) -> None:
         raise NotADirectoryError(f"{path} is not a directory")
 
 
-def distrust(path: Path, me: int | None = None) -> str | None:
-    """Why code in `path` cannot be trusted by user `me`, or None when it can.
+# Directories of whom the whole way was checked, by path: device and inode.
+_good: dict[str, tuple[int, int]] = {}
 
-    Trusted are directories of the user or of root that nobody else can write, not reached through
-    a symbolic link that a third user planted.
-    """
-    mine = {os.getuid() if me is None else me, 0}
-    found = os.stat(path)
-    for link in _links(path):
-        if (owner := os.lstat(link).st_uid) not in mine:
-            return f"{link} is a symbolic link owned by user {owner}; {_OVERRIDE}"
-    if found.st_uid not in mine:
+
+def _still_good(path: Path) -> bool:
+    """Whether a directory is the same that was checked before, and still nobody else's to write."""
+    known = _good.get(os.fspath(path))
+    if known is None:
+        return False
+    with suppress(OSError):
+        found = os.lstat(path)
+        return (found.st_dev, found.st_ino) == known and foreign(found) is None
+    return False
+
+
+def distrust(path: Path, me: int | None = None) -> str | None:
+    """Why code in the directory `path` cannot be trusted by user `me`, or None when it can."""
+    try:
+        with _directory(path, _trusted(me)) as found:
+            return foreign(found, me)
+    except DistrustedError as distrusted:
+        return str(distrusted)
+
+
+def foreign(found: os.stat_result, me: int | None = None) -> str | None:
+    """Why what was opened is not this user's or root's alone to write, or None when it is."""
+    if found.st_uid not in _trusted(me):
         return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
-        return f"others can write to it (mode {mode:04o}); chmod go-w it, or {_OVERRIDE}"
+    if found.st_mode & _OTHERS_WRITE:
+        return f"others can write to it ({_mode(found)}); chmod go-w it, or {_OVERRIDE}"
     return None
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """Every symbolic link on the way to `path`, those that other links lead through as well."""
-    for step in (path, *path.parents):
-        if step.is_symlink():
-            yield step
-            yield from _links(step.parent / os.readlink(step))
+def open_file(path: Path, *, trust: bool = False) -> Descriptor:
+    """A descriptor of the regular file at `path`; `DistrustedError` where a stranger had a hand in."""
+    if trust:
+        file = opened(path, _FILE)
+    else:
+        holder, name = _way(path, _trusted(None), make=False)
+        with holder:
+            file = opened(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
+    _require_file(os.fstat(file), trust=trust)
+    return file
+
+
+def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]:
+    """The bytes and the status of a file in a directory already found good. No link is followed.
+
+    Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
+    """
+    with opened(path, _FILE | os.O_NOFOLLOW) as file:
+        found = os.fstat(file)
+        _require_file(found, trust=trust)
+        if found.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes are too many", path)
+        return os.read(file, found.st_size + 1), found
 
 
 def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
@@ -60,13 +149,19 @@ def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | No
     """
     try:
         if write:
-            make_private(path)
-        why = None if trust else distrust(path)
-    except OSError as fault:
-        return f"it cannot be {'created' if write else 'read'}: {fault.strerror or fault}"
-    if why is None and write and not os.access(path, os.W_OK | os.X_OK):
+            make_private(path, trust=trust)
+        elif trust:
+            os.stat(path)
+        else:
+            return distrust(path)
+    except DistrustedError as distrusted:
+        return str(distrusted)
+    except (OSError, ValueError) as fault:
+        strerror = getattr(fault, "strerror", None)
+        return f"it cannot be {'created' if write else 'read'}: {strerror or fault}"
+    if write and not os.access(path, os.W_OK | os.X_OK):
         return "it is not writable"
-    return why
+    return None
 
 
 def usable(
@@ -84,3 +179,116 @@ def usable(
 def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = False) -> Path | None:
     """The first candidate that is, or can be made, a trusted writable directory."""
     return next(usable(candidates, events, trust=trust), None)
+
+
+# The walk
+
+
+@contextmanager
+def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator[os.stat_result]:
+    """What the directory that `path` leads to is like, while it is held open."""
+    holder, name = _way(path, trusted, make=make)
+    try:
+        with holder:
+            directory = opened(name, _DIRECTORY, dir_fd=holder)
+    except NotADirectoryError:
+        raise NotADirectoryError(f"{path} is not a directory") from None
+    with directory:
+        yield os.fstat(directory)
+
+
+def _way(path: Path, trusted: set[int], *, make: bool) -> tuple[Descriptor, str]:
+    """The directory in which what `path` leads to lies, open and checked, and the name in there.
+
+    With `make` a missing step is created, unless it is one that a link leads to.
+    """
+    steps = [(name, make) for name in reversed(Path(os.path.abspath(path)).parts[1:])]
+    here, shown, shared = opened("/", _DIRECTORY), "/", False
+    for _ in range(_MOST_STEPS):  # a descriptor that nothing refers to any more is closed
+        shared = _require_ancestor(os.fstat(here), shown, trusted, below_shared=shared)
+        if not steps:
+            return here, "."
+        name, create = steps.pop()
+        link = _link(here, name, shown, trusted, create=create)
+        if link is None and not steps:
+            return here, name
+        if link is None:
+            here, shown = opened(name, _DIRECTORY, dir_fd=here), os.path.join(shown, name)
+        else:
+            steps += [(part, False) for part in reversed(link.split("/")) if part not in ("", ".")]
+            if link.startswith("/"):
+                here, shown, shared = opened("/", _DIRECTORY), "/", False
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) -> str | None:
+    """Where the symbolic link `name` in the directory `here` leads; None when it is none.
+
+    Nothing changes between two looks: those who could do so are trusted, else we would not be here.
+    """
+    try:
+        found = os.stat(name, dir_fd=here, follow_symlinks=False)
+    except FileNotFoundError:
+        if not create:
+            raise
+        try:
+            os.mkdir(name, 0o700, dir_fd=here)
+        except FileExistsError:  # another process was quicker
+            return _link(here, name, shown, trusted, create=False)
+        return None
+    if not stat.S_ISLNK(found.st_mode):
+        return None
+    if found.st_uid not in trusted:
+        where = os.path.join(shown, name)
+        why = f"{where} is a symbolic link owned by user {found.st_uid}; {_OVERRIDE}"
+        raise DistrustedError(why)
+    return os.readlink(name, dir_fd=here)
+
+
+def _require_ancestor(
+    found: os.stat_result, shown: str, trusted: set[int], *, below_shared: bool
+) -> bool:
+    """`DistrustedError` when a stranger may replace what is in this directory; whether others write."""
+    if found.st_uid not in trusted and (below_shared or found.st_uid != _unmapped()):
+        raise DistrustedError(f"{shown}, above it, belongs to user {found.st_uid}; {_OVERRIDE}")
+    shared = bool(found.st_mode & _OTHERS_WRITE)
+    if shared and not found.st_mode & stat.S_ISVTX:
+        why = f"others can write to {shown}, above it ({_mode(found)}); chmod go-w that, or {_OVERRIDE}"
+        raise DistrustedError(why)
+    return shared
+
+
+def _require(found: os.stat_result) -> None:
+    if why := foreign(found):
+        raise DistrustedError(why)
+
+
+def _require_file(found: os.stat_result, *, trust: bool) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFileError
+    if not trust:
+        _require(found)
+
+
+def _trusted(me: int | None) -> set[int]:
+    return {os.geteuid() if me is None else me, 0}
+
+
+def _mode(found: os.stat_result) -> str:
+    return f"mode {stat.S_IMODE(found.st_mode):04o}"
+
+
+@cache
+def _unmapped() -> int | None:
+    """Whose the directories of root appear to be in a container that maps some users only.
+
+    Such a directory may stand above a cache where nobody else can write, never where strangers can make
+    one: not in a directory like `/tmp`.
+    """
+    try:
+        rows = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if any(int(outside) == 0 for _, outside, _ in rows):
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return None

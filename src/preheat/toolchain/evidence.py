@@ -19,6 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from preheat.files import opened
+from preheat.locks import no_fork
+
 __all__ = ["Evidence", "Memo", "View"]
 
 _SETTLED = 2.0  # seconds, more than the resolution of the time stamps of any file system in use
@@ -102,12 +105,12 @@ class View:
             return Evidence(stamp, digest)
         for _ in range(_TRIES):
             # Without O_NONBLOCK opening a pipe would wait for its writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
+            with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
                     raise OSError("it is not a regular file")
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                with open(descriptor, "rb", closefd=False) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
                 after = os.fstat(descriptor)
             if _times(before) == _times(after):
                 break
@@ -157,7 +160,8 @@ def _unique_mount(path: str) -> int | None:
 @functools.cache
 def _statx() -> tuple[Any, Any]:
     """The C library's `statx`, None where it has none, and the type of its result."""
-    import ctypes  # costs a millisecond that programs without headers need not spend
+    with no_fork:
+        import ctypes  # costs a millisecond that programs without headers need not spend
 
     return getattr(ctypes.CDLL(None), "statx", None), ctypes.c_char * _STATX_SIZE
 
@@ -169,8 +173,8 @@ def _boot() -> str:
     """What tells this start of the machine from others."""
     if not _boots:
         try:
-            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-                _boots.append(file.read().strip())
+            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+                _boots.append(file.read().decode().strip())
         except OSError:
             _boots.append("")
     return _boots[0]

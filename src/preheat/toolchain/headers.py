@@ -12,6 +12,7 @@ as read by the compiler when it was the same before and after.
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,19 +89,28 @@ def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, A
 def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
     """The same read back; `DamagedEntryError` when it is something else."""
     try:
-        return [
-            (
-                HeaderState(
-                    tuple(map(Header._make, row["headers"])),
-                    tuple((root, name) for root, name in row["absent"]),
-                    tuple(row["roots"]),
-                ),
-                row["entry"],
-            )
-            for row in meta["states"]
-        ]
+        if type(meta["states"]) is not list:
+            raise TypeError("its states are not a list")
+        return [_decode_state(row) for row in meta["states"]]
     except (KeyError, TypeError, ValueError) as bad:
-        raise container.DamagedEntryError(f"not a header list: {bad!r}") from None
+        raise container.DamagedEntryError(f"not a header list: {bad!r:.200}") from None
+
+
+def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
+    """One state and the digest of its entry; each field may be anything, and only the right will do."""
+    headers, absent = container.rows(row["headers"], 3), container.rows(row["absent"], 2)
+    (roots,) = container.rows([row["roots"]], len(row["roots"]))
+    if any("\0" in name for root, name, *_ in (*headers, *absent)):
+        raise ValueError("a name has a NUL character in it")
+    digest = container.text(row["entry"])
+    if not re.fullmatch("[0-9a-f]{64}", digest):  # it names a file
+        raise ValueError(f"{digest!r} is not a digest")
+    state = HeaderState(
+        tuple(map(Header._make, headers)),
+        tuple((root, name) for root, name in absent),
+        tuple(roots),
+    )
+    return state, digest
 
 
 # Looking a compile up

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from preheat import container
 from preheat.config import environ
+from preheat.container import text
 from preheat.errors import ToolchainNotFoundError
-from preheat.files import opened
+from preheat.store.publish import replace
+from preheat.store.trust import read_file
 from preheat.toolchain.elf import build_id
 
 if TYPE_CHECKING:
@@ -58,8 +61,8 @@ class Located:
 
 def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
     """Find the compilers: from the memo while nothing it depends on changed, else by a worker."""
-    memo = None if memo_dir is None else memo_dir / f"toolchain-{_surroundings()}.json"
-    if memo is not None and not fresh and (known := _recall(memo)):
+    memo = None if memo_dir is None else _Memo(memo_dir, _surroundings())
+    if memo is not None and not fresh and (known := memo.recall()):
         return known
     found = pool().call({"do": "locate"}).message
     located = Located(
@@ -72,7 +75,7 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
         archs=tuple(found["archs"]),
     )
     if memo is not None and located.libraries:
-        _remember(memo, located)
+        memo.remember(located)
     return located
 
 
@@ -87,14 +90,19 @@ def _files(name: str, path: Path) -> list[Path]:
 
 
 def _surroundings() -> str:
-    """A fingerprint of everything that decides where the search would look."""
+    """A fingerprint of everything that decides where the search would look, and of who looks."""
     env = environ()
-    seen: list[object] = [sys.prefix, sys.executable, *(env.get(v, "") for v in _SEARCH_VARIABLES)]
+    seen: list[object] = [
+        os.geteuid(),
+        sys.prefix,
+        sys.executable,
+        *(env.get(v, "") for v in _SEARCH_VARIABLES),
+    ]
     for place in sys.path:
         if place.endswith("-packages"):  # installing or removing a package changes its stamp
             with suppress(OSError):
                 seen += [place, os.stat(place).st_mtime_ns]
-    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
 
 def _stamps(located: Located) -> list[list[int]]:
@@ -102,27 +110,49 @@ def _stamps(located: Located) -> list[list[int]]:
     return [[f.st_size, f.st_mtime_ns, f.st_ino] for f in map(os.stat, files)]
 
 
-def _recall(memo: Path) -> Located | None:
-    try:
-        row = json.loads(memo.read_bytes())
-        libraries = {name: Library(**fields) for name, fields in row["libraries"].items()}
-        known = Located(libraries, row["missing"], row["roots"], tuple(row["archs"]))
-        stamps = _stamps(known)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return known if stamps == row["stamps"] else None
+class _Memo:
+    """What was found in these surroundings, in a file with a checksum: it names libraries to load."""
+
+    def __init__(self, directory: Path, surroundings: str) -> None:
+        # Releases that kept plain JSON here find it damaged, and so do we find theirs.
+        self._path = f"{directory}/toolchain-{surroundings[:16]}.json"
+        self._digest = surroundings
+
+    def recall(self) -> Located | None:
+        """What was found before; None when the file is missing, damaged, or no longer true."""
+        try:
+            row = json.loads(container.unpack(self._digest, read_file(self._path)[0]).sections["memo"])
+            known, stamps = _decoded(row), row["stamps"]
+            return known if _stamps(known) == stamps else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def remember(self, located: Located) -> None:
+        """Keep it for the next process; without that it searches again."""
+        with suppress(OSError):
+            row = {
+                "libraries": {name: asdict(library) for name, library in located.libraries.items()},
+                "missing": dict(located.missing),
+                "roots": dict(located.roots),
+                "archs": located.archs,
+                "stamps": _stamps(located),
+            }
+            sections = {"memo": json.dumps(row).encode()}  # a section: the order of roots matters
+            replace(self._path, [container.pack(self._digest, {}, sections)], durable=False)
 
 
-def _remember(memo: Path, located: Located) -> None:
-    row = {
-        "libraries": {name: asdict(library) for name, library in located.libraries.items()},
-        "missing": dict(located.missing),
-        "roots": dict(located.roots),
-        "archs": located.archs,
-        "stamps": _stamps(located),
+def _decoded(row: Mapping[str, Any]) -> Located:
+    """What a memo says; `ValueError`, `KeyError`, `TypeError` or `AttributeError` for nonsense."""
+    libraries = {
+        name: Library(**{field: text(value) for field, value in fields.items()})
+        for name, fields in row["libraries"].items()
     }
-    staged = memo.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # only a memo: the next process searches again
-        with opened(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-            os.write(file, json.dumps(row).encode())
-        os.replace(staged, memo)
+    if not libraries or libraries.keys() - _TITLES.keys():
+        raise ValueError(f"{list(libraries)} are not the compilers")
+    missing, roots = (
+        {text(name): text(value) for name, value in row[part].items()} for part in ("missing", "roots")
+    )
+    archs = tuple(row["archs"])
+    if not all(type(arch) is int for arch in archs):
+        raise TypeError(f"{archs} are not architectures")
+    return Located(libraries, missing, roots, archs)
