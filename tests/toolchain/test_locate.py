@@ -14,7 +14,7 @@ from preheat.errors import InputError, ToolchainNotFoundError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames
-from preheat.toolchain.locate import Library, Located
+from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder
 from tests.processes import PATIENCE
@@ -125,7 +125,7 @@ def test_a_library_that_is_gone_is_looked_for_again(
     assert len(recorder.named("worker")) == 1
 
 
-@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH"])
+@pytest.mark.parametrize("variable", SEARCH_VARIABLES)
 @pytest.mark.usefixtures("first")
 def test_another_search_variable_is_another_search(
     tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, variable: str

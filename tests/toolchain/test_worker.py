@@ -266,28 +266,58 @@ def test_requests_and_replies_of_many_megabytes_pass(own: Toolchain) -> None:
 # The environment
 
 
-def test_variables_that_would_change_a_compile_do_not_reach_the_worker(
+def environment(toolchain: Toolchain) -> dict[str, str]:
+    """The environment with which the idle worker was started."""
+    toolchain.pool.call({"do": "locate"})
+    (worker,) = pids(toolchain)
+    rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
+    return dict(row.split("=", 1) for row in rows if row)
+
+
+def test_only_listed_variables_reach_the_worker(
     own: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = {
-        "NVRTC_CACHE_DISABLE": "1",
-        "EDG_BASE": "/nowhere",
-        "LLVM_ANYTHING": "1",
-        "NVVM_ANYTHING": "1",
-        "PYTHONOPTIMIZE": "2",
-        "PYTHONSTARTUP": "/nowhere",
-        "PYTHONWARNINGS": "error",
+    for name in ("NV_NVVM_VERSION", "NVVM_IR_VER_CHK", "LLVM_OVERRIDE_PRODUCER", "CAN_FINALIZE_DEBUG"):
+        monkeypatch.setenv(name, "nvvm70")
+    for name in ("NVRTC_CACHE_DISABLE", "EDG_BASE", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "")
+    passed = {
+        "CUDA_HOME": "/nowhere",
+        "CONDA_PREFIX": "/nowhere",
+        "LD_LIBRARY_PATH": "/nowhere",
+        "PYTHONUSERBASE": "/nowhere",
+        "PYTHONPYCACHEPREFIX": "/tmp/kept",
+        "TMPDIR": "/tmp",
     }
-    for name, value in {**hidden, "NVRTCX": "kept", "PYTHONPYCACHEPREFIX": "/tmp/kept"}.items():
+    for name, value in {**passed, "INVENTED_TODAY": "1", "LC_ALL": "C.UTF-8", "LANG": "C"}.items():
         monkeypatch.setenv(name, value)
-    own.pool.call({"do": "locate"})
-    (worker,) = pids(own)
-    rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
-    seen = dict(row.split("=", 1) for row in rows if row)
-    assert hidden.keys() & seen.keys() == set()
-    assert (seen["NVRTCX"], seen["PYTHONPYCACHEPREFIX"]) == ("kept", "/tmp/kept")
+    seen = environment(own)
+    assert passed.items() <= seen.items()
     assert seen["HOME"] == os.environ["HOME"]
-    assert seen["PYTHONSAFEPATH"] == "1"
+    assert seen["LC_ALL"] == "C"
+    optional = {"CUDA_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}  # as this process has them
+    fixed = {"HOME", "LC_ALL", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUTF8"}
+    assert seen.keys() - optional == passed.keys() | fixed
+
+
+def test_a_variable_that_chooses_another_compiler_back_end_changes_nothing(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program.of("__global__ void k(float* x) { *x = sinf(*x); }")
+    first = own.compile(program, SM_90)
+    own.close()
+    for version in ("nvvm70", "nvvm-latest"):
+        monkeypatch.setenv("NV_NVVM_VERSION", version)
+        again = own.compile(program, SM_90)
+        own.close()
+        assert (again.ptx, again.cubin) == (first.ptx, first.cubin)
+
+
+def test_a_worker_ignores_the_users_packages_when_this_process_does() -> None:
+    code = "from preheat.toolchain import pool; print(pool._environment().get('PYTHONNOUSERSITE'))"
+    for flags, expected in ((["-s"], "1"), ([], "None")):
+        command = [sys.executable, *flags, "-c", code]
+        assert processes.finish(processes.launch(command)).strip() == expected
 
 
 def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(

@@ -19,10 +19,18 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Library", "Located", "build_of", "locate"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "build_of", "locate"]
 
-#: What pathfinder's search depends on, besides the installed packages.
-_SEARCH_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+#: What pathfinder's search depends on, besides the installed packages. The last two name the user's
+#: site-packages, which it searches too.
+SEARCH_VARIABLES = (
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CONDA_PREFIX",
+    "LD_LIBRARY_PATH",
+    "HOME",
+    "PYTHONUSERBASE",
+)
 _TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 
@@ -88,7 +96,8 @@ def _files(name: str, path: Path) -> list[Path]:
 def _surroundings() -> str:
     """A fingerprint of everything that decides where the search would look."""
     env = environ()
-    seen: list[object] = [sys.prefix, sys.executable, *(env.get(v, "") for v in _SEARCH_VARIABLES)]
+    seen: list[object] = [sys.prefix, sys.executable, sys.flags.no_user_site]
+    seen += [env.get(variable, "") for variable in SEARCH_VARIABLES]
     for place in sys.path:
         if place.endswith("-packages"):  # installing or removing a package changes its stamp
             with suppress(OSError):

@@ -18,12 +18,33 @@ from preheat.config import environ
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.events import Events
 from preheat.toolchain import frames, scratch
+from preheat.toolchain.locate import SEARCH_VARIABLES
 
 __all__ = ["WorkerPool"]
 
-# Variables that would change what a compiler does, or what its process imports, unseen by any key.
-_HIDDEN = ("NVRTC_", "EDG_", "LLVM_", "NVVM_", "PYTHON")
-_KEPT = ("PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+# The environment of a worker. NVRTC and nvJitLink read variables that change their output (such as
+# NV_NVVM_VERSION, NVVM_IR_VER_CHK, LLVM_OVERRIDE_PRODUCER and CAN_FINALIZE_DEBUG), and no key says
+# which values they had. So a worker gets these variables of ours and no others:
+_PASSED = (
+    # Where the compilers and the toolkit's headers are found. The key has the build of the compiler
+    # that was found, and the contents of headers are checked on lookup.
+    *SEARCH_VARIABLES,
+    # What the interpreter needs to start and to import what it imports here; the compilers read none.
+    "PYTHONHOME",
+    "PYTHONPLATLIBDIR",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPYCACHEPREFIX",
+    # Where directories for compiles are made. Their names reach neither the compiler nor the binary.
+    "TMPDIR",
+)
+# Not passed, though many processes have them: PATH (no program is started by name), LD_PRELOAD (a
+# preloaded library can change the output), LANG and LC_* (fixed below), PREHEAT_* (a request says all
+# that a worker must know).
+_FIXED = {
+    "LC_ALL": "C",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONUTF8": "1",
+}
 
 
 class WorkerPool:
@@ -117,6 +138,16 @@ def _end(workers: list[_Worker]) -> None:
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
 
 
+def _environment() -> dict[str, str]:
+    """The environment of a worker: what it imports is what this process would import."""
+    ours = environ()
+    env = {name: ours[name] for name in _PASSED if name in ours}
+    if sys.flags.no_user_site:
+        env["PYTHONNOUSERSITE"] = "1"
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
+    return {**env, **_FIXED, "PYTHONPATH": path}
+
+
 class _LeftError(Exception):
     """A worker that had been idle left just when it was wanted again."""
 
@@ -126,8 +157,6 @@ class _Worker:
 
     def __init__(self) -> None:
         self._served = False
-        path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
-        env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
         self._words = os.memfd_create("preheat-worker", os.MFD_CLOEXEC)
         try:
@@ -137,7 +166,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._words,
                 cwd="/",
-                env={**env, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             )
         except OSError as fault:
