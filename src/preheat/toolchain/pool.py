@@ -42,9 +42,27 @@ _PASSED = (
 # that a worker must know).
 _FIXED = {
     "LC_ALL": "C",
+    # NVRTC writes the current directory into debug information, by this name when it is one for it.
+    "PWD": "/proc/self/cwd",
     "PYTHONSAFEPATH": "1",
     "PYTHONUTF8": "1",
 }
+
+
+_RETRIES = 3  # times that a compile is started again because somebody killed the compiler
+# Signals by which a process ends because of what it did itself. After these a retry does the same.
+_OWN_SIGNALS = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+}
+_LONGEST_WAIT = 3600.0  # seconds of one wait of many: the kernel takes at most 2**31 milliseconds
 
 
 class WorkerPool:
@@ -65,14 +83,26 @@ class WorkerPool:
     ) -> frames.Frame:
         """The reply to one request.
 
-        Raises `CompilerCrashError` when the worker dies and `CompilerTimeoutError` when it takes too
-        long. Whatever ends the wait early, Ctrl-C included, ends the worker too.
+        A worker that somebody else kills is replaced, and the request made again, three times at most.
+        Raises `CompilerCrashError` when the worker dies of itself or is killed every time, and
+        `CompilerTimeoutError` when it takes too long. Whatever ends the wait early, Ctrl-C included,
+        ends the worker too.
         """
         request = frames.encode(message, blocks)
+        killed = 0
         with self._slots:
-            while (reply := self._ask(self._take(), request)) is None:
-                pass
-            return reply
+            while True:
+                try:
+                    reply = self._ask(self._take(), request)
+                except CompilerCrashError as error:
+                    if not error.killed:
+                        raise
+                    killed += 1
+                    if killed > _RETRIES:
+                        raise _killed(error, killed) from None
+                else:
+                    if reply is not None:
+                        return reply
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """The reply of one worker; None when it turns out to have left, idle for long enough."""
@@ -125,6 +155,7 @@ class WorkerPool:
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
+        scratch.sweep()
         self._events.emit("worker", what="recycled", reason=why)
 
 
@@ -136,6 +167,14 @@ def _end(workers: list[_Worker]) -> None:
 #: Replies after which a worker can be used again. After a failed compile NVRTC's header traces go
 #: blind, so a failure ends its worker.
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
+
+
+def _killed(last: CompilerCrashError, tries: int) -> CompilerCrashError:
+    return CompilerCrashError(
+        f"the compiler was tried {tries} times and killed each time: {last}",
+        killed=True,
+        hint="the kernel kills processes when memory runs out: see the kernel's log",
+    )
 
 
 def _environment() -> dict[str, str]:
@@ -190,11 +229,12 @@ class _Worker:
             def wait(pipe: Any, event: int) -> None:
                 ready.register(pipe, event)
                 try:
-                    if not ready.select(max(deadline - time.monotonic(), 0)):
-                        raise CompilerTimeoutError(
-                            f"the compiler did not finish within {allowed:g} s",
-                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
-                        )
+                    while not ready.select(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT)):
+                        if time.monotonic() >= deadline:
+                            raise CompilerTimeoutError(
+                                f"the compiler did not finish within {allowed:g} s",
+                                hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
+                            )
                 finally:
                     ready.unregister(pipe)
 
@@ -247,8 +287,11 @@ class _Worker:
             raise _LeftError
         how = f"exit status {code}"
         if code < 0:
+            how = f"signal {-code}"
             with suppress(ValueError):
                 how = signal.Signals(-code).name
+        killed = code < 0 and -code not in _OWN_SIGNALS
         size = os.fstat(self._words).st_size
         words = os.pread(self._words, 2000, max(size - 2000, 0)).decode("utf-8", "replace").strip()
-        raise CompilerCrashError(f"the compiler process died ({how})" + (f": {words}" if words else ""))
+        message = f"the compiler process died ({how})" + (f": {words}" if words else "")
+        raise CompilerCrashError(message, killed=killed)

@@ -19,7 +19,7 @@ from preheat.errors import (
     UnknownEntryError,
 )
 from preheat.program import Program
-from preheat.toolchain import frames, lint, ptx, report, scratch, signature
+from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -99,11 +99,7 @@ def _nvrtc(
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     started_ns = time.time_ns()
-    try:
-        reply, made = _traced(pool, message, blocks)
-    except CompilerCrashError:
-        # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
-        reply, made = pool.call({**message, "scratch": None}, blocks)
+    reply, made = _traced(pool, message, blocks)
     log = _accepted(reply, program, arch, roots)
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
@@ -127,12 +123,19 @@ def _nvrtc(
 
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
-    """The reply to a request that gets a directory to work in, gone afterwards whatever happens."""
-    place = scratch.make()
+    """The reply to a request, with a trace of the headers where that can be had."""
     try:
-        return pool.call({**message, "scratch": place}, blocks)
-    finally:
-        scratch.remove(place)
+        return pool.call({**message, "trace": True}, blocks)
+    except CompilerCrashError as error:
+        if error.killed:
+            raise
+    # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
+    try:
+        return pool.call({**message, "trace": False}, blocks)
+    except CompilerCrashError as error:
+        if error.killed:
+            raise
+        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {error}") from None
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:

@@ -36,8 +36,7 @@ def main() -> None:
     # Replies get a descriptor of their own: what a compiler prints must not end up between them.
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    request: dict[str, Any] = {}
-    threading.Thread(target=_leave_with_parent, args=(requests, request), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
 
     def exactly(size: int) -> bytes:
         parts = []
@@ -53,20 +52,18 @@ def main() -> None:
         try:
             message, blocks = frames.read(exactly)
         except EOFError:
-            scratch.remove(request.get("scratch"))
             return
-        request["scratch"] = message.get("scratch")
         view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))
         while view:
             view = view[os.write(replies, view) :]
 
 
-def _leave_with_parent(requests: int, request: dict[str, Any]) -> None:
+def _leave_with_parent(requests: int) -> None:
     """End at once, even amid a compile, when the process that asked for it is gone."""
     hang_up = select.poll()
     hang_up.register(requests, 0)
     hang_up.poll()
-    scratch.remove(request.get("scratch"))
+    scratch.remove_all()
     os._exit(0)
 
 
@@ -110,19 +107,21 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Compile CUDA C++ to cubin and PTX, with every header that was opened."""
     from preheat.toolchain import nvrtc
 
-    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
-    # of this machine reaches the binary, and what it opened comes back as (root, name).
-    home = message["scratch"]
     options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
+    roots: dict[str, str] = message["roots"]
+    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
+    # of this machine reaches the binary, and what it opened comes back as (root, name). The trace
+    # goes through a link into memory: NVRTC aborts when it cannot write it.
+    trace = os.memfd_create("preheat-trace", os.MFD_CLOEXEC)
+    links = {f"@{label}": directory for label, directory in roots.items()}
+    links["trace.json"] = f"/proc/self/fd/{trace}"
+    home = scratch.make(links) if message["trace"] else None
     try:
         if home is not None:
-            os.chdir(home)
-            for label, directory in message["roots"].items():
-                os.symlink(directory, f"@{label}")
-                options.append(f"-I@{label}")
-            options.append(f"--fdevice-time-trace={home}/trace")
+            os.chdir(home.path)
+            options += [*(f"-I@{label}" for label in roots), "--fdevice-time-trace=trace"]
         else:
-            options += [f"-I{directory}" for directory in message["roots"].values()]
+            options += [f"-I{directory}" for directory in roots.values()]
         started = time.perf_counter()
         done = nvrtc.compile_program(
             blocks.pop("source"),
@@ -139,9 +138,12 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
             "opened": None,
         }
         if home is not None and done.status == "NVRTC_SUCCESS":
-            answer["opened"] = nvrtc.opened_headers(Path(home, "trace.json"))
+            answer["opened"] = nvrtc.opened_headers(Path(f"/proc/self/fd/{trace}"))
     finally:
         os.chdir("/")
+        os.close(trace)
+        if home is not None:
+            home.remove()
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
     answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
     answer["build"] = _build("nvrtc")
