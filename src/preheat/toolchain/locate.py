@@ -19,7 +19,7 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["SEARCH_VARIABLES", "Library", "Located", "build_of", "locate"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate"]
 
 #: What pathfinder's search depends on, besides the installed packages. The last two name the user's
 #: site-packages, which it searches too.
@@ -36,12 +36,16 @@ _TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A compiler library: its file, the build id that keys carry, its version for people."""
+    """A compiler library: its files, the build id that keys carry, its version for people."""
 
     title: str
-    path: str
+    files: tuple[str, ...]  # its own, then those that it loads
     build: str
     version: str
+
+    @property
+    def path(self) -> str:
+        return self.files[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
     found = pool().call({"do": "locate"}).message
     located = Located(
         libraries={
-            name: Library(_TITLES[name], path, build_of(name, Path(path)), found["versions"][name])
-            for name, path in found["libraries"].items()
+            name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
+            for name, row in found["libraries"].items()
         },
         missing=found["missing"],
         roots=found["roots"],
@@ -81,16 +85,6 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
     if memo is not None and located.libraries:
         _remember(memo, located)
     return located
-
-
-def build_of(name: str, path: Path) -> str:
-    """The build of a compiler. NVRTC is two libraries: its own and the built-ins it links in."""
-    return "+".join(build_id(file) for file in _files(name, path))
-
-
-def _files(name: str, path: Path) -> list[Path]:
-    builtins = sorted(path.parent.glob("libnvrtc-builtins.so*"))[:1]
-    return [path, *builtins] if name == "nvrtc" else [path]
 
 
 def _surroundings() -> str:
@@ -106,14 +100,22 @@ def _surroundings() -> str:
 
 
 def _stamps(located: Located) -> list[list[int]]:
-    files = [f for name, lib in located.libraries.items() for f in _files(name, Path(lib.path))]
+    files = [file for library in located.libraries.values() for file in library.files]
     return [[f.st_size, f.st_mtime_ns, f.st_ino] for f in map(os.stat, files)]
+
+
+def _build_of(library: Library) -> str:
+    """The build that the files of a library have now."""
+    return "+".join(build_id(Path(file)) for file in library.files)
 
 
 def _recall(memo: Path) -> Located | None:
     try:
         row = json.loads(memo.read_bytes())
-        libraries = {name: Library(**fields) for name, fields in row["libraries"].items()}
+        libraries = {
+            name: Library(fields["title"], tuple(fields["files"]), fields["build"], fields["version"])
+            for name, fields in row["libraries"].items()
+        }
         known = Located(libraries, row["missing"], row["roots"], tuple(row["archs"]))
         stamps = _stamps(known)
     except (OSError, ValueError, KeyError, TypeError):
@@ -122,12 +124,18 @@ def _recall(memo: Path) -> Located | None:
 
 
 def _remember(memo: Path, located: Located) -> None:
+    try:
+        stamps = _stamps(located)
+        if any(_build_of(library) != library.build for library in located.libraries.values()):
+            return  # replaced since the worker loaded them
+    except OSError:
+        return
     row = {
         "libraries": {name: asdict(library) for name, library in located.libraries.items()},
         "missing": dict(located.missing),
         "roots": dict(located.roots),
         "archs": located.archs,
-        "stamps": _stamps(located),
+        "stamps": stamps,
     }
     staged = memo.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # only a memo: the next process searches again

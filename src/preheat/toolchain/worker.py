@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.toolchain import frames, scratch
-from preheat.toolchain.locate import build_of
+from preheat.toolchain.elf import build_id
 
 __all__ = ["main"]
 
@@ -79,28 +79,30 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         load_nvidia_dynamic_lib,
     )
 
-    libraries, missing = {}, {}
+    found, missing = [], {}
     for name in ("nvrtc", "nvJitLink"):
         try:
-            libraries[name] = os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))
+            load_nvidia_dynamic_lib(name)
+            found.append(name)
         except (DynamicLibNotFoundError, RuntimeError) as error:
             missing[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
     roots = {}
     for label, header in (("cuda", "cudart"), ("cccl", "cccl")):
-        if found := find_nvidia_header_directory(header):
-            roots[label] = os.path.realpath(found)
-    answer: dict[str, Any] = {"libraries": libraries, "missing": missing, "roots": roots}
-    versions: dict[str, str] = {}
+        if directory := find_nvidia_header_directory(header):
+            roots[label] = os.path.realpath(directory)
+    libraries: dict[str, Any] = {}
     archs: list[int] = []
-    if "nvJitLink" in libraries:
-        from cuda.bindings import nvjitlink
-
-        versions["nvJitLink"] = ".".join(map(str, nvjitlink.version()))
-    if "nvrtc" in libraries:
+    if "nvrtc" in found:
         from preheat.toolchain import nvrtc
 
-        versions["nvrtc"], archs = nvrtc.version_and_archs()
-    return {**answer, "versions": versions, "archs": archs}, {}
+        version, archs = nvrtc.version_and_archs()
+        libraries["nvrtc"] = {"version": version, **_files_and_build("nvrtc")}
+    if "nvJitLink" in found:
+        from cuda.bindings import nvjitlink
+
+        version = ".".join(map(str, nvjitlink.version()))
+        libraries["nvJitLink"] = {"version": version, **_files_and_build("nvJitLink")}
+    return {"libraries": libraries, "missing": missing, "roots": roots, "archs": archs}, {}
 
 
 def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
@@ -172,10 +174,27 @@ _ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
 
 @functools.cache
 def _build(name: str) -> str:
-    """The build of the compiler this process really loaded, which keys must agree with."""
+    """The build of the compiler that this process really uses, which keys must agree with."""
+    return str(_files_and_build(name)["build"])
+
+
+def _files_and_build(name: str) -> dict[str, Any]:
+    """The files of a compiler that has compiled, its own first, and the build of them all.
+
+    NVRTC is two libraries: with its first compile it loads the built-ins of its own version.
+    """
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    return build_of(name, Path(os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))))
+    from preheat.toolchain.loaded import loaded_builds
+
+    builds = loaded_builds()
+    files = [os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))]
+    if name == "nvrtc":
+        files += sorted(p for p in builds if os.path.basename(p).startswith("libnvrtc-builtins.so"))
+    return {
+        "files": files,
+        "build": "+".join(builds.get(file) or build_id(Path(file)) for file in files),
+    }
 
 
 def _demangle(name: str) -> str | None:
