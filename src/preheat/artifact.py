@@ -94,6 +94,7 @@ class Artifact:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     def __repr__(self) -> str:
@@ -161,6 +162,8 @@ class Artifact:
             "log": self.log.encode(),
             "provenance": json.dumps(self.provenance).encode(),
         }
+        if self.sources:
+            sections["sources"] = json.dumps(dict(self.sources), sort_keys=True).encode()
         return container.pack(self.digest, meta, sections)
 
     @classmethod
@@ -179,6 +182,7 @@ class Artifact:
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
+                sources=_texts(json.loads(sections.get("sources", b"{}"))),
                 provenance=Provenance(*json.loads(sections.get("provenance", b"[]"))),
             )
         except (KeyError, TypeError, ValueError) as bad:
@@ -189,6 +193,12 @@ def _entry_point(row: Sequence[Any]) -> EntryPoint:
     name, parameters, cpp, resources, directives = row
     used = None if resources is None else Resources._make(resources)
     return EntryPoint(name, tuple(map(Parameter._make, parameters)), cpp, used, tuple(directives))
+
+
+def _texts(rows: Any) -> dict[str, str]:
+    if not isinstance(rows, dict) or not all(isinstance(text, str) for text in rows.values()):
+        raise TypeError("sources are no texts")
+    return rows
 
 
 def _folded(name: str) -> str:

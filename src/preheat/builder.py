@@ -50,6 +50,7 @@ from preheat.toolchain.headers import (
     encode_states,
     observe,
 )
+from preheat.toolchain.sources import sources_of
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
@@ -492,6 +493,7 @@ class Builder:
             names=compiled.names,
             headers=headers,
             log=compiled.log,
+            sources=sources_of(request.program, headers, request.roots, self.toolchain.located.roots),
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
