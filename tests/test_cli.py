@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -454,3 +455,71 @@ def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixtu
     with progress("working", 3, show=True) as bar:
         bar.step("one")
     assert "working" in capsys.readouterr().err
+
+
+# debug
+
+
+@pytest.fixture
+def with_header(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "v.h").write_text("__device__ inline int v(int x) { return x * 3; }\n")
+    program = tmp_path / "k.cu"
+    program.write_text('#include "sub/v.h"\n__global__ void k(int* x) { *x = v(*x); }\n')
+    return program
+
+
+def test_debug_sources_writes_what_debug_information_names(
+    cli: Cli, with_header: Path, tmp_path: Path
+) -> None:
+    ran = cli("compile", with_header.name, "--arch", "sm_90", "-X=-lineinfo", "-o", "build", "--json")
+    key = ran.json()["compiled"][0]["key"]
+    told = cli("debug", "sources", "out", "--json").json()
+    assert told["directory"] == str(tmp_path / "out")
+    (program,) = told["programs"]
+    assert (program["key"], program["skipped"]) == (key, [])
+    named = re.findall(r'\.file\s+\d+ "(.*)"', (tmp_path / "build" / "k.sm_90.ptx").read_text())
+    assert len(named) == 2
+    for name in named:  # by the rules that the command tells for cuda-gdb
+        (before, after), *_ = [each for each in told["substitute"].items() if name.startswith(each[0])]
+        place = Path(after + name.removeprefix(before))
+        assert str(place) in program["files"]
+        original = tmp_path / place.relative_to(tmp_path / "out" / place.parts[len(tmp_path.parts) + 1])
+        assert place.read_text() == original.read_text()
+    shown = cli("debug", "sources", "out", key[:12])
+    assert shown.out.split() == [key[:12], "k.cu", "sm_90", "2", "files"]
+    assert f"set substitute-path /preheat {tmp_path}/out/preheat" in shown.err
+
+
+def test_debug_sources_keeps_the_file_that_was_used_last(
+    cli: Cli, with_header: Path, tmp_path: Path
+) -> None:
+    keys = []
+    for _ in range(2):
+        ran = cli("compile", "k.cu", "--arch", "sm_90", "-X=-G", "--json")
+        keys.append(ran.json()["compiled"][0]["key"])
+        with_header.write_text(with_header.read_text() + "// changed\n")
+    first, second = keys
+    told = cli("debug", "sources", "one", first, "--json").json()
+    assert "changed" not in (tmp_path / "one" / "preheat" / "k.cu").read_text()
+    both = cli("debug", "sources", "two", second, first, "--json").json()
+    assert "changed" in (tmp_path / "two" / "preheat" / "k.cu").read_text()
+    assert [len(row["skipped"]) for row in both["programs"]] == [0, 1]
+    assert len(told["programs"]) == 1
+
+
+def test_debug_sources_without_line_information_is_an_error(cli: Cli, saxpy: str) -> None:
+    ran = cli("debug", "sources", "out")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: no program in the cache has line information")
+    key = cli("compile", saxpy, "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
+    assert cli("debug", "sources", "out").code == 1
+    ran = cli("debug", "sources", "out", key)
+    assert ran.code == 2
+    assert "(saxpy.cu) has no line information" in ran.err
+    assert "-X=-lineinfo" in ran.err
+    assert not Path("out").exists()
+
+
+def test_debug_sources_has_examples(cli: Cli) -> None:
+    assert "preheat debug sources ./sources" in cli("debug", "sources", "--help").out

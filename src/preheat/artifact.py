@@ -97,6 +97,7 @@ class Artifact:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     def __repr__(self) -> str:
@@ -164,6 +165,8 @@ class Artifact:
             "log": self.log.encode(),
             "provenance": json.dumps(self.provenance).encode(),
         }
+        if self.sources:
+            sections["sources"] = json.dumps(dict(self.sources), sort_keys=True).encode()
         return container.pack(self.digest, meta, sections)
 
     @classmethod
@@ -182,6 +185,7 @@ class Artifact:
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
+                sources=_texts(json.loads(sections.get("sources", b"{}"))),
                 provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
@@ -231,6 +235,12 @@ def _whole(value: object) -> int:
 
 def _text_or_none(value: object) -> str | None:
     return None if value is None else text(value)
+
+
+def _texts(rows: Any) -> dict[str, str]:
+    if type(rows) is not dict:
+        raise TypeError(f"{rows!r} is not a table of texts")
+    return {text(name): text(source) for name, source in rows.items()}
 
 
 def _folded(name: str) -> str:

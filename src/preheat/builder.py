@@ -55,6 +55,7 @@ from preheat.toolchain.headers import (
     mismatch,
     observe,
 )
+from preheat.toolchain.sources import sources_of
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
@@ -530,6 +531,7 @@ class Builder:
             names=compiled.names,
             headers=headers,
             log=compiled.log,
+            sources=sources_of(request.program, headers, request.roots, self.toolchain.located.roots),
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -276,7 +276,14 @@ class ToolchainChangedError(ToolchainError):
 
 
 class CompilerCrashError(ToolchainError):
-    """The compiler process died. Never remembered: the next request tries again."""
+    """The compiler process died. Never remembered: the next request tries again.
+
+    `killed` says that a signal from outside ended it, such as one of the kernel when memory runs out.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False, hint: str | None = None) -> None:
+        self.killed = killed
+        super().__init__(message, hint=hint)
 
 
 class CompilerTimeoutError(ToolchainError):

@@ -49,8 +49,11 @@ class Promise:
         return (*self.artifact.parts, *named)
 
     def encode(self) -> dict[str, bytes]:
-        """It as entries of a bundle, by digest; the same wherever and whenever it was compiled."""
-        artifact = replace(self.artifact, provenance=Provenance())
+        """It as entries of a bundle, by digest; the same wherever and whenever it was compiled.
+
+        Sources stay behind: a bundle is given to others, and line information needs no sources to run.
+        """
+        artifact = replace(self.artifact, provenance=Provenance(), sources={})
         meta = {
             "kind": "promise",
             "label": artifact.label,

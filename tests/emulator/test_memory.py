@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.devices.emulator.access import LOCAL
 from preheat.devices.emulator.memory import POISON, Memory
 from preheat.errors import EmulatorFault
 from tests.emulator.conftest import Cuda
@@ -468,3 +469,44 @@ def test_local_memory_ends_with_the_thread_own_frame(cuda: Cuda) -> None:
     np.testing.assert_array_equal(out, np.arange(40) * 10 + 5)
     assert "local address" in str(fault(machine, 1, 40, out, np.int32(9)))
     assert "local address" in str(fault(machine, 1, 40, out, np.int32(-1)))
+
+
+# Addresses beyond all memory
+
+
+@pytest.mark.parametrize("space", ["global", "shared", "local"])
+@pytest.mark.parametrize("step", [4, 1 << 57, (1 << 63) - 4])
+@pytest.mark.parametrize("start", [(1 << 63) - 8, 1 << 63, (1 << 64) - 8])
+def test_addresses_that_wrap_around_are_a_fault(space: str, step: int, start: int) -> None:
+    body = f"""
+    .local .align 16 .b8 own[128];
+    .shared .align 16 .b8 all[256];
+    mov.u64 %d4, own;
+    mov.u32 %r1, %tid.x;
+    st.local.u32 [%d4], %r1;
+    mov.u64 %d4, all;
+    st.shared.u32 [%d4], %r1;
+    ld.param.u64 %d1, [at];
+    mul.wide.u32 %d2, %r1, 8;
+    add.s64 %d1, %d1, %d2;
+    ld.global.u64 %d3, [%d1];
+    st.{space}.u32 [%d3], %r1;
+    """
+    at = np.array([(start + step * i) % (1 << 64) for i in range(64)], np.uint64)
+    with pytest.raises(EmulatorFault, match=r"thread \(0, 0, 0\)\): writes 4 bytes at"):
+        Machine(entry(".param .u64 at", body))(1, 64, at)
+
+
+@pytest.mark.parametrize("address", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_format_beyond_all_memory_is_a_fault(address: int) -> None:
+    outside = ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);"
+    body = f"""
+    {{
+    .param .b64 f; .param .b64 a; .param .b32 r;
+    st.param.b64 [f], {address};
+    st.param.b64 [a], {address};
+    call.uni (r), vprintf, (f, a);
+    }}
+    """
+    with pytest.raises(EmulatorFault, match=f"reads 1 byte at 0x{address:x}|{address - LOCAL:#x}"):
+        Machine(entry("", body, outside=outside))(1, 1)

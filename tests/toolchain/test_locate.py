@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from preheat.errors import InputError, ToolchainNotFoundError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames
-from preheat.toolchain.locate import Library, Located
+from preheat.toolchain.elf import build_id
+from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder
 from tests.processes import PATIENCE
@@ -133,13 +135,13 @@ def test_a_library_that_is_gone_is_looked_for_again(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     row = row_of(memo(tmp_path))
-    row["libraries"]["nvrtc"]["path"] = str(tmp_path / "gone.so")
+    row["libraries"]["nvrtc"]["files"][0] = str(tmp_path / "gone.so")
     rewrite(memo(tmp_path), row)
     assert look(tmp_path, events).library("nvrtc").path != str(tmp_path / "gone.so")
     assert len(recorder.named("worker")) == 1
 
 
-@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH"])
+@pytest.mark.parametrize("variable", SEARCH_VARIABLES)
 @pytest.mark.usefixtures("first")
 def test_another_search_variable_is_another_search(
     tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -184,6 +186,78 @@ def test_a_memo_that_cannot_be_written_costs_nothing_but_the_search(
     assert list(tmp_path.glob("**/*.json")) == []
 
 
+# Upgrades
+
+#: Uses the NVRTC in argv[1] and says what it is; then once more after each line that it reads.
+LOADED = """
+import ctypes, json, sys
+from types import SimpleNamespace
+import cuda.pathfinder as pathfinder
+
+path = f"{sys.argv[1]}/libnvrtc.so.13"
+ours = SimpleNamespace(abs_path=path, _handle_uint=ctypes.CDLL(path)._handle)
+real = pathfinder.load_nvidia_dynamic_lib
+pathfinder.load_nvidia_dynamic_lib = lambda name: ours if name == "nvrtc" else real(name)
+from preheat.toolchain import worker
+
+print(json.dumps(worker._locate({}, {})[0]["libraries"]["nvrtc"]), flush=True)
+for _ in sys.stdin:
+    print(json.dumps(worker._files_and_build("nvrtc")), flush=True)
+"""
+
+
+@pytest.fixture
+def lib(tmp_path: Path, toolchain: Toolchain) -> Path:
+    """A directory with an NVRTC of the test's own."""
+    directory = tmp_path / "lib"
+    directory.mkdir()
+    for file in map(Path, toolchain.located.library("nvrtc").files):
+        try:
+            (directory / file.name).hardlink_to(file)
+        except OSError:
+            shutil.copy(file, directory)
+    return directory
+
+
+def upgrade(source: Path, target: Path, change: int) -> str:
+    """Put a copy of `source` with another build id in the place of `target`; its build id."""
+    content, known = source.read_bytes(), bytes.fromhex(build_id(source))
+    changed = bytes([known[0] ^ change]) + known[1:]
+    staged = target.with_suffix(".staged")
+    staged.write_bytes(content.replace(known, changed, 1))
+    staged.replace(target)
+    return build_id(target)
+
+
+def test_the_built_ins_that_nvrtc_loads_are_part_of_its_build(lib: Path) -> None:
+    (real,) = lib.glob("libnvrtc-builtins.so.*")
+    older = upgrade(real, lib / "libnvrtc-builtins.so.12.9", 1)
+    first = build_id(real)
+    process = processes.start(LOADED, str(lib))
+    found = json.loads(processes.line(process))
+    assert [Path(file).name for file in found["files"]] == ["libnvrtc.so.13", real.name]
+    assert found["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{first}"
+    second = upgrade(real, real, 2)
+    assert len({older, first, second}) == 3
+    processes.tell(process)
+    assert json.loads(processes.line(process))["build"] == found["build"]  # what is loaded is the same
+    processes.ended(process)
+    again = json.loads(processes.line(processes.start(LOADED, str(lib))))
+    assert again["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{second}"
+
+
+def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    answer = toolchain.pool.call({"do": "locate"}).message
+    answer["libraries"]["nvrtc"]["build"] = "an older one"
+    monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
+    assert toolchain.identity("cuda") == "nvrtc an older one"  # it is what compiles
+    assert list(tmp_path.glob("toolchain-*")) == []
+    toolchain.close()
+
+
 # What is missing
 
 NOTHING = Located({}, {"nvrtc": "Failure finding libnvrtc.so"}, {})
@@ -205,7 +279,7 @@ def test_a_missing_library_is_an_error_that_says_how_to_get_it(name: str, messag
 
 
 def test_a_library_that_is_there_does_not_suffer_from_one_that_is_not() -> None:
-    library = Library("nvJitLink", "/lib/libnvJitLink.so", "00", "13.5")
+    library = Library("nvJitLink", ("/lib/libnvJitLink.so",), "00", "13.5")
     assert Located({"nvJitLink": library}, {"nvrtc": "no"}, {}).library("nvJitLink") is library
 
 
@@ -220,7 +294,7 @@ pathfinder.load_nvidia_dynamic_lib = missing
 pathfinder.find_nvidia_header_directory = lambda name: None
 answer, _ = worker._locate({}, {})
 assert answer == {
-    "libraries": {}, "roots": {}, "versions": {}, "archs": [],
+    "libraries": {}, "roots": {}, "archs": [],
     "missing": {n: f"Failure finding lib{n}.so" for n in ("nvrtc", "nvJitLink")},
 }, answer
 """
@@ -234,7 +308,7 @@ def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
-    answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "versions": {}, "archs": []}
+    answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "archs": []}
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
         toolchain.identity("cuda")

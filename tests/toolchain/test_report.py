@@ -290,7 +290,7 @@ def test_the_unknown_name_is_found_in_the_log(toolchain: Toolchain) -> None:
     names = ["k", "tk<float>", "gone<float, 3>", "never"]
     source = "__global__ void k() {}\ntemplate <class T> __global__ void tk() {}"
     message = {"do": "cuda", "label": "k.cu", "arch": "sm_90", "options": [], "names": names[:3]}
-    request: dict[str, object] = {**message, "roots": {}, "scratch": None}
+    request: dict[str, object] = {**message, "roots": {}, "trace": False}
     log = toolchain.pool.call(request, {"source": source.encode()}).message["log"]
     assert report.unknown_name(log, names) == "gone<float, 3>"
     assert report.unknown_name(log, ["k", "never"]) is None

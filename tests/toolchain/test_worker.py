@@ -26,7 +26,7 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain import Toolchain, pool
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
@@ -80,6 +80,24 @@ def test_a_compile_that_hangs_is_ended_and_the_next_one_works(
     assert "CompilerTimeoutError" in recorder.named("worker")[1]["reason"]
 
 
+@pytest.mark.parametrize("seconds", [2.0**31 / 1000 + 1, 1e9, 1e300, float("inf")])
+def test_a_time_out_may_be_as_long_as_one_likes(events: Events, seconds: float) -> None:
+    own = Toolchain(events, timeout=seconds)
+    assert own.compile(GOOD, SM_90).cubin
+    own.close()
+
+
+def test_a_wait_longer_than_the_kernel_takes_is_made_of_shorter_ones(
+    hasty: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_LONGEST_WAIT", 0.001)
+    hasty.pool._timeout = 0.5
+    with pytest.raises(CompilerTimeoutError, match=r"did not finish within 0\.5 s"):
+        hasty.compile(ENDLESS, SM_90)
+    hasty.pool._timeout = PATIENCE
+    assert hasty.compile(GOOD, SM_90).cubin
+
+
 def pids(toolchain: Toolchain) -> list[int]:
     """The processes of the idle workers."""
     return [worker._process.pid for worker in toolchain.pool._idle]
@@ -125,7 +143,7 @@ def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
     (compiled,) = result
     assert isinstance(compiled, Compiled)
     assert [e.name for e in compiled.entries] == ["k"]
-    assert compiled.opened is None  # done without a trace, so that it will not be kept
+    assert compiled.opened == ("@0/k.h",)  # done with a trace, so that it can be kept
     assert told(recorder) == ["started", "recycled", "started"]
     assert "SIGKILL" in recorder.named("worker")[1]["reason"]
     assert not scratch.exists()
@@ -142,6 +160,8 @@ def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_alone(own: To
         thread.join(0.01)
     (error,) = result
     assert isinstance(error, CompilerCrashError)
+    assert error.killed
+    assert str(error).startswith("the compiler was tried 4 times and killed each time: ")
     assert "SIGKILL" in str(error)
     assert own.compile(GOOD, SM_90).cubin
 
@@ -191,6 +211,44 @@ def test_a_worker_that_ends_before_its_first_reply_is_a_crash_and_not_asked_agai
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
     with pytest.raises(CompilerCrashError, match=r"died \(exit status 0\)"):
         own.pool.call({"do": "locate"})
+
+
+@pytest.mark.parametrize("code", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_compile_survives_three_kills_of_its_worker(
+    own: Toolchain, recorder: Recorder, tmp_path: Path, code: signal.Signals
+) -> None:
+    _ = own.located
+    others = support.workers_of(os.getpid()) - set(pids(own))
+    (tmp_path / "k.h").write_text(ENDLESS.source)
+    program = Program.of('#include "k.h"\n', include=[tmp_path])
+    thread, result = in_background(lambda: own.compile(program, SM_90))
+    for kills_left in (2, 1, 0):
+        worker, _ = support.compiling(os.getpid(), others)
+        if not kills_left:
+            (tmp_path / "k.h").write_text(support.slow(1))  # so that the next one comes to its end
+        os.kill(worker, code)
+        others.add(worker)
+    thread.join()
+    (compiled,) = result
+    assert isinstance(compiled, Compiled), compiled
+    assert compiled.opened == ("@0/k.h",)
+    assert told(recorder) == ["started", *["recycled", "started"] * 3]
+
+
+def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
+    own: Toolchain, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ = own.located
+    own.close()
+    recorder.seen.clear()
+    crashing = tmp_path / "python"
+    crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crashing.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(crashing))
+    with pytest.raises(CompilerCrashError, match=r"tried twice, .*died \(SIGSEGV\)") as caught:
+        own.compile(GOOD, SM_90)
+    assert not caught.value.killed
+    assert told(recorder) == ["started", "recycled"] * 2
 
 
 # Recycling
@@ -266,28 +324,58 @@ def test_requests_and_replies_of_many_megabytes_pass(own: Toolchain) -> None:
 # The environment
 
 
-def test_variables_that_would_change_a_compile_do_not_reach_the_worker(
+def environment(toolchain: Toolchain) -> dict[str, str]:
+    """The environment with which the idle worker was started."""
+    toolchain.pool.call({"do": "locate"})
+    (worker,) = pids(toolchain)
+    rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
+    return dict(row.split("=", 1) for row in rows if row)
+
+
+def test_only_listed_variables_reach_the_worker(
     own: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = {
-        "NVRTC_CACHE_DISABLE": "1",
-        "EDG_BASE": "/nowhere",
-        "LLVM_ANYTHING": "1",
-        "NVVM_ANYTHING": "1",
-        "PYTHONOPTIMIZE": "2",
-        "PYTHONSTARTUP": "/nowhere",
-        "PYTHONWARNINGS": "error",
+    for name in ("NV_NVVM_VERSION", "NVVM_IR_VER_CHK", "LLVM_OVERRIDE_PRODUCER", "CAN_FINALIZE_DEBUG"):
+        monkeypatch.setenv(name, "nvvm70")
+    for name in ("NVRTC_CACHE_DISABLE", "EDG_BASE", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "")
+    passed = {
+        "CUDA_HOME": "/nowhere",
+        "CONDA_PREFIX": "/nowhere",
+        "LD_LIBRARY_PATH": "/nowhere",
+        "PYTHONUSERBASE": "/nowhere",
+        "PYTHONPYCACHEPREFIX": "/tmp/kept",
+        "TMPDIR": "/tmp",
     }
-    for name, value in {**hidden, "NVRTCX": "kept", "PYTHONPYCACHEPREFIX": "/tmp/kept"}.items():
+    for name, value in {**passed, "INVENTED_TODAY": "1", "LC_ALL": "C.UTF-8", "LANG": "C"}.items():
         monkeypatch.setenv(name, value)
-    own.pool.call({"do": "locate"})
-    (worker,) = pids(own)
-    rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
-    seen = dict(row.split("=", 1) for row in rows if row)
-    assert hidden.keys() & seen.keys() == set()
-    assert (seen["NVRTCX"], seen["PYTHONPYCACHEPREFIX"]) == ("kept", "/tmp/kept")
+    seen = environment(own)
+    assert passed.items() <= seen.items()
     assert seen["HOME"] == os.environ["HOME"]
-    assert seen["PYTHONSAFEPATH"] == "1"
+    assert seen["LC_ALL"] == "C"
+    optional = {"CUDA_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}  # as this process has them
+    fixed = {"HOME", "LC_ALL", "PWD", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUTF8"}
+    assert seen.keys() - optional == passed.keys() | fixed
+
+
+def test_a_variable_that_chooses_another_compiler_back_end_changes_nothing(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program.of("__global__ void k(float* x) { *x = sinf(*x); }")
+    first = own.compile(program, SM_90)
+    own.close()
+    for version in ("nvvm70", "nvvm-latest"):
+        monkeypatch.setenv("NV_NVVM_VERSION", version)
+        again = own.compile(program, SM_90)
+        own.close()
+        assert (again.ptx, again.cubin) == (first.ptx, first.cubin)
+
+
+def test_a_worker_ignores_the_users_packages_when_this_process_does() -> None:
+    code = "from preheat.toolchain import pool; print(pool._environment().get('PYTHONNOUSERSITE'))"
+    for flags, expected in ((["-s"], "1"), ([], "None")):
+        command = [sys.executable, *flags, "-c", code]
+        assert processes.finish(processes.launch(command)).strip() == expected
 
 
 def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
@@ -405,14 +493,14 @@ def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> Non
 # No room to work in
 
 CRAMPED = """
-import json, os, subprocess, sys, tempfile
+import json, os, subprocess, sys
 from pathlib import Path
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program
 
-root, options, tempfile.tempdir = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+root, options, os.environ["TMPDIR"], name = Path(sys.argv[1]), *sys.argv[2:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)
 if "size" in options:
     with open("/dev/shm/full", "wb", buffering=0) as file:
@@ -421,8 +509,8 @@ if "size" in options:
                 file.write(bytes(4096))
         except OSError:
             pass
-include = root / ("long" * 40) / "include"
-include.mkdir(parents=True)
+include = root / name
+include.mkdir()
 include.joinpath("v.h").write_text("#define VALUE 1\\n")
 seen = []
 events = Events(lambda name, fields: seen.append([name, dict(fields)]))
@@ -436,12 +524,15 @@ print(json.dumps({"entries": [e.name for e in artifact.entries], "seen": seen, "
 """
 
 
-def cramped(root: Path, options: str, elsewhere: str) -> dict[str, Any]:
-    """Build where memory files go to a file system with `options`, and others to `elsewhere`."""
+def cramped(root: Path, options: str, elsewhere: str, name: str = "long" * 40) -> dict[str, Any]:
+    """Build where memory files go to a file system with `options`, and others to `elsewhere`.
+
+    The include directory is called `name`. A link to a long path needs a block of the file system.
+    """
     unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs a mount namespace of its own")
-    command = [unshare, "--mount", sys.executable, "-c", CRAMPED, str(root), options, elsewhere]
+    command = [unshare, "--mount", sys.executable, "-c", CRAMPED, str(root), options, elsewhere, name]
     said: dict[str, Any] = json.loads(processes.finish(processes.launch(command)))
     assert said["entries"] == ["k"]
     assert said["left"] == []
@@ -461,9 +552,21 @@ def test_without_room_for_a_trace_the_compile_succeeds_and_is_not_kept(
     assert reason == "the compiler did not tell which headers it opened"
 
 
-def test_without_memory_files_the_temporary_directory_will_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    ["size=64k", "nr_inodes=1", "nr_inodes=3", "ro"],
+    ids=["no bytes left", "no directory to be made", "no links to be made", "read-only"],
+)
+def test_without_memory_files_the_temporary_directory_will_do(tmp_path: Path, options: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    seen = cramped(tmp_path, "ro", elsewhere=str(elsewhere))["seen"]
+    seen = cramped(tmp_path, options, elsewhere=str(elsewhere))["seen"]
     assert "uncached" not in [name for name, _ in seen]
+    assert [fields["what"] for name, fields in seen if name == "worker"] == ["started"]  # nothing died
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_trace_needs_no_room_in_any_file_system(tmp_path: Path) -> None:
+    seen = cramped(tmp_path, "size=64k", elsewhere="/dev/shm", name="i")["seen"]
+    assert "uncached" not in [name for name, _ in seen]
+    assert [fields["what"] for name, fields in seen if name == "worker"] == ["started"]

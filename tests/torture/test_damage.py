@@ -71,12 +71,13 @@ def flips(blob: bytes, campaign: Campaign, *, quick: int) -> Iterator[bytes]:
 
 
 def test_a_memo_of_the_toolchain_with_a_flipped_bit_is_no_memo(
-    tmp_path: Path, campaign: Campaign
+    tmp_path: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("preheat.toolchain.locate._build_of", lambda library: library.build)
     library = tmp_path / "lib.so"
     library.write_bytes(b"ELF")
     found = Located(
-        libraries={"nvrtc": Library("NVRTC", str(library), "ab12", "13.0")},
+        libraries={"nvrtc": Library("NVRTC", (str(library),), "ab12", "13.0")},
         missing={"nvJitLink": "not there"},
         roots={"cuda": "/usr/include", "cccl": "/usr/cccl"},
         archs=(80, 90),

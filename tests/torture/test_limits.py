@@ -98,11 +98,14 @@ def test_writers_killed_as_they_publish_do_not_let_the_cache_grow(
 # What is left behind
 
 
-def test_a_full_disk_is_left_without_litter(tmp_path: Path, events: Events, recorder: Recorder) -> None:
+def test_a_full_disk_is_left_without_litter(
+    tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder.forgive = True
+    monkeypatch.setattr("preheat.toolchain.locate._build_of", lambda library: library.build)
     library = tmp_path / "lib.so"
     library.write_bytes(b"ELF")
-    found = Located({"nvrtc": Library("NVRTC", str(library), "ab", "13")}, {}, {"cuda": "/x"}, (90,))
+    found = Located({"nvrtc": Library("NVRTC", (str(library),), "ab", "13")}, {}, {"cuda": "/x"}, (90,))
     with tmpfs(tmp_path / "small", "size=64k,mode=700") as place:
         disk = DiskStore(place / "cache", events, lock_dir=tmp_path / "locks")
         disk.put(digest_of(0), blob_of(0))

@@ -20,6 +20,7 @@ _COMMANDS = {
     "check": "Prove that nothing is left to compile",
     "bundle": "Look into bundles, verify and merge them",
     "cache": "Look into the cache and keep it tidy",
+    "debug": "Help debuggers and profilers to show source",
     "emulate": "See what the CPU emulator can run",
     "doctor": "Check compilers, directories and settings",
     "demo": "See all of it, from a cold compile to a sealed run",

@@ -26,7 +26,7 @@ from preheat.store import DiskStore
 from preheat.store.disk import Item
 from preheat.toolchain.headers import decode_states
 
-__all__ = ["command"]
+__all__ = ["artifact_at", "artifacts", "command"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
@@ -96,7 +96,7 @@ def _split(kinds: dict[str, float]) -> str:
 @_JSON
 def ls(as_json: bool) -> None:
     """List the entries, most recently used first."""
-    rows = list(_artifacts("reading"))
+    rows = list(artifacts("reading"))
     if as_json:
         emit_json([_summary(item, artifact) for item, artifact in rows])
         return
@@ -139,7 +139,7 @@ def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
 @_JSON
 def show(key: str, ptx: bool, as_json: bool) -> None:
     """Print all that is known about one entry."""
-    artifact = _artifact(key)
+    artifact = artifact_at(key)
     if ptx:
         data(artifact.ptx.decode("utf-8", "replace"))
     elif as_json:
@@ -225,7 +225,7 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
       preheat cache why 3f9a12 77b0c4
     """
     if len(what) == 2:
-        differences = explain(_artifact(what[0]).parts, _artifact(what[1]).parts)
+        differences = explain(artifact_at(what[0]).parts, artifact_at(what[1]).parts)
         _tell_differences(differences, as_json, nothing="The two entries have the same key parts")
         return
     if len(what) != 1:
@@ -247,7 +247,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         else:
             data(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
-    stored = (artifact for _, artifact in _artifacts("comparing"))
+    stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
     _tell_miss(found.reason, near, as_json)
 
@@ -389,7 +389,7 @@ def _open() -> DiskStore:
     return store
 
 
-def _artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
+def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
     """Every whole artifact, most recently used first. Only reads: stamps and damage stay."""
     store = _open()
     reader = store.reader(Events())
@@ -419,7 +419,8 @@ def _digest(store: DiskStore, key: str) -> str:
     return found[0]
 
 
-def _artifact(key: str) -> Artifact:
+def artifact_at(key: str) -> Artifact:
+    """The artifact whose key starts with `key`."""
     store = _open()
     digest = _digest(store, key)
     blob = store.reader(Events()).get(digest)

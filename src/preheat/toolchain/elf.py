@@ -6,9 +6,9 @@ import hashlib
 import struct
 from pathlib import Path
 
-__all__ = ["build_id"]
+__all__ = ["PT_NOTE", "build_id", "gnu_build_id"]
 
-_PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
+PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 
 
 def build_id(path: Path) -> str:
@@ -21,15 +21,16 @@ def build_id(path: Path) -> str:
             table = file.read(size * entries)
             for start in range(0, len(table), size):
                 kind, _, position, _, _, length = struct.unpack_from("<IIQQQQ", table, start)
-                if kind == _PT_NOTE:
+                if kind == PT_NOTE:
                     file.seek(position)
-                    if found := _gnu_build_id(file.read(length)):
+                    if found := gnu_build_id(file.read(length)):
                         return found
         file.seek(0)
         return f"sha256-{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
 
 
-def _gnu_build_id(notes: bytes) -> str | None:
+def gnu_build_id(notes: bytes) -> str | None:
+    """The build id among the notes of an ELF file."""
     at = 0
     while at + 12 <= len(notes):
         name_size, size, kind = struct.unpack_from("<III", notes, at)

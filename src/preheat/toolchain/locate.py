@@ -23,21 +23,33 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Library", "Located", "build_of", "locate"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate"]
 
-#: What pathfinder's search depends on, besides the installed packages.
-_SEARCH_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+#: What pathfinder's search depends on, besides the installed packages. The last two name the user's
+#: site-packages, which it searches too.
+SEARCH_VARIABLES = (
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CONDA_PREFIX",
+    "LD_LIBRARY_PATH",
+    "HOME",
+    "PYTHONUSERBASE",
+)
 _TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A compiler library: its file, the build id that keys carry, its version for people."""
+    """A compiler library: its files, the build id that keys carry, its version for people."""
 
     title: str
-    path: str
+    files: tuple[str, ...]  # its own, then those that it loads
     build: str
     version: str
+
+    @property
+    def path(self) -> str:
+        return self.files[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,8 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
     found = pool().call({"do": "locate"}).message
     located = Located(
         libraries={
-            name: Library(_TITLES[name], path, build_of(name, Path(path)), found["versions"][name])
-            for name, path in found["libraries"].items()
+            name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
+            for name, row in found["libraries"].items()
         },
         missing=found["missing"],
         roots=found["roots"],
@@ -79,25 +91,11 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
     return located
 
 
-def build_of(name: str, path: Path) -> str:
-    """The build of a compiler. NVRTC is two libraries: its own and the built-ins it links in."""
-    return "+".join(build_id(file) for file in _files(name, path))
-
-
-def _files(name: str, path: Path) -> list[Path]:
-    builtins = sorted(path.parent.glob("libnvrtc-builtins.so*"))[:1]
-    return [path, *builtins] if name == "nvrtc" else [path]
-
-
 def _surroundings() -> str:
     """A fingerprint of everything that decides where the search would look, and of who looks."""
     env = environ()
-    seen: list[object] = [
-        os.geteuid(),
-        sys.prefix,
-        sys.executable,
-        *(env.get(v, "") for v in _SEARCH_VARIABLES),
-    ]
+    seen: list[object] = [os.geteuid(), sys.prefix, sys.executable, sys.flags.no_user_site]
+    seen += [env.get(variable, "") for variable in SEARCH_VARIABLES]
     for place in sys.path:
         if place.endswith("-packages"):  # installing or removing a package changes its stamp
             with suppress(OSError):
@@ -106,8 +104,13 @@ def _surroundings() -> str:
 
 
 def _stamps(located: Located) -> list[list[int]]:
-    files = [f for name, lib in located.libraries.items() for f in _files(name, Path(lib.path))]
+    files = [file for library in located.libraries.values() for file in library.files]
     return [[f.st_size, f.st_mtime_ns, f.st_ino] for f in map(os.stat, files)]
+
+
+def _build_of(library: Library) -> str:
+    """The build that the files of a library have now."""
+    return "+".join(build_id(Path(file)) for file in library.files)
 
 
 class _Memo:
@@ -130,6 +133,8 @@ class _Memo:
     def remember(self, located: Located) -> None:
         """Keep it for the next process; without that it searches again."""
         with suppress(OSError):
+            if any(_build_of(library) != library.build for library in located.libraries.values()):
+                return  # replaced since the worker loaded them
             row = {
                 "libraries": {name: asdict(library) for name, library in located.libraries.items()},
                 "missing": dict(located.missing),
@@ -144,7 +149,12 @@ class _Memo:
 def _decoded(row: Mapping[str, Any]) -> Located:
     """What a memo says; `ValueError`, `KeyError`, `TypeError` or `AttributeError` for nonsense."""
     libraries = {
-        name: Library(**{field: text(value) for field, value in fields.items()})
+        name: Library(
+            text(fields["title"]),
+            tuple(map(text, fields["files"])),
+            text(fields["build"]),
+            text(fields["version"]),
+        )
         for name, fields in row["libraries"].items()
     }
     if not libraries or libraries.keys() - _TITLES.keys():

@@ -20,12 +20,51 @@ from preheat.events import Events
 from preheat.files import owned
 from preheat.locks import Lock, no_fork
 from preheat.toolchain import frames, scratch
+from preheat.toolchain.locate import SEARCH_VARIABLES
 
 __all__ = ["WorkerPool"]
 
-# Variables that would change what a compiler does, or what its process imports, unseen by any key.
-_HIDDEN = ("NVRTC_", "EDG_", "LLVM_", "NVVM_", "PYTHON")
-_KEPT = ("PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+# The environment of a worker. NVRTC and nvJitLink read variables that change their output (such as
+# NV_NVVM_VERSION, NVVM_IR_VER_CHK, LLVM_OVERRIDE_PRODUCER and CAN_FINALIZE_DEBUG), and no key says
+# which values they had. So a worker gets these variables of ours and no others:
+_PASSED = (
+    # Where the compilers and the toolkit's headers are found. The key has the build of the compiler
+    # that was found, and the contents of headers are checked on lookup.
+    *SEARCH_VARIABLES,
+    # What the interpreter needs to start and to import what it imports here; the compilers read none.
+    "PYTHONHOME",
+    "PYTHONPLATLIBDIR",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPYCACHEPREFIX",
+    # Where directories for compiles are made. Their names reach neither the compiler nor the binary.
+    "TMPDIR",
+)
+# Not passed, though many processes have them: PATH (no program is started by name), LD_PRELOAD (a
+# preloaded library can change the output), LANG and LC_* (fixed below), PREHEAT_* (a request says all
+# that a worker must know).
+_FIXED = {
+    "LC_ALL": "C",
+    # NVRTC writes the current directory into debug information, by this name when it is one for it.
+    "PWD": "/proc/self/cwd",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONUTF8": "1",
+}
+
+
+_RETRIES = 3  # times that a compile is started again because somebody killed the compiler
+# Signals by which a process ends because of what it did itself. After these a retry does the same.
+_OWN_SIGNALS = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+}
+_LONGEST_WAIT = 3600.0  # seconds of one wait of many: the kernel takes at most 2**31 milliseconds
 
 
 class WorkerPool:
@@ -48,14 +87,26 @@ class WorkerPool:
     ) -> frames.Frame:
         """The reply to one request.
 
-        Raises `CompilerCrashError` when the worker dies and `CompilerTimeoutError` when it takes too
-        long. Whatever ends the wait early, Ctrl-C included, ends the worker too.
+        A worker that somebody else kills is replaced, and the request made again, three times at most.
+        Raises `CompilerCrashError` when the worker dies of itself or is killed every time, and
+        `CompilerTimeoutError` when it takes too long. Whatever ends the wait early, Ctrl-C included,
+        ends the worker too.
         """
         request = frames.encode(message, blocks)
+        killed = 0
         with self._slots:
-            while (reply := self._ask(self._take(), request)) is None:
-                pass
-            return reply
+            while True:
+                try:
+                    reply = self._ask(self._take(), request)
+                except CompilerCrashError as error:
+                    if not error.killed:
+                        raise
+                    killed += 1
+                    if killed > _RETRIES:
+                        raise _killed(error, killed) from None
+                else:
+                    if reply is not None:
+                        return reply
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """The reply of one worker; None when it turns out to have left, idle for long enough."""
@@ -130,6 +181,7 @@ class WorkerPool:
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
+        scratch.sweep()
         self._events.emit("worker", what="recycled", reason=why)
 
 
@@ -143,6 +195,24 @@ def _end(workers: list[_Worker]) -> None:
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
 
 
+def _killed(last: CompilerCrashError, tries: int) -> CompilerCrashError:
+    return CompilerCrashError(
+        f"the compiler was tried {tries} times and killed each time: {last}",
+        killed=True,
+        hint="the kernel kills processes when memory runs out: see the kernel's log",
+    )
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a worker: what it imports is what this process would import."""
+    ours = environ()
+    env = {name: ours[name] for name in _PASSED if name in ours}
+    if sys.flags.no_user_site:
+        env["PYTHONNOUSERSITE"] = "1"
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
+    return {**env, **_FIXED, "PYTHONPATH": path}
+
+
 class _LeftError(Exception):
     """A worker that had been idle left just when it was wanted again."""
 
@@ -152,8 +222,6 @@ class _Worker:
 
     def __init__(self) -> None:
         self._served = False
-        path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
-        env = {k: v for k, v in environ().items() if k in _KEPT or not k.startswith(_HIDDEN)}
         # The worker writes its last words into memory: a pipe nobody drains would block it.
         self._words = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
@@ -163,7 +231,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._words,
                 cwd="/",
-                env={**env, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             )
         except OSError as fault:
@@ -191,11 +259,12 @@ class _Worker:
             def wait(pipe: Any, event: int) -> None:
                 ready.register(pipe, event)
                 try:
-                    if not ready.select(max(deadline - time.monotonic(), 0)):
-                        raise CompilerTimeoutError(
-                            f"the compiler did not finish within {allowed:g} s",
-                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
-                        )
+                    while not ready.select(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT)):
+                        if time.monotonic() >= deadline:
+                            raise CompilerTimeoutError(
+                                f"the compiler did not finish within {allowed:g} s",
+                                hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
+                            )
                 finally:
                     ready.unregister(pipe)
 
@@ -247,9 +316,12 @@ class _Worker:
             raise _LeftError
         how = f"exit status {code}"
         if code < 0:
+            how = f"signal {-code}"
             with suppress(ValueError):
                 how = signal.Signals(-code).name
+        killed = code < 0 and -code not in _OWN_SIGNALS
         size = os.fstat(self._words).st_size
         last = os.pread(self._words, 2000, max(size - 2000, 0))
         words = last.decode("utf-8", "replace").strip()
-        raise CompilerCrashError(f"the compiler process died ({how})" + (f": {words}" if words else ""))
+        message = f"the compiler process died ({how})" + (f": {words}" if words else "")
+        raise CompilerCrashError(message, killed=killed)

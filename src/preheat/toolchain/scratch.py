@@ -1,47 +1,107 @@
-"""Private directories for one compile each, gone afterwards whatever happens to its processes."""
+"""Private directories for one compile each, gone afterwards whatever happens to its processes.
+
+A worker holds a lock on the directory it compiles in. The kernel gives the lock back when the worker
+dies, so a directory whose lock is free belongs to nobody, and whoever finds it removes it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from preheat.locks import no_fork
+from preheat.config import environ
+from preheat.files import Descriptor, opened
 
-__all__ = ["make", "remove", "sweep"]
+__all__ = ["Scratch", "make", "remove_all", "sweep"]
 
-_PREFIX = "preheat-scratch-"
-_PLACES = ("/dev/shm", None)  # in memory where there is such a place, else the temporary directory
-_ORPHANED = 24 * 3600.0  # seconds after which nobody can be compiling in one any more
+_PREFIX = "preheat-compile-"
+_mine: set[Scratch] = set()  # those of this process that still exist
 
 
-def make() -> str | None:
-    """A new directory; None when there is no place for one at all."""
-    for parent in _PLACES:
-        with suppress(OSError), no_fork:  # tempfile takes a lock for the first name
-            return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+class Scratch:
+    """A directory of this process, locked until it is removed."""
+
+    def __init__(self, path: str, lock: Descriptor) -> None:
+        self.path, self._lock = path, lock
+        _mine.add(self)
+
+    def remove(self) -> None:
+        """Remove the directory with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _mine.discard(self)
+        self._lock.close()
+
+
+def make(links: Mapping[str, str]) -> Scratch | None:
+    """A new directory that holds these symbolic links, in the first place that can take them.
+
+    Nothing but links is put there, so that it needs no bytes, which a place in memory may not have.
+    None when no place will do.
+    """
+    for place in _places():
+        with suppress(OSError):
+            return _make_in(place, links)
     return None
 
 
-def remove(directory: str | None) -> None:
-    """Remove a directory that `make` gave, if it gave one."""
-    if directory is not None:
-        shutil.rmtree(directory, ignore_errors=True)
+def _make_in(place: str, links: Mapping[str, str]) -> Scratch:
+    path = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
+    try:
+        made = Scratch(path, _locked(path))
+    except OSError:  # another process may have taken it for one that was left behind
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    try:
+        for name, target in links.items():
+            os.symlink(target, f"{path}/{name}")
+    except OSError:
+        made.remove()
+        raise
+    return made
+
+
+def remove_all() -> None:
+    """Remove every directory of this process, which is about to end and then gives back the locks."""
+    for made in list(_mine):
+        shutil.rmtree(made.path, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Remove what processes killed together with their workers left behind."""
-    for parent in _PLACES:
-        with no_fork:  # tempfile takes a lock the first time
-            place = parent or tempfile.gettempdir()
+    """Remove what workers left behind that died amid a compile."""
+    for place in _places():
         with suppress(OSError), os.scandir(place) as found:
             for entry in found:
-                if entry.name.startswith(_PREFIX) and _orphaned(entry):
-                    remove(entry.path)
+                if entry.name.startswith(_PREFIX):
+                    with suppress(OSError):
+                        _remove_if_free(entry.path)
 
 
-def _orphaned(entry: os.DirEntry[str]) -> bool:
-    found = entry.stat(follow_symlinks=False)
-    return found.st_uid == os.getuid() and time.time() - found.st_mtime > _ORPHANED
+def _remove_if_free(path: str) -> None:
+    with _locked(path):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _locked(path: str) -> Descriptor:
+    """A descriptor that holds the lock of our directory `path`; `OSError` when it cannot be had."""
+    directory = opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    found = os.fstat(directory)
+    if found.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user")
+    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.path.samestat(found, os.stat(path)):
+        raise FileNotFoundError(path)
+    return directory
+
+
+def _places() -> Iterator[str]:
+    """Where directories are made: in memory where there is such a place, else the temporary directory.
+
+    Not `tempfile.gettempdir`, which holds a lock that a forked child may find taken for ever.
+    """
+    yield "/dev/shm"
+    chosen = environ().get("TMPDIR", "")
+    yield chosen if os.path.isabs(chosen) else "/tmp"

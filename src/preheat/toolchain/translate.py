@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from preheat.errors import (
     UnknownEntryError,
 )
 from preheat.program import Program
-from preheat.toolchain import frames, lint, ptx, report, scratch, signature
+from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -50,7 +49,6 @@ class Compiled:
     seconds: float
     build: str  # of the compiler that ran
     opened: tuple[str, ...] | None
-    started_ns: int
 
 
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
@@ -98,12 +96,7 @@ def _nvrtc(
     source = program.source + (signature.PROBE if probes else "")
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
-    started_ns = time.time_ns()
-    try:
-        reply, made = _traced(pool, message, blocks)
-    except CompilerCrashError:
-        # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
-        reply, made = pool.call({**message, "scratch": None}, blocks)
+    reply, made = _traced(pool, message, blocks)
     log = _accepted(reply, program, arch, roots)
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
@@ -122,17 +115,23 @@ def _nvrtc(
         seconds=reply["seconds"],
         build=reply["build"],
         opened=None if opened is None else tuple(opened),
-        started_ns=started_ns,
     )
 
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
-    """The reply to a request that gets a directory to work in, gone afterwards whatever happens."""
-    place = scratch.make()
+    """The reply to a request, with a trace of the headers where that can be had."""
     try:
-        return pool.call({**message, "scratch": place}, blocks)
-    finally:
-        scratch.remove(place)
+        return pool.call({**message, "trace": True}, blocks)
+    except CompilerCrashError as error:
+        if error.killed:
+            raise
+    # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
+    try:
+        return pool.call({**message, "trace": False}, blocks)
+    except CompilerCrashError as error:
+        if error.killed:
+            raise
+        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {error}") from None
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
@@ -147,7 +146,6 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
         "arch": str(assembler_target(module, arch, program.label)),
         "options": program.options,
     }
-    started_ns = time.time_ns()
     reply, made = pool.call(message, {"source": program.source.encode()})
     log = _accepted(reply, program, arch, {})
     text, timing = report.split_timing(log)
@@ -161,7 +159,6 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
         seconds=reply["seconds"],
         build=reply["build"],
         opened=(),
-        started_ns=started_ns,
     )
 
 

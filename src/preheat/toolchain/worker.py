@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.toolchain import frames, scratch
-from preheat.toolchain.locate import build_of
+from preheat.toolchain.elf import build_id
 
 __all__ = ["main"]
 
@@ -36,8 +36,7 @@ def main() -> None:
     # Replies get a descriptor of their own: what a compiler prints must not end up between them.
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    request: dict[str, Any] = {}
-    threading.Thread(target=_leave_with_parent, args=(requests, request), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
 
     def exactly(size: int) -> bytes:
         parts = []
@@ -53,20 +52,18 @@ def main() -> None:
         try:
             message, blocks = frames.read(exactly)
         except EOFError:
-            scratch.remove(request.get("scratch"))
             return
-        request["scratch"] = message.get("scratch")
         view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))
         while view:
             view = view[os.write(replies, view) :]
 
 
-def _leave_with_parent(requests: int, request: dict[str, Any]) -> None:
+def _leave_with_parent(requests: int) -> None:
     """End at once, even amid a compile, when the process that asked for it is gone."""
     hang_up = select.poll()
     hang_up.register(requests, 0)
     hang_up.poll()
-    scratch.remove(request.get("scratch"))
+    scratch.remove_all()
     os._exit(0)
 
 
@@ -82,47 +79,51 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         load_nvidia_dynamic_lib,
     )
 
-    libraries, missing = {}, {}
+    found, missing = [], {}
     for name in ("nvrtc", "nvJitLink"):
         try:
-            libraries[name] = os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))
+            load_nvidia_dynamic_lib(name)
+            found.append(name)
         except (DynamicLibNotFoundError, RuntimeError) as error:
             missing[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
     roots = {}
     for label, header in (("cuda", "cudart"), ("cccl", "cccl")):
-        if found := find_nvidia_header_directory(header):
-            roots[label] = os.path.realpath(found)
-    answer: dict[str, Any] = {"libraries": libraries, "missing": missing, "roots": roots}
-    versions: dict[str, str] = {}
+        if directory := find_nvidia_header_directory(header):
+            roots[label] = os.path.realpath(directory)
+    libraries: dict[str, Any] = {}
     archs: list[int] = []
-    if "nvJitLink" in libraries:
-        from cuda.bindings import nvjitlink
-
-        versions["nvJitLink"] = ".".join(map(str, nvjitlink.version()))
-    if "nvrtc" in libraries:
+    if "nvrtc" in found:
         from preheat.toolchain import nvrtc
 
-        versions["nvrtc"], archs = nvrtc.version_and_archs()
-    return {**answer, "versions": versions, "archs": archs}, {}
+        version, archs = nvrtc.version_and_archs()
+        libraries["nvrtc"] = {"version": version, **_files_and_build("nvrtc")}
+    if "nvJitLink" in found:
+        from cuda.bindings import nvjitlink
+
+        version = ".".join(map(str, nvjitlink.version()))
+        libraries["nvJitLink"] = {"version": version, **_files_and_build("nvJitLink")}
+    return {"libraries": libraries, "missing": missing, "roots": roots, "archs": archs}, {}
 
 
 def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Compile CUDA C++ to cubin and PTX, with every header that was opened."""
     from preheat.toolchain import nvrtc
 
-    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
-    # of this machine reaches the binary, and what it opened comes back as (root, name).
-    home = message["scratch"]
     options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
+    roots: dict[str, str] = message["roots"]
+    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
+    # of this machine reaches the binary, and what it opened comes back as (root, name). The trace
+    # goes through a link into memory: NVRTC aborts when it cannot write it.
+    trace = os.memfd_create("preheat-trace", os.MFD_CLOEXEC)
+    links = {f"@{label}": directory for label, directory in roots.items()}
+    links["trace.json"] = f"/proc/self/fd/{trace}"
+    home = scratch.make(links) if message["trace"] else None
     try:
         if home is not None:
-            os.chdir(home)
-            for label, directory in message["roots"].items():
-                os.symlink(directory, f"@{label}")
-                options.append(f"-I@{label}")
-            options.append(f"--fdevice-time-trace={home}/trace")
+            os.chdir(home.path)
+            options += [*(f"-I@{label}" for label in roots), "--fdevice-time-trace=trace"]
         else:
-            options += [f"-I{directory}" for directory in message["roots"].values()]
+            options += [f"-I{directory}" for directory in roots.values()]
         started = time.perf_counter()
         done = nvrtc.compile_program(
             blocks.pop("source"),
@@ -139,9 +140,12 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
             "opened": None,
         }
         if home is not None and done.status == "NVRTC_SUCCESS":
-            answer["opened"] = nvrtc.opened_headers(Path(home, "trace.json"))
+            answer["opened"] = nvrtc.opened_headers(Path(f"/proc/self/fd/{trace}"))
     finally:
         os.chdir("/")
+        os.close(trace)
+        if home is not None:
+            home.remove()
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
     answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
     answer["build"] = _build("nvrtc")
@@ -170,10 +174,27 @@ _ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
 
 @functools.cache
 def _build(name: str) -> str:
-    """The build of the compiler this process really loaded, which keys must agree with."""
+    """The build of the compiler that this process really uses, which keys must agree with."""
+    return str(_files_and_build(name)["build"])
+
+
+def _files_and_build(name: str) -> dict[str, Any]:
+    """The files of a compiler that has compiled, its own first, and the build of them all.
+
+    NVRTC is two libraries: with its first compile it loads the built-ins of its own version.
+    """
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    return build_of(name, Path(os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))))
+    from preheat.toolchain.loaded import loaded_builds
+
+    builds = loaded_builds()
+    files = [os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))]
+    if name == "nvrtc":
+        files += sorted(p for p in builds if os.path.basename(p).startswith("libnvrtc-builtins.so"))
+    return {
+        "files": files,
+        "build": "+".join(builds.get(file) or build_id(Path(file)) for file in files),
+    }
 
 
 def _demangle(name: str) -> str | None:

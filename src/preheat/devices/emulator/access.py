@@ -33,6 +33,7 @@ __all__ = [
     "store",
     "store_vector",
     "view",
+    "wrapped",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -285,9 +286,10 @@ def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, 
 
 
 def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
-    values = np.atleast_1d(at.values).astype(np.int64) + offset
-    position = int(np.argmax((values < 0) | (values + size > (at.limit or 0))))
-    address, verb = int(values[position]), "writes" if write else "reads"
+    values = np.atleast_1d(at.values)
+    outside = (values < -offset) | (values > (at.limit or 0) - size - offset)
+    position = int(np.argmax(outside))
+    address, verb = int(values[position]) + offset, "writes" if write else "reads"
     there = f"there are {at.limit} bytes of it"
     if at.limit == 0:
         there = "there is none"
@@ -298,11 +300,13 @@ def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool)
 def _outside_buffers(
     group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
 ) -> None:
-    values = np.atleast_1d(at.values) + offset
+    # Sums beyond 64 bits stay at the bounds, where there is no memory either, and do not wrap around.
+    values = np.atleast_1d(at.values)
+    sums = np.clip(values, -_END - min(offset, 0), _END - 1 - max(offset, 0)) + offset
     memory = group.wave.memory
-    position = memory.first_outside(values, size, write=write)
+    position = memory.first_outside(sums, size, write=write)
     if position is not None:
-        address = int(values[position]) & ((1 << 64) - 1)
+        address = (int(values[position]) + offset) & ((1 << 64) - 1)
         raise Violation(memory.describe(address, size, write=write), site, position, address)
 
 
@@ -323,15 +327,20 @@ def _one_address(value: Any, shape: tuple[int, ...]) -> Even:
 
 
 def _even_steps(values: Array, shape: tuple[int, ...]) -> Even | None:
-    """Start, shape and strides of addresses that go on in even steps; None when they do not."""
+    """Start, shape and strides of addresses that go on in even steps; None when they do not.
+
+    Steps that wrap around at 64 bits are not even: the memory they reach is not in one piece.
+    """
     start, inner = int(values[0]), len(values)
     strides, last = [], start
+    lo = hi = start
     for extent in shape:
         inner //= extent
         stride = int(values[inner]) - start if extent > 1 else 0
         strides.append(stride)
-        last += stride * (extent - 1)
-    if int(values[-1]) != last:
+        reach = stride * (extent - 1)
+        last, lo, hi = last + reach, lo + min(reach, 0), hi + max(reach, 0)
+    if int(values[-1]) != last or lo < -_END or hi >= _END:
         return None
     if len(values) > 2:
         expected = _differences(shape, tuple(strides))
@@ -347,12 +356,17 @@ def _differences(shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
 
 
 def _grid(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """Addresses in even steps, one for each thread."""
-    addresses = np.full(shape, start, np.int64)
+    """Addresses in even steps, one for each thread; like those of a GPU they wrap around."""
+    addresses = np.full(shape, wrapped(start), np.int64)
     for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
-        steps = np.arange(extent, dtype=np.int64) * stride
+        steps = np.arange(extent, dtype=np.int64) * wrapped(stride)
         addresses += steps.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return addresses.reshape(-1)
+
+
+def wrapped(number: int) -> int:
+    """The signed 64-bit integer with the same low bits: what addresses are counted in here."""
+    return (number + _END) % (2 * _END) - _END
 
 
 def _injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

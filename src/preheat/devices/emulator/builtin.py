@@ -112,13 +112,17 @@ def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
 def _take(one: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
     """The next argument of a list, and where the one behind it begins."""
     at = -(-at // size) * size
-    place = access.place_generic(one, np.array([at]))
+    place = _place(one, at)
     value = access.load(one, place, 0, np.dtype(code), site)
     return at + size, np.atleast_1d(value)[0].item()
 
 
+def _place(one: Group, address: int) -> access.Place:
+    return access.place_generic(one, np.array([access.wrapped(address)]))
+
+
 def _string(one: Group, address: int, site: int) -> bytes:
-    place, byte = access.place_generic(one, np.array([address])), np.dtype(np.uint8)
+    place, byte = _place(one, address), np.dtype(np.uint8)
     out = bytearray()
     while len(out) < _LONGEST and (
         char := int(np.atleast_1d(access.load(one, place, len(out), byte, site))[0])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from preheat.devices.emulator.access import wrapped
 from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
@@ -271,7 +272,8 @@ def _named(text: str, scope: _Scope) -> Operand | None:
 
 
 def _distance(match: re.Match[str]) -> int:
-    return _integer(match["plus"] or "0") - _integer(match["minus"] or "0")
+    """A distance from an address, as the signed 64-bit integer that it is added as."""
+    return wrapped(_integer(match["plus"] or "0") - _integer(match["minus"] or "0"))
 
 
 def _register(text: str, scope: _Scope, line: int) -> Register | None:

@@ -96,7 +96,10 @@ def _load(w: Writer, op: Op) -> None:
     if (parameter := _parameter(w, source, space)) is not None:
         for i, item in enumerate(items):
             at = parameter + i * kind.itemsize
-            w.write(item, w.let(f"W.parameter({at}, {w.constant(kind)})"), kind)
+            call = f"W.parameter({at}, {w.constant(kind)})"
+            if not 0 <= at <= w.code.parameter_bytes - kind.itemsize:
+                call = f"W.no_parameter({at}, {kind.itemsize}, {w.code.parameter_bytes}, {w.site()})"
+            w.write(item, w.let(call), kind)
         return
     place, offset = _address(w, source, space)
     where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"

@@ -87,6 +87,7 @@ class Generator:
         self.sizes = {variable.name: variable.size for variable in kept}
         self.align = max([16, *(variable.align for variable in kept)])
         self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
+        self.parameter_bytes = max((p.offset + p.size for p in function.params), default=0)
         self._choose_types()
 
     def _locals(self) -> list[ptx.Variable | ptx.Param]:

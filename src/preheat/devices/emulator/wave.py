@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -359,6 +359,11 @@ class Wave:
     def parameter(self, offset: int, dtype: np.dtype[Any]) -> Any:
         """A kernel parameter."""
         return view(dtype, self.parameters_at + offset)[()]
+
+    def no_parameter(self, offset: int, size: int, limit: int, site: int) -> NoReturn:
+        """Refuse a load beside the kernel's parameters."""
+        where = f"reads {size} bytes at parameter offset {offset}"
+        raise Violation(f"{where}; the kernel has {limit} bytes of parameters", site)
 
     def clock(self) -> int:
         """A counter that goes up whenever it is read."""

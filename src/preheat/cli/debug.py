@@ -1,0 +1,113 @@
+"""`preheat debug`: what debuggers and profilers need to show the source of cached programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preheat.artifact import Artifact
+from preheat.cli.cache import artifact_at, artifacts
+from preheat.cli.output import columns, count, data, emit_json, say
+from preheat.errors import InputError, PreheatError
+from preheat.toolchain.sources import HOME, LABELS
+
+__all__ = ["command"]
+
+_HINT = "compile with line information: preheat compile FILE -X=-lineinfo"
+
+
+@click.group()
+def command() -> None:
+    """Help debuggers and profilers to show source."""
+
+
+@command.command()
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
+    """Write the sources of cached programs with line information into DIR.
+
+    Programs compiled with -lineinfo or -G are kept together with their source and their headers. KEY is
+    the start of an entry's key, as `preheat cache ls` shows it; without one, all such programs are
+    written. Where two of them have different files of one name, the one used last is written.
+
+    \b
+    Examples:
+      preheat compile saxpy.cu --arch sm_90 -X=-lineinfo
+      preheat debug sources ./sources
+      cuda-gdb -ex 'set substitute-path /preheat ./sources/preheat' ...
+
+    In Nsight, add DIR to the folders that are searched for source files.
+    """
+    directory = directory.absolute()
+    written: dict[Path, str] = {}
+    rows: list[dict[str, Any]] = []
+    for artifact in _chosen(keys):
+        texts = dict(_placed(directory, artifact.sources))
+        skipped = [path for path, text in texts.items() if written.get(path, text) != text]
+        kept = [path for path in texts if path not in skipped]
+        for path in kept:
+            if path not in written:
+                _write(path, texts[path])
+                written[path] = texts[path]
+        rows.append(_row(artifact, kept, skipped))
+    places = {LABELS: str(directory / LABELS.lstrip("/")), HOME: str(directory)}
+    if as_json:
+        emit_json({"directory": str(directory), "substitute": places, "programs": rows})
+        return
+    for line in columns([(row["key"][:12], row["program"], row["arch"], _told(row)) for row in rows]):
+        data(line)
+    say(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
+    for name, place in places.items():
+        say(f"  set substitute-path {name} {place}")
+
+
+def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
+    """The artifacts to write the sources of, those used last first."""
+    if keys:
+        for key in keys:
+            artifact = artifact_at(key)
+            if not artifact.sources:
+                raise InputError(f"{key} ({artifact.label}) has no line information", hint=_HINT)
+            yield artifact
+        return
+    found = [artifact for _, artifact in artifacts("reading") if artifact.sources]
+    if not found:
+        error = PreheatError("no program in the cache has line information")
+        error.hint = _HINT
+        raise error
+    yield from found
+
+
+def _placed(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """Where each text goes; a header that was found outside its include directory may have no place."""
+    for name, text in texts.items():
+        relative = name.removeprefix(f"{HOME}/").lstrip("/")
+        if not os.path.normpath(relative).startswith(".."):
+            yield directory / relative, text
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
+
+
+def _row(artifact: Artifact, kept: list[Path], skipped: list[Path]) -> dict[str, Any]:
+    return {
+        "key": artifact.digest,
+        "program": artifact.label,
+        "arch": str(artifact.arch),
+        "files": [str(path) for path in kept],
+        "skipped": [str(path) for path in skipped],
+    }
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    told = count(len(row["files"]), "file")
+    skipped = len(row["skipped"])
+    return f"{told}, {skipped} skipped for another program's" if skipped else told

@@ -1,0 +1,145 @@
+"""Attacks on compiler processes: killed with the process that asked, amid compiles and while queued."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain, scratch
+from tests import processes
+from tests.processes import PATIENCE
+from tests.toolchain import support
+from tests.torture.conftest import Campaign
+
+SM_90 = Arch.parse("sm_90")
+
+#: Compiles 16 programs at once, which no machine ends in time, with headers looked for in argv[2].
+COMPILE = """
+import sys, threading
+from preheat.arch import Arch
+from preheat.events import Events
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+
+toolchain = Toolchain(Events(), timeout=3000.0)
+toolchain.located
+source = open(sys.argv[1]).read()
+
+def compile(number):
+    program = Program.of(f"{source}// {number}", include=[sys.argv[2]])
+    toolchain.compile(program, Arch.parse("sm_90"))
+
+for number in range(16):
+    threading.Thread(target=compile, args=(number,)).start()
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory of the test's own, which its children have too."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
+
+
+def start_compiles(place: Path) -> subprocess.Popen[str]:
+    """A process amid compiles for which all directories are made in `place`."""
+    unshare = shutil.which("unshare")
+    if unshare is None or os.geteuid() != 0:
+        pytest.skip("needs root, for a mount namespace of its own")
+    endless = place.parent / "endless.cu"
+    endless.write_text(support.slow(30_000))
+    mount = 'mount --bind "$0" /dev/shm && exec "$@"'
+    code = [sys.executable, "-c", COMPILE, str(endless), str(place.parent)]
+    process = processes.launch([unshare, "--mount", "sh", "-c", mount, str(place), *code])
+    support.compiling(process.pid)
+    return process
+
+
+@pytest.mark.parametrize("workers_too", [False, True], ids=["the parent", "parent and workers"])
+def test_killed_processes_leave_no_directory(
+    campaign: Campaign, temporary: Path, workers_too: bool
+) -> None:
+    for _ in range(campaign.rounds(quick=1, long=40)):
+        process = start_compiles(temporary)
+        assert list(temporary.iterdir()) != []
+        workers = support.workers_of(process.pid)
+        if workers_too:
+            for worker in workers:  # stopped, so that they cannot clean up after their parent
+                os.kill(worker, signal.SIGSTOP)
+        processes.kill(process)
+        if workers_too:
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+        processes.wait_for(functools.partial(_emptied, temporary, sweep=workers_too))
+
+
+def _emptied(place: Path, *, sweep: bool) -> bool:
+    if sweep:
+        scratch.sweep()  # as the next process does that starts a worker
+    return list(place.iterdir()) == []
+
+
+def test_no_sweep_takes_a_directory_that_is_in_use(campaign: Campaign, tmp_path: Path) -> None:
+    sweeper = processes.start(
+        "from preheat.toolchain import scratch\nprint('go', flush=True)\nwhile True: scratch.sweep()"
+    )
+    assert processes.line(sweeper) == "go"
+    for _ in range(campaign.rounds(quick=300, long=20_000)):
+        made = scratch.make({"@0": str(tmp_path)})
+        assert made is not None
+        assert os.path.samefile(f"{made.path}/@0", tmp_path)
+        made.remove()
+        assert not os.path.exists(made.path)
+
+
+def test_strangers_directories_stay(tmp_path: Path, temporary: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to make a directory of another user")
+    theirs = temporary / f"{scratch._PREFIX}theirs"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    (temporary / f"{scratch._PREFIX}link").symlink_to(tmp_path)
+    os.mkfifo(temporary / f"{scratch._PREFIX}fifo")
+    (temporary / f"{scratch._PREFIX}mine").mkdir()
+    scratch.sweep()
+    assert {each.name.removeprefix(scratch._PREFIX) for each in temporary.iterdir()} == {
+        "theirs",
+        "link",
+        "fifo",
+    }
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-G",), ("-lineinfo",), ("--device-debug", "--dopt=on"), ("--generate-line-info", "-rdc=true")],
+    ids=" ".join,
+)
+def test_two_compiles_with_line_information_are_equal(
+    campaign: Campaign, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "v.h").write_text("__device__ inline int v(int x) { return x * 3 + 1; }\n")
+    source = '#include "v.h"\nextern "C" __global__ void k(int* x) { *x = v(*x); }\n'
+    program = Program.of(source, include=[tmp_path], options=options)
+    made = set()
+    for _ in range(campaign.rounds(quick=2, long=10)):
+        toolchain = Toolchain(Events(), timeout=PATIENCE)
+        compiled = toolchain.compile(program, SM_90)
+        toolchain.close()
+        made.add((compiled.ptx, compiled.cubin))
+    assert len(made) == 1
+    ((text, cubin),) = made
+    assert b"/dev/shm" not in text + cubin
+    assert b'"/proc/self/cwd/@0/v.h"' in text
