@@ -80,3 +80,34 @@ def test_only_config_reads_the_environment() -> None:
 def test_every_variable_read_by_config_is_listed() -> None:
     named = set(re.findall(r'"(PREHEAT_\w+)"', (SOURCE / "config.py").read_text()))
     assert named == {variable.name for variable in VARIABLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PREHEAT_CACHE_LIMIT", "9" * 400, "a size below 8 EiB"),
+        ("PREHEAT_CACHE_LIMIT", "99999999999999TiB", "a size below 8 EiB"),
+        ("PREHEAT_MEMORY_LIMIT", f"{2**63}", "a size below 8 EiB"),
+        ("PREHEAT_CACHE_FILES", "9" * 5000, "at most 18 digits"),
+        ("PREHEAT_LOCK_WAIT", "9" * 400, "at most 1,000,000,000"),
+        ("PREHEAT_COMPILE_TIMEOUT", "1000000001", "at most 1,000,000,000"),
+        ("PREHEAT_COMPILE_TIMEOUT", "inf", "a number of seconds"),
+        ("PREHEAT_COMPILE_TIMEOUT", "nan", "a number of seconds"),
+        ("PREHEAT_CACHE_DIR", "a\0b", "a path"),
+        ("PREHEAT_LAYERS", "/a:/b\0c", "a path"),
+    ],
+)
+def test_values_beyond_all_measure_are_refused_in_few_words(
+    name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        Config.from_env({name: value})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PREHEAT_CACHE_LIMIT", f"{2**62}"), ("PREHEAT_CACHE_FILES", "9" * 18)],
+)
+def test_large_values_are_taken(name: str, value: str) -> None:
+    assert int(value) in vars(Config.from_env({name: value})).values()

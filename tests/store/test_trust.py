@@ -10,7 +10,7 @@ import pytest
 
 from preheat.config import Config
 from preheat.events import Events
-from preheat.store.trust import distrust, first_usable, make_private
+from preheat.store.trust import DistrustedError, distrust, first_usable, make_private
 from tests.conftest import Recorder
 from tests.store.support import NOBODY, needs_root, tmpfs
 
@@ -143,6 +143,107 @@ def test_what_a_link_leads_to_is_what_must_be_private(directory: Path, tmp_path:
     (tmp_path / "link").symlink_to(directory)
     os.chown(directory, NOBODY, 0)
     assert distrust(tmp_path / "link") is not None
+
+
+# The way there
+
+
+@pytest.fixture
+def below(directory: Path) -> Path:
+    path = directory / "above" / "below"
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o711, 0o1777, 0o1775, 0o3777])
+def test_directories_above_may_be_read_by_all_and_written_with_a_sticky_bit(
+    below: Path, mode: int
+) -> None:
+    below.parent.chmod(mode)
+    assert distrust(below) is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o2775])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_directory_above_that_others_can_write_is_not_trusted(
+    below: Path, mode: int, levels: int
+) -> None:
+    above = below.parents[levels - 1]
+    above.chmod(mode)
+    why = distrust(below)
+    assert why is not None
+    assert f"others can write to {above}, above it (mode {mode:04o})" in why
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_a_directory_above_of_another_user_is_not_trusted(below: Path, mode: int) -> None:
+    below.parent.chmod(mode)
+    os.chown(below.parent, NOBODY, 0)
+    why = distrust(below)
+    assert why is not None
+    assert f"{below.parent}, above it, belongs to user {NOBODY}" in why
+
+
+@needs_root
+@pytest.mark.parametrize(("above", "trusted"), [(0o755, True), (0o1777, False)])
+def test_in_a_container_that_does_not_map_root_nobody_may_own_what_is_above(
+    below: Path, monkeypatch: pytest.MonkeyPatch, above: int, trusted: bool
+) -> None:
+    os.chown(below.parent, NOBODY, 0)
+    below.parent.parent.chmod(above)
+    monkeypatch.setattr("preheat.store.trust._unmapped", lambda: NOBODY)
+    assert (distrust(below) is None) == trusted
+    os.chown(below, NOBODY, 0)
+    assert distrust(below) is not None, "but never the directory itself"
+
+
+def test_nothing_is_made_in_a_directory_that_is_not_trusted(below: Path) -> None:
+    below.chmod(0o777)
+    with pytest.raises(DistrustedError, match="others can write"):
+        make_private(below / "a" / "b")
+    assert list(below.iterdir()) == []
+
+
+def test_a_way_through_a_circle_of_links_has_an_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        distrust(tmp_path / "a" / "c")
+
+
+def test_links_with_dots_lead_where_the_system_says(directory: Path, tmp_path: Path) -> None:
+    (directory / "inner").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("directory/./inner/../inner")
+    assert distrust(tmp_path / "link") is None
+    make_private(tmp_path / "link" / "new")
+    assert (directory / "inner" / "new").is_dir()
+
+
+def test_no_descriptor_is_left_open(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(directory)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        distrust(tmp_path / "link")
+        make_private(tmp_path / "link" / "a")
+        with pytest.raises(NotADirectoryError):
+            make_private(_file(tmp_path) / "x")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _file(place: Path) -> Path:
+    (place / "a-file").touch()
+    return place / "a-file"
+
+
+@needs_root
+def test_a_directory_that_was_good_and_is_another_now_is_looked_at_again(directory: Path) -> None:
+    make_private(directory)
+    directory.rmdir()
+    directory.mkdir(mode=0o700)
+    os.chown(directory, NOBODY, 0)
+    with pytest.raises(DistrustedError, match="belongs to user"):
+        make_private(directory)
 
 
 # Choosing

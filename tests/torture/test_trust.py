@@ -23,9 +23,10 @@ from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
 from tests.store.support import needs_root
 from tests.torture.conftest import Campaign
+from tests.torture.hangs import no_hang as no_hang
 from tests.torture.strangers import ATTACKER, VICTIM, act, play, public_place, start_as
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.usefixtures("no_hang")]
 KEY, BLOB = digest_of(1), blob_of(1)
 
 #: What an attacker can have in the place of the victim's directory `preheat-<uid>`.

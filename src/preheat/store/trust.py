@@ -65,14 +65,8 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
     if not trust:
-        if _still_good(path):
-            return
-        try:
-            with _directory(path, _trusted(None), make=True) as found:
-                _require(found)
-                _good[os.fspath(path)] = found.st_dev, found.st_ino
-        except FileNotFoundError:  # a link that leads nowhere
-            raise NotADirectoryError(f"{path} is not a directory") from None
+        if not _still_good(path):
+            _make_checked(path)
         return
     missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
     for directory in reversed(missing):
@@ -84,7 +78,16 @@ def make_private(path: Path, *, trust: bool = False) -> None:
         raise NotADirectoryError(f"{path} is not a directory")
 
 
-# Directories of whom the whole way was checked, by path: device and inode.
+def _make_checked(path: Path) -> None:
+    try:
+        with _directory(path, _trusted(None), make=True) as found:
+            _require(found)
+            _good[os.fspath(path)] = found.st_dev, found.st_ino
+    except FileNotFoundError:  # a link that leads nowhere
+        raise NotADirectoryError(f"{path} is not a directory") from None
+
+
+# Directories the whole way to which was checked, by path: device and inode.
 _good: dict[str, tuple[int, int]] = {}
 
 
@@ -148,8 +151,10 @@ def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | No
     With `write` it is created where it is missing, and has to be writable.
     """
     try:
-        if write:
-            make_private(path, trust=trust)
+        if write and trust:
+            make_private(path, trust=True)
+        elif write:
+            _make_checked(path)
         elif trust:
             os.stat(path)
         else:

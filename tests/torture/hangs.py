@@ -1,0 +1,24 @@
+"""A guard for tests of what must not hang."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import PATIENCE
+
+
+@pytest.fixture
+def no_hang() -> Iterator[None]:
+    """A call that waits for a pipe is interrupted, and fails."""
+
+    def interrupt(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
