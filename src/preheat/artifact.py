@@ -240,7 +240,11 @@ def _text_or_none(value: object) -> str | None:
 def _texts(rows: Any) -> dict[str, str]:
     if type(rows) is not dict:
         raise TypeError(f"{rows!r} is not a table of texts")
-    return {text(name): text(source) for name, source in rows.items()}
+    if not all(
+        type(source) is str for source in rows.values()
+    ):  # a byte that is no text is a surrogate
+        raise TypeError("a source is not text")
+    return {text(name): source for name, source in rows.items()}
 
 
 def _folded(name: str) -> str:

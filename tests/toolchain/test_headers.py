@@ -515,6 +515,20 @@ def test_a_program_whose_macro_names_a_header_compiles_twice_and_is_cached(proje
     assert project.build(source).hit
 
 
+def test_a_name_that_line_made_up_is_no_file(project: Project) -> None:
+    project.write({"inc/v.h": '#define VALUE 1\n#line 7 "generated.h"\n'})
+    source = f'#include "v.h"\n#line 1 "family.cu"\n{KERNEL}'
+    assert project.build(source).uncached == ""
+    assert project.build(source).hit
+
+
+@pytest.mark.parametrize("name", ["made/up.h", "scratch.h"])
+def test_a_name_that_nothing_made_up_is_not_trusted(tmp_path: Path, name: str) -> None:
+    survey = Survey(Program.of('#line 1 "other.h"\n'), {"0": str(tmp_path)}, (), Memo())
+    with pytest.raises(Untrackable, match="in no include directory"):
+        observe(survey, [name], Memo())
+
+
 # What a process that is not sealed takes from a bundle
 
 

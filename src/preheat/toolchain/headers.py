@@ -23,7 +23,7 @@ from preheat.artifact import Header
 from preheat.lexer import pasted
 from preheat.program import Program, clock_macro
 from preheat.toolchain.evidence import Evidence, Memo, View
-from preheat.toolchain.includes import QUESTIONS, Include, includes, questions, wrappers
+from preheat.toolchain.includes import QUESTIONS, Include, includes, line_names, questions, wrappers
 
 __all__ = [
     "HeaderState",
@@ -253,6 +253,23 @@ class Survey:
         root, name = place
         return f"{self.roots.get(root, '')}/{name}"
 
+    def is_real(self, name: str) -> bool:
+        """Whether a name in the compiler's report is that of a file.
+
+        It is not for a header in memory, nor for a name that `#line` made up. Such a name counts only
+        where it could be no file: those that are found have an absolute name or begin with `@`.
+        """
+        if name in self.in_memory:
+            return False
+        return name.startswith(("/", "@")) or not any(name in line_names(text) for text in self._own())
+
+    def _own(self) -> Iterator[str]:
+        """All text that is not the toolkit's."""
+        yield from self.program.texts
+        for place, file in self.files.items():
+            if self.mine(place):
+                yield file.text or ""
+
     def mine(self, place: Place) -> bool:
         """Whether a file is not the toolkit's."""
         return place[0] not in self.theirs
@@ -292,7 +309,7 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
     Raises `Untrackable` when no honest description exists, `Unexpected` when the survey did not look
     at one of the files: it has now, so another compile can be described.
     """
-    places = [_located(name, survey.roots) for name in opened if name not in survey.in_memory]
+    places = [_located(name, survey.roots) for name in opened if survey.is_real(name)]
     surprising = [place for place in places if place not in survey.files]
     if surprising:
         try:

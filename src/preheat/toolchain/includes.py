@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from preheat.lexer import joined, readings, stripped
 
-__all__ = ["QUESTIONS", "Include", "includes", "questions", "wrappers"]
+__all__ = ["QUESTIONS", "Include", "includes", "line_names", "questions", "wrappers"]
 
 #: Operators that ask whether a file exists. The compiler does not report what it answered.
 QUESTIONS = ("__has_include", "__has_include_next")
@@ -18,6 +18,7 @@ _DIRECTIVE = re.compile(
     rf'^{_BLANK}(?:#|%:){_BLANK}(?:include(?:_next)?+|import)\b{_BLANK}(?:<([^<>\n]+)>|"([^"\n]+)"|)',
     re.M,
 )
+_LINE = re.compile(rf'^{_BLANK}(?:#|%:){_BLANK}(?:line\b)?+{_BLANK}\d++{_BLANK}"([^"\n]+)"', re.M)
 _NAME = re.compile(rf'{_BLANK}\({_BLANK}(?:<([^<>\n]+)>|"([^"\n]+)"){_BLANK}\)')
 _DEFINED = re.compile(r"(?:\bdefined\s*+\(?|(?:#|%:)\s*+(?:el)?ifn?def)\s*+\Z")
 _BEFORE = 80  # characters in which `#ifdef` or `defined(` must stand before a name
@@ -40,6 +41,16 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
         code = stripped(reading, strings=True) if exact else joined(reading)
         for angled, quoted in _DIRECTIVE.findall(code):
             yield Include(angled or quoted or None, quoted=not angled)
+
+
+def line_names(text: str) -> set[str]:
+    """The names that `#line` gives to parts of `text`: compilers report them as if they were files."""
+    if '"' not in text or "#" not in text:
+        return set()
+    found: set[str] = set()
+    for reading in readings(text):
+        found.update(_LINE.findall(stripped(reading, strings=True)))
+    return found
 
 
 def questions(text: str, names: Collection[str] = QUESTIONS) -> Iterator[str | None]:

@@ -150,14 +150,19 @@ class WorkerPool:
                         return worker
                     worker.end()  # it had been idle for long enough to leave
             scratch.sweep()
-            self._start()
+            worker = self._start()
+            with self._lock:
+                if worker in self._idle:  # else another thread was quicker
+                    self._idle.remove(worker)
+                    return worker  # even one that has died already: the request tells how
 
-    def _start(self) -> None:
-        """Add an idle worker, started by a thread of its own.
+    def _start(self) -> _Worker:
+        """Add an idle worker and return it, started by a thread of its own.
 
         Interrupts arrive in the main thread, where they would lose the process, or its pipes, between
         the lines of `subprocess`. Whatever interrupts the wait for the thread, the worker is added.
         """
+        made: list[_Worker] = []
         failures: list[BaseException] = []
         started = _thread.allocate_lock()
         started.acquire()
@@ -167,6 +172,7 @@ class WorkerPool:
                 with no_fork:
                     worker = _Worker()
                     self._workers.add(worker)
+                    made.append(worker)
                     self._idle.append(worker)
                 self._events.emit("worker", what="started", reason="")
             except BaseException as failure:
@@ -178,6 +184,7 @@ class WorkerPool:
         started.acquire()
         if failures:
             raise failures.pop()
+        return made[0]
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
