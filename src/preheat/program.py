@@ -142,7 +142,7 @@ class Program:
             for text in texts:
                 if "\0" in text:
                     raise InputError(f"{self.label!r}: {what} contains a NUL byte")
-                if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+                if not _is_unicode(text):
                     raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
         if self.language == "ptx":
             for what, given in (("headers", self.headers), ("names", self.names)):
@@ -190,6 +190,15 @@ class Program:
 def clock_macro(*texts: str) -> str | None:
     """A macro that the code of `texts` uses and whose value changes from one compile to the next."""
     return mentioned(texts, _CLOCK)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether every character of `text` can be encoded; a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(what: str, value: object) -> str:

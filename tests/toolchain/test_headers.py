@@ -762,7 +762,7 @@ def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pyte
 def test_on_a_mount_without_identity_files_are_read_every_time(
     header: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: None)
+    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: -1)
     memo = settled(header)
     assert not memo.changed
 

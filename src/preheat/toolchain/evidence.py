@@ -26,6 +26,7 @@ __all__ = ["Evidence", "Memo", "View"]
 
 _SETTLED = 2.0  # seconds, more than the resolution of the time stamps of any file system in use
 _TRIES = 3  # to read a file that somebody is writing
+_NO_PROOF = -1  # in the place of a mount whose stamps prove nothing
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, from Linux 6.8
 _STATX_SIZE, _MOUNT_ID_AT = 256, 144  # of struct statx
 
@@ -96,12 +97,12 @@ class View:
 
     def __init__(self, memo: Memo) -> None:
         self._memo = memo
-        self._mounts: dict[int, int | None] = {}  # by device
+        self._mounts: dict[int, int] = {}  # by device
 
     def evidence(self, path: str) -> Evidence:
         """The content of a regular file; `OSError` when it cannot be read."""
         stamp = self._stamp(path, os.stat(path))
-        if stamp is not None and (digest := self._memo.known(path, stamp)):
+        if digest := self._memo.known(path, stamp):
             return Evidence(stamp, digest)
         for _ in range(_TRIES):
             # Without O_NONBLOCK opening a pipe would wait for its writer.
@@ -117,34 +118,33 @@ class View:
         else:
             raise OSError("it changes while it is read")
         stamp = self._stamp(path, after)
-        if stamp is None:
-            return Evidence(_times(after), digest)
-        self._memo.learn(path, stamp, digest)
+        if stamp[-1] != _NO_PROOF:
+            self._memo.learn(path, stamp, digest)
         return Evidence(stamp, digest)
 
-    def _stamp(self, path: str, found: os.stat_result) -> tuple[int, ...] | None:
-        """What must be equal for content to be equal; None where no stamp proves that."""
-        device = found.st_dev
-        if device not in self._mounts:
-            self._mounts[device] = _mount(path)
-        mount = self._mounts[device]
-        return None if mount is None else (*_times(found), mount)
+    def _stamp(self, path: str, found: os.stat_result) -> tuple[int, ...]:
+        """What must be equal for content to be equal; the mount comes last."""
+        mount = self._mounts.get(found.st_dev)
+        if mount is None:
+            mount = self._mounts[found.st_dev] = _mount(path)
+        return (*_times(found), mount)
 
 
 def _times(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
-def _mount(path: str) -> int | None:
+def _mount(path: str) -> int:
     """A number that no other mount since the machine was booted has.
 
-    A kernel that gives no such number gives 0 for a mount that can be written, where the times of a
-    change are the kernel's own, and None for one that cannot: an image may have been built with any.
+    Where the kernel gives no such number, it is 0 for a mount that can be written, on which the times of
+    a change are the kernel's own. On any other no stamp proves anything: it may be an image that was
+    built with any times.
     """
     unique = _unique_mount(path)
     if unique is not None:
         return unique
-    return None if os.statvfs(path).f_flag & os.ST_RDONLY else 0
+    return _NO_PROOF if os.statvfs(path).f_flag & os.ST_RDONLY else 0
 
 
 def _unique_mount(path: str) -> int | None:
