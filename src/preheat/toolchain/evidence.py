@@ -137,9 +137,9 @@ def _times(found: os.stat_result) -> tuple[int, ...]:
 def _mount(path: str) -> int:
     """A number that no other mount since the machine was booted has.
 
-    Where the kernel gives no such number, it is 0 for a mount that can be written, on which the times of
-    a change are the kernel's own. On any other no stamp proves anything: it may be an image that was
-    built with any times.
+    Where the kernel gives no such number, it is 0 for a mount that can be written, on which the kernel
+    itself sets the times of changes. On any other mount no stamp proves anything: it may be an image
+    that was built with any times.
     """
     unique = _unique_mount(path)
     if unique is not None:
