@@ -173,11 +173,11 @@ def test_two_images_with_the_same_times_are_two_images(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (image(project.root / f"{n}.img", text) for n, text in enumerate((OLD, NEW)))
-    now = time.time
+    now, passed, stamps = time.time, [0.0], []
+    monkeypatch.setattr("time.time", lambda: now() + passed[0])
     same = project.process()
-    stamps = []
-    for nth in range(3):  # so that the stamps are believed
-        monkeypatch.setattr("time.time", lambda nth=nth: now() + 10 * nth)
+    for _ in range(3):  # so that the stamps are believed
+        passed[0] += 10
         with mounted(first, project.include):
             stamps.append((project.include / "v.h").stat())
             assert project.build() == 111

@@ -50,8 +50,8 @@ class _Row(NamedTuple):
 class Memo:
     """Hashes by path. `note` is where the last process left off; stamps of an earlier boot are void."""
 
-    def __init__(self, note: bytes | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, note: bytes | None = None, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.time
         self._rows: dict[str, _Row] = {}
         self.changed = False
         if note is not None:
