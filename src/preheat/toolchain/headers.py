@@ -348,12 +348,10 @@ def _digest(survey: Survey, place: Place, view: View) -> str:
 
 
 def _require_no_clock(survey: Survey, places: Sequence[Place]) -> None:
-    texts = {
-        name: survey.files[root, name].text or "" for root, name in places if root not in survey.theirs
-    }
+    texts = {place: survey.files[place].text or "" for place in places if survey.mine(place)}
     macro = clock_macro(*texts.values(), *survey.program.texts)
     if macro is not None:
-        where = next((name for name, text in texts.items() if clock_macro(text)), "a header")
+        where = next((name for (_, name), text in texts.items() if clock_macro(text)), "a header")
         raise Untrackable(f"header {where} uses {macro}, which reads the clock")
 
 
