@@ -47,10 +47,14 @@ class _Row(NamedTuple):
     settled: bool
 
 
+def _now() -> float:
+    return time.time()  # looked up at each call, so that tests can set the clock
+
+
 class Memo:
     """Hashes by path. `note` is where the last process left off; stamps of an earlier boot are void."""
 
-    def __init__(self, note: bytes | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, note: bytes | None = None, clock: Callable[[], float] = _now) -> None:
         self._clock = clock
         self._rows: dict[str, _Row] = {}
         self.changed = False
