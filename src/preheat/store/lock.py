@@ -185,6 +185,6 @@ def sweep(directory: Path, older_than: float) -> None:
         path = directory / name
         with suppress(OSError):  # someone else removed it, or it is no file: it is only litter
             if os.lstat(path).st_mtime < older_than:
-                lock = FileLock(path)
+                lock = FileLock(path, owner=sys._getframe())
                 if lock.acquire(0):
                     lock.release()
