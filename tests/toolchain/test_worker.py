@@ -300,6 +300,16 @@ def test_idle_workers_end_at_close_and_others_start_after_it(
     assert told(recorder) == ["started", "started"]
 
 
+def test_where_no_thread_can_be_started_a_worker_is(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("preheat.toolchain.pool._thread.start_new_thread", refuse)
+    assert own.compile(GOOD, SM_90).cubin
+
+
 def test_threads_share_as_many_workers_as_there_are_processors(
     own: Toolchain, recorder: Recorder
 ) -> None:

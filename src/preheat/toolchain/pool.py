@@ -180,7 +180,10 @@ class WorkerPool:
             finally:
                 started.release()
 
-        _thread.start_new_thread(start, ())
+        try:
+            _thread.start_new_thread(start, ())
+        except RuntimeError:  # no thread can be started, as in an exit handler of Python 3.12
+            start()
         started.acquire()
         if failures:
             raise failures.pop()
