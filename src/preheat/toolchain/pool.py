@@ -76,7 +76,6 @@ class WorkerPool:
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events, self._timeout = events, timeout
         self._idle: list[_Worker] = []
-        self._busy: weakref.WeakSet[_Worker] = weakref.WeakSet()
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # all of them
         self._lock = Lock()
         self._slots = Lock(places=os.cpu_count() or 1)
@@ -110,7 +109,6 @@ class WorkerPool:
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """The reply of one worker; None when it turns out to have left, idle for long enough."""
-        self._busy.add(worker)
         try:
             reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
         except _LeftError:
@@ -119,8 +117,6 @@ class WorkerPool:
         except BaseException as failure:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
-        finally:
-            self._busy.discard(worker)
         if reply.message.get("status") in _CLEAN:
             with self._lock:
                 self._idle.append(worker)
@@ -139,7 +135,6 @@ class WorkerPool:
             worker.abandon()
         self._workers.clear()
         self._idle.clear()
-        self._busy.clear()
 
     def _take(self) -> _Worker:
         while True:
