@@ -92,7 +92,7 @@ class _Request:
 
     @property
     def flight(self) -> tuple[str, ...]:
-        """Requests for which it is equal are one compile: directories decide which headers it has."""
+        """What threads share a compile by. Include directories count: they decide on the headers."""
         include = self.program.include if self.program.may_include else ()
         return (self.digest, *include)
 

@@ -111,7 +111,7 @@ class LayerStore:
         self._own: set[str] = set()  # directories found good: strangers cannot change them any more
 
     def reader(self, events: Events) -> LayerStore:
-        """This directory for looking around: that uses no entry, and mends none."""
+        """The same directory for reading only: it refreshes no stamps and removes no damaged entry."""
         return LayerStore(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
@@ -401,7 +401,7 @@ class DiskStore(LayerStore):
         return usage
 
     def _settle(self, before: _Usage | None, counted: _Usage) -> None:
-        """Write down what was counted and what others added meanwhile, even if that is in it."""
+        """Write down what was counted plus what others added meanwhile, though some may count twice."""
         with self._turn("usage", _LOCK_WAIT):
             after = self._read_usage()
             if before is not None and after is not None:

@@ -140,11 +140,9 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
     """
     view = View(memo)
     for root, name, digest in state.headers:
-        candidates = [root] if root == ABSOLUTE else list(roots)
-        if (
-            tuple(roots) == state.roots and root in roots
-        ):  # where it was, since it may lie beside another
-            candidates = [root]
+        # With the same include roots it is looked for where it was: it may lie beside another header.
+        same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
+        candidates = [root] if same_root else list(roots)
         for candidate in candidates:
             path = _path(roots, candidate, name)
             if path is not None and os.path.isfile(path):

@@ -50,7 +50,6 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
-
 _RETRIES = 3  # times that a compile is started again because somebody killed the compiler
 # Signals by which a process ends because of what it did itself. After these a retry does the same.
 _OWN_SIGNALS = {
