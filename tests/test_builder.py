@@ -418,8 +418,9 @@ def test_a_child_forked_during_a_compile_lets_go_of_the_worker(open_builder: Ope
 
     thread = threading.Thread(target=compile_until_workers_die)
     thread.start()
-    wait_for(lambda: builder.toolchain.pool._busy)
-    (worker,) = builder.toolchain.pool._busy
+    pool = builder.toolchain.pool
+    wait_for(lambda: set(pool._workers) - set(pool._idle))
+    (worker,) = set(pool._workers) - set(pool._idle)
     descriptors = (worker._in.fileno(), worker._out.fileno())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
@@ -434,8 +435,8 @@ def test_a_child_forked_during_a_compile_lets_go_of_the_worker(open_builder: Ope
         os._exit(closed)
     _, status = os.waitpid(child, 0)
     while thread.is_alive():  # it starts another worker in place of the first
-        for busy in tuple(builder.toolchain.pool._busy):
-            busy._process.kill()
+        for started in tuple(pool._workers):
+            started._process.kill()
         thread.join(0.01)
     assert os.waitstatus_to_exitcode(status) == 2
 

@@ -131,6 +131,9 @@ SPELLED = {
     "behind a wide character": ['a = L\'\\"\'; x = __TIME__; b = "";'],
     "behind a raw string": ['a = R"(" /*)"; x = __TIME__;'],
     "with a trigraph": ["x = __TI??/\nME__;"],
+    "behind a header name": ["#define Z #include <//> /*\nx = __TIME__; // */"],
+    "behind a header name and a comment": ["#/**/include <x/*y.h>\nx = __TIME__; // */"],
+    "behind a prefix on the line before": ['#define X q\\\nR"("\nx = __TIME__; // )"'],
 }
 
 
@@ -148,7 +151,8 @@ def test_a_name_is_found_however_it_is_spelled(how: str) -> None:
         "my__TIME__",
         "__TI ME_",
         "// x \\\n__TIME__",
-        'R"(__TIME__)"',
+        "enum { TIME = 4 }; int _ = TIME;",
+        "template <class T, int D, int A, int E> int _;",
     ],
 )
 def test_a_name_outside_of_code_is_not_found(text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from preheat.files import Descriptor, opened
 from preheat.flights import Flights
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, wait_for
 
 
 def lose(lock: Lock) -> None:
@@ -49,18 +50,19 @@ def test_a_lock_has_one_holder_at_a_time() -> None:
 
 def test_a_lock_has_as_many_holders_as_places() -> None:
     lock, inside, most = Lock(places=3), list[int](), list[int]()
+    three = threading.Barrier(3)
 
     def work(number: int) -> None:
         with lock:
             inside.append(number)
             most.append(len(inside))
-            threading.Event().wait(0.002)
+            three.wait(PATIENCE)
             inside.remove(number)
 
-    for thread in [in_thread(lambda number=number: work(number)) for number in range(20)]:  # type: ignore[misc]
+    for thread in [in_thread(lambda number=number: work(number)) for number in range(18)]:  # type: ignore[misc]
         thread.join()
-    assert len(most) == 20
-    assert 1 < max(most) <= 3
+    assert len(most) == 18
+    assert max(most) == 3
 
 
 def test_a_lock_that_its_holder_lost_is_taken_over_and_says_so() -> None:
@@ -118,12 +120,12 @@ def test_a_call_is_over_when_its_function_has_ended_though_its_frame_is_kept() -
 
 
 def test_a_fork_waits_for_what_must_not_be_forked() -> None:
-    held, done, order = threading.Event(), threading.Event(), list[str]()
+    held, order = threading.Event(), list[str]()
 
     def hold() -> None:
         with no_fork:
             held.set()
-            done.wait(0.2)
+            time.sleep(0.2)  # long enough for a fork that does not wait to come first
             order.append("done")
 
     holder = in_thread(hold)
@@ -155,14 +157,20 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
         made.append(1)
         return 7
 
+    def is_waiting(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and frame.f_code.co_name == "wait"
+
     threads, results = [in_thread(fly)], list[int]()
     flying.wait()
     for _ in range(4):
         threads.append(in_thread(lambda: results.append(flights.share("key", make))))
+    wait_for(lambda: all(map(is_waiting, threads[1:])))
     waiting.set()
     for thread in threads:
         thread.join()
     assert results == [7] * 4
+    assert made == [1]
     assert flights.share("key", lambda: 8) == 8  # nothing old is handed out
 
 

@@ -240,10 +240,8 @@ def _text_or_none(value: object) -> str | None:
 def _texts(rows: Any) -> dict[str, str]:
     if type(rows) is not dict:
         raise TypeError(f"{rows!r} is not a table of texts")
-    # A byte that is not text is kept as a surrogate.
-    if not all(
-        type(source) is str for source in rows.values()
-    ):  # a byte that is no text is a surrogate
+    # Not `text`: a byte of a source that is not text is kept as a surrogate.
+    if not all(type(source) is str for source in rows.values()):
         raise TypeError("a source is not text")
     return {text(name): source for name, source in rows.items()}
 

@@ -92,7 +92,7 @@ class _Request:
 
     @property
     def flight(self) -> tuple[str, ...]:
-        """Requests for which it is equal are one compile: directories decide which headers it has."""
+        """What threads share a compile by. Include directories count: they decide on the headers."""
         include = self.program.include if self.program.may_include else ()
         return (self.digest, *include)
 
@@ -501,11 +501,12 @@ class Builder:
         survey = Survey(program, request.roots, self.toolchain.located.roots, memo)
         for _ in range(_COMPILES):
             compiled = self.toolchain.compile(program, arch)
-            if compiled.opened is None:
+            opened = compiled.opened
+            if opened is None and program.may_include:
                 why = "the compiler did not tell which headers it opened"
                 return compiled, Untrackable(why)
             try:
-                state = observe(survey, compiled.opened, memo)
+                state = observe(survey, opened or (), memo)
             except Unexpected as names:
                 surprise = Untrackable(f"the compiler opens other files each time: {names}")
             except Untrackable as why:

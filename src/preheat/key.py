@@ -101,10 +101,8 @@ def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
 def _rows(label: str, values: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
     yield f"{label}s", str(len(values)).encode()
     for index, value in enumerate(values):
-        yield (
-            f"{label}[{index}]",
-            value.encode(errors="surrogateescape"),
-        )  # directories need not be text
+        # The name of a directory need not be text.
+        yield f"{label}[{index}]", value.encode(errors="surrogateescape")
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:

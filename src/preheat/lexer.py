@@ -15,6 +15,7 @@ from typing import NamedTuple
 __all__ = [
     "Piece",
     "blanked",
+    "certain",
     "first_token",
     "joined",
     "mentioned",
@@ -49,6 +50,8 @@ _INSIDE = {
 }
 _RAW_OPENING = re.compile(r'([^()\\\s"]{0,16})\(')
 _NOT_BREAK = re.compile(r"[^\n]")
+_DOUBTFUL = re.compile(r'R"|include[^\n<"]{0,200}<[^<>\n]*/[/*]')
+_MOST_PIECES = 3
 _WORD = re.compile(r"\w+")
 _TRIGRAPHS = {"??/": "\\", "??=": "#"}
 
@@ -101,6 +104,15 @@ def stripped(text: str, *, strings: bool = False) -> str:
         at = end
     parts.append(joined(text[at:]))
     return "".join(parts)
+
+
+def certain(text: str, *, strings: bool = False) -> str:
+    """`stripped(text)`, or all of a text in which a scanner and a compiler may not agree on literals.
+
+    Standards before C++11 have no raw strings, and a header name may contain what looks like a comment.
+    """
+    whole = joined(text)
+    return whole if _DOUBTFUL.search(whole) else stripped(text, strings=strings)
 
 
 def blanked(text: str) -> str:
@@ -165,17 +177,21 @@ def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
     rough = {word for reading in read for word in _WORD.findall(joined(reading))}
     if not any(_composed(name, rough) for name in names):  # as in nearly every text
         return set()
-    return {word for reading in read for word in _WORD.findall(stripped(reading))}
+    return {word for reading in read for word in _WORD.findall(certain(reading))}
 
 
 def _composed(name: str, words: Collection[str]) -> bool:
-    """Whether `name` is one of `words`, or several of them in a row."""
+    """Whether `name` is one of `words`, or made of two or three of them in a row.
+
+    Nobody puts a name together from more pieces, and single letters are words of ordinary programs.
+    """
     parts = [word for word in words if word in name]
     reached = {0}
-    for at in range(len(name)):
-        if at in reached:
-            reached |= {at + len(part) for part in parts if name.startswith(part, at)}
-    return len(name) in reached
+    for _ in range(_MOST_PIECES):
+        reached = {at + len(part) for at in reached for part in parts if name.startswith(part, at)}
+        if len(name) in reached:
+            return True
+    return False
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:

@@ -126,7 +126,7 @@ class Lock:
 
 
 #: Held while doing what a forked child could not finish in the place of the thread that began it:
-#: importing a module, asking `tempfile` for its first name, starting a process. A fork waits for it.
+#: importing a module, starting a process. A fork waits for it.
 no_fork = Lock()
 
 

@@ -18,7 +18,7 @@ from preheat.spelling import spelled
 __all__ = ["Program"]
 
 _PTX_START = re.compile(r"\.\w")  # no C++ starts with a dot
-_RESERVED = ("@", "__nv_nvrtc_builtin_header.h")
+_CANARY = "__nv_nvrtc_builtin_header.h"  # the compiler's own, by which a complete trace is known
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
 # Options whose effect preheat cannot put into a key, each with the reason it gives.
@@ -225,7 +225,8 @@ def _headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if not isinstance(headers, Mapping):
         raise InputError("headers must be a mapping from name to text")
     for name in headers:
-        if _text("header name", name).startswith(_RESERVED):
+        parts = _text("header name", name).split("/")
+        if name == _CANARY or name.startswith("/proc/") or any(part.startswith("@") for part in parts):
             raise InputError(
                 f"a header in memory cannot be called {name!r}",
                 hint="the compiler sees include directories and its own header under such names",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
+from preheat.container import text
 from preheat.events import Events
 from preheat.key import Part, explain, include_parts
 from preheat.store import LayerStore
@@ -60,13 +61,18 @@ class Promise:
             "arch": str(artifact.arch),
             "entries": self.entries,
             "note": self.note,
-            "include": self.include,
+            "include": None if self.include is None else [*map(_writable, self.include)],
             "states": encode_states([(self.state, artifact.digest)]),
         }
         return {
             self.key: container.pack(self.key, meta, {}),
             artifact.digest: artifact.encode(),
         }
+
+
+def _writable(spelling: str) -> str:
+    """A spelling for people to read; bytes of a directory's name that are not text are escaped."""
+    return spelling.encode(errors="backslashreplace").decode()
 
 
 def promised(bundle: Bundle, key: str, held: Mapping[str, Artifact] = _NONE) -> Promise | None:
@@ -96,11 +102,11 @@ def _meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
 def _whole(bundle: Bundle, key: str, meta: dict[str, Any], held: Mapping[str, Artifact]) -> Promise:
     try:
         ((state, digest),) = decode_states(meta)
-        entries, note, include = meta["entries"], meta["note"], meta.get("include")
+        entries, note, include = meta["entries"], text(meta["note"]), meta.get("include")
         if not isinstance(entries, list) or not isinstance(include, list | None):
             raise TypeError("its entries or include directories are not a list")
-        _require_text(entries, (digest, note), include or ())
-        _require_text(state.roots, *state.headers, *state.absent)
+        for each in (*entries, *(include or ())):
+            text(each)
         artifact = held.get(digest) or _code(bundle, digest)
     except container.DamagedEntryError:
         raise
@@ -114,14 +120,7 @@ def _code(bundle: Bundle, digest: str) -> Artifact:
     blob = bundle.get(digest)
     if blob is None:
         raise ValueError(f"its code {digest[:12]} is missing")
-    artifact = Artifact.decode(digest, *container.unpack_checked(blob))
-    _require_text((artifact.label, artifact.toolchain), *artifact.parts, *artifact.headers)
-    return artifact
-
-
-def _require_text(*rows: Iterable[str]) -> None:
-    """`TypeError` where anything in `rows` is something else, as under a right checksum it may be."""
-    "".join(chain.from_iterable(rows))
+    return Artifact.decode(digest, *container.unpack_checked(blob))
 
 
 class Near(NamedTuple):

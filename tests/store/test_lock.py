@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from preheat.store.lock import FileLock, hold, release_lost
+from preheat.store.lock import FileLock, hold, release_lost, sweep
 from tests.processes import PATIENCE, kill, line
 from tests.store.support import finish, start
 
@@ -167,6 +167,19 @@ def test_the_lock_of_an_interrupted_function_is_given_back_though_its_exception_
     with pytest.raises(KeyboardInterrupt) as kept:
         interrupted()
     assert FileLock(path).acquire(0), kept
+
+
+def test_an_interrupted_sweep_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / ("ab" * 32)
+    path.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "release", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(tmp_path, path.stat().st_mtime + 1)
+    assert FileLock(path).acquire(0)
 
 
 def test_giving_back_what_an_interrupted_function_only_tried_to_take_leaves_the_owner_alone(

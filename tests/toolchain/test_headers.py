@@ -353,6 +353,12 @@ def test_a_header_that_reads_the_clock_is_compiled_and_not_kept(project: Project
     assert not project.build(source).hit
 
 
+def test_the_clock_is_found_in_each_of_two_headers_of_one_name(project: Project) -> None:
+    project.write({"a/v.h": "#include_next <v.h>\n", "b/v.h": "#define VALUE __TIME__[0]\n"})
+    made = project.build("#include <v.h>\n" + KERNEL, ("a", "b"))
+    assert "v.h uses __TIME__" in made.uncached
+
+
 def test_the_clock_in_a_comment_of_a_header_is_harmless(project: Project) -> None:
     project.write({"inc/v.h": "// not __TIME__\n#define VALUE 1\n"})
     source = f'#include "v.h"\n{KERNEL}'

@@ -26,7 +26,7 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.program import Program
-from preheat.toolchain import Toolchain, pool
+from preheat.toolchain import Toolchain, pool, scratch
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
@@ -300,6 +300,16 @@ def test_idle_workers_end_at_close_and_others_start_after_it(
     assert told(recorder) == ["started", "started"]
 
 
+def test_where_no_thread_can_be_started_a_worker_is(
+    own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("preheat.toolchain.pool._thread.start_new_thread", refuse)
+    assert own.compile(GOOD, SM_90).cubin
+
+
 def test_threads_share_as_many_workers_as_there_are_processors(
     own: Toolchain, recorder: Recorder
 ) -> None:
@@ -544,12 +554,25 @@ def cramped(root: Path, options: str, elsewhere: str, name: str = "long" * 40) -
     ["size=64k", "nr_inodes=1", "nr_inodes=3", "ro"],
     ids=["no bytes left", "no directory to be made", "no links to be made", "read-only"],
 )
-def test_without_room_for_a_trace_the_compile_succeeds_and_is_not_kept(
+def test_with_a_temporary_directory_that_is_of_no_use_the_usual_one_will_do(
     tmp_path: Path, options: str
 ) -> None:
     seen = cramped(tmp_path, options, elsewhere="/dev/shm")["seen"]
-    (reason,) = [fields["reason"] for name, fields in seen if name == "uncached"]
-    assert reason == "the compiler did not tell which headers it opened"
+    assert "uncached" not in [name for name, _ in seen]
+
+
+def test_a_place_where_others_can_rename_our_directory_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert str(tmp_path) not in scratch._places()
+    tmp_path.chmod(0o1777)
+    assert str(tmp_path) in scratch._places()
+    tmp_path.chmod(0o700)
+    assert str(tmp_path) in scratch._places()
+    os.chown(tmp_path, 12345, 12345) if os.geteuid() == 0 else pytest.skip("needs root")
+    assert str(tmp_path) not in scratch._places()
 
 
 @pytest.mark.parametrize(

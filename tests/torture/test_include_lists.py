@@ -245,6 +245,23 @@ def test_two_that_are_written_alike_and_have_equal_headers_are_one_entry(
     assert stored_value(sealed_builder(tmp_path / "k.heat", tmp_path).build(other, "sm_90")) == 111
 
 
+def test_a_directory_whose_name_is_not_text_is_baked_and_answers(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
+    (place,) = directories(tmp_path, one=111)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    place.rename(odd)
+    program = Program.of(SOURCE, label="k.cu", include=[odd])
+    rows = (Wanted(program, (SM_90,)),)
+    assert bake(Manifest(rows), output=tmp_path / "k.heat", builder=shared_builder).ok
+    sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
+    assert stored_value(sealed.build(program, "sm_90")) == 111
+    with Bundle.open(tmp_path / "k.heat") as bundle:
+        (promise,) = promises(bundle)
+    assert promise.include is not None
+    assert promise.include[0].endswith("/\\udcff")
+
+
 def test_bundles_that_answer_alike_with_different_headers_do_not_merge(
     shared_builder: Builder, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from preheat.arch import Arch
 from preheat.builder import Builder
 from preheat.config import Config
+from preheat.errors import InputError
 from preheat.program import Program
 from preheat.toolchain import Toolchain
 from tests.torture.conftest import Campaign
@@ -173,8 +175,8 @@ def test_two_images_with_the_same_times_are_two_images(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (image(project.root / f"{n}.img", text) for n, text in enumerate((OLD, NEW)))
-    now, passed, stamps = time.time, [0.0], []
-    monkeypatch.setattr("time.time", lambda: now() + passed[0])
+    passed, stamps = [0.0], []
+    monkeypatch.setattr("preheat.toolchain.evidence._now", lambda: passed[0])
     same = project.process()
     for _ in range(3):  # so that the stamps are believed
         passed[0] += 10
@@ -199,3 +201,122 @@ def test_a_header_dated_in_the_future_is_cached(project: Project, days: int) -> 
         builder.events.sinks.append(lambda name, _: seen.append(name))
         builder.build(project.program, "sm_90")
     assert (seen.count("compile"), seen.count("hit"), seen.count("uncached")) == (1, 1, 0)
+
+
+# What is passed over, hidden or made up
+
+
+def test_a_file_that_is_away_while_the_program_is_compiled_is_not_forgotten(project: Project) -> None:
+    """An editor that saves by renaming takes a header away for a moment."""
+    first = project.root / "first"
+    first.mkdir()
+    (first / "v.h").write_text(NEW)
+    program = Program.of(SOURCE, include=[first, project.include])
+    builder, compiler = project.process(), project.process().toolchain
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(compiler, name)
+
+        def compile(self, program: Program, arch: Arch) -> Any:
+            (first / "v.h").rename(first / "away")
+            compiled = compiler.compile(program, arch)
+            (first / "away").rename(first / "v.h")
+            return compiled
+
+    builder.toolchain = Interrupted()  # type: ignore[assignment]
+    assert value(builder.build(program, "sm_90")) == 111
+    assert value(project.process().build(program, "sm_90")) == 222
+
+
+def test_headers_in_two_mounts_of_one_file_system_are_cached(project: Project) -> None:
+    places = [project.root / name for name in ("x", "y", "m1", "m2")]
+    for place in places:
+        place.mkdir()
+    (places[0] / "a.h").write_text('#include "b.h"\n')
+    (places[1] / "b.h").write_text(OLD)
+    seen: list[str] = []
+    with bound(places[0], places[2]), bound(places[1], places[3]):
+        program = Program.of(f'#include "a.h"\n{KERNEL}', include=places[2:])
+        for _ in range(2):
+            builder = project.process()
+            builder.events.sinks.append(lambda name, _: seen.append(name))
+            builder.build(program, "sm_90")
+    assert (seen.count("uncached"), seen.count("hit")) == (0, 1)
+
+
+@contextmanager
+def bound(what: Path, at: Path) -> Iterator[None]:
+    done = subprocess.run(["mount", "--bind", what, at], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+def test_a_header_in_memory_does_not_hide_the_file_of_that_name(project: Project) -> None:
+    (project.include / "b.h").write_text('#include "v.h"\n')
+    program = Program.of(
+        f'#include "{project.include}/b.h"\n{KERNEL}',
+        headers={f"{project.include}/v.h": "#define V 5\n"},
+    )
+    project.process().build(program, "sm_90")
+    (project.include / "v.h").write_text(NEW)
+    truth = Config(cache_dirs=(), lock_dir=project.root, cache=False)
+    assert value(project.process().build(program, "sm_90")) == value(
+        Builder.open(truth).build(program, "sm_90")
+    )
+
+
+def test_a_pipe_on_the_way_to_a_header_is_refused_before_the_compiler_waits(project: Project) -> None:
+    first = project.root / "first"
+    first.mkdir()
+    os.mkfifo(first / "v.h")
+    with pytest.raises(InputError, match="a pipe for which the compiler would wait"):
+        project.process().build(Program.of(SOURCE, include=[first, project.include]), "sm_90")
+
+
+@pytest.mark.parametrize("name", ["/proc/self/pagemap", "/proc/kmsg", "huge.h"])
+def test_a_branch_that_is_not_taken_may_name_what_never_ends(project: Project, name: str) -> None:
+    with open(project.include / "huge.h", "wb") as huge:
+        huge.truncate(3 << 30)
+    source = f'#if 0\n#include "{name}"\n#endif\n{SOURCE}'
+    assert value(project.process().build(Program.of(source, include=[project.include]), "sm_90")) == 111
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "namespace cute { struct U {}; __device__ constexpr U _{}; } using cute::_;\n"
+        "template <class T, int D, int A, int E> struct Q {};\n#define V 1\n",
+        "enum { TIME = 4 };\n__device__ int f() { int _ = TIME; return _; }\n#define V f()\n",
+        "#ifndef __has_include\n#define __has_include(x) 0\n#endif\n#define V 1\n",
+    ],
+    ids=["cute", "time", "guard"],
+)
+def test_ordinary_programs_are_cached(project: Project, source: str) -> None:
+    builder = project.process()
+    seen: list[str] = []
+    builder.events.sinks.append(lambda name, _: seen.append(name))
+    program = Program.of(source + KERNEL)
+    builder.build(program, "sm_90")
+    project.process().build(program, "sm_90")
+    assert "uncached" not in seen
+
+
+@pytest.mark.parametrize(("source", "uncached"), [(KERNEL, 0), (SOURCE, 1)])
+def test_without_a_trace_a_program_that_includes_nothing_is_cached_all_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch, source: str, uncached: int
+) -> None:
+    seen: list[str] = []
+    builder = project.process()
+    builder.events.sinks.append(lambda name, _: seen.append(name))
+    compile_program = Toolchain.compile
+    monkeypatch.setattr(
+        Toolchain, "compile", lambda *given: replace(compile_program(*given), opened=None)
+    )
+    program = Program.of(source, include=[project.include], options=["-DV=1"] * (1 - uncached))
+    builder.build(program, "sm_90")
+    assert seen.count("uncached") == uncached

@@ -27,6 +27,7 @@ from preheat.warm.recorder import Recorder, known, merge, spool_of
 from tests import processes
 from tests.conftest import Recorder as Sink
 from tests.processes import PATIENCE, SOURCE, ended, finish, kill, line, start, tell, wait_for
+from tests.store.support import NOBODY, needs_root
 
 SM_90 = Arch.parse("sm_90")
 
@@ -480,6 +481,20 @@ def test_a_merge_that_dies_before_it_cleans_up_does_no_harm(
 
 def _die(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
+
+
+@needs_root
+def test_root_merges_what_another_user_recorded(record: Recorder, manifest: Path) -> None:
+    program = see(record)
+    (file,) = spools(manifest)
+    theirs = file.with_name("theirs.jsonl")
+    theirs.write_bytes(file.read_bytes())
+    lock = file.with_name("lock")  # left by a merger that was killed
+    lock.touch()
+    for path in (theirs, lock):
+        os.chown(path, NOBODY, 0)
+    assert merge(manifest) == 1  # `record` goes on
+    assert [wanted.program for wanted in known(manifest).programs] == [program]
 
 
 def test_a_merger_that_does_not_end_is_waited_for_a_while_only(

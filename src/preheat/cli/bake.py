@@ -12,7 +12,7 @@ import click
 from preheat.arch import Arch
 from preheat.cli.check import prove
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
-from preheat.errors import PreheatError
+from preheat.errors import InputError, PreheatError
 from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
 from preheat.warm.manifest import Manifest
 
@@ -62,6 +62,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Compile the programs that MANIFEST lists, on all cores, into one bundle (.heat)."""
+    if not manifest.name:  # such as `.`
+        raise InputError(f"{manifest} is a directory", hint="name the manifest, such as kernels.toml")
     output = output or manifest.with_suffix(".heat")
     if check:
         if not output.exists():

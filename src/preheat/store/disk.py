@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -38,7 +38,7 @@ _STAMP_EVERY = 3600.0  # seconds: how stale an entry's last-read stamp may get
 _LOW_WATER = 0.8  # eviction goes down to this part of the limits, so that it runs rarely
 _LOCK_WAIT = 2.0  # seconds to wait for the usage file; totals may drift, a sweep corrects them
 _SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the one that sweeps
-_USAGE = struct.Struct("<4Q")
+_USAGE = struct.Struct("<5Q")
 _MOST = (1 << 64) - 1
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
 _KINDS = ("heat", "note")
@@ -71,10 +71,11 @@ class _Usage:
     bytes: int = 0
     floor_files: int = 0
     floor_bytes: int = 0
+    counts: int = 0  # how often all entries were counted, so that a writer sees that one came between
 
     def plus(self, files: int, size: int) -> _Usage:
         total, used = max(self.files + files, 0), max(self.bytes + size, 0)
-        return _Usage(total, used, self.floor_files, self.floor_bytes)
+        return _Usage(total, used, self.floor_files, self.floor_bytes, self.counts)
 
     def over(self, limit: int, max_files: int) -> bool:
         """Whether a sweep is due. What pins hold cannot be swept: then wait for a tenth more."""
@@ -85,7 +86,7 @@ class _Usage:
 
 def _packed(usage: _Usage) -> bytes:
     """The totals and their checksum; sizes that no disk has are cut off."""
-    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes)
+    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes, usage.counts)
     front = _USAGE.pack(*(min(number, _MOST) for number in row))
     return front + xxhash.xxh3_128_digest(front)
 
@@ -111,7 +112,7 @@ class LayerStore:
         self._own: set[str] = set()  # directories found good: strangers cannot change them any more
 
     def reader(self, events: Events) -> LayerStore:
-        """This directory for looking around: that uses no entry, and mends none."""
+        """The same directory for reading only: it refreshes no stamps and removes no damaged entry."""
         return LayerStore(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
@@ -331,7 +332,8 @@ class DiskStore(LayerStore):
         """Add to the running totals, do the block, and sweep when they have passed the limits.
 
         The totals come first: a writer that is killed in between leaves them too large, which a count
-        puts right, and never too small, which would let the cache grow.
+        puts right, and never too small, which would let the cache grow. A count that came between may
+        have missed the entry: then it is added once more.
         """
         usage, fault = None, None
         try:
@@ -344,6 +346,9 @@ class DiskStore(LayerStore):
             with suppress(OSError):
                 self._add(-files, -size)
             raise
+        if usage is not None and (now := self._read_usage()) and now.counts != usage.counts:
+            with suppress(OSError):
+                usage = self._add(files, size)
         if fault is not None:
             self._events.fault(self.name, "keep count", fault)
         elif usage is None or usage.over(self._limit, self._max_files):
@@ -401,13 +406,13 @@ class DiskStore(LayerStore):
         return usage
 
     def _settle(self, before: _Usage | None, counted: _Usage) -> None:
-        """Write down what was counted and what others added meanwhile, even if that is in it."""
+        """Write down what was counted plus what others added meanwhile, though some may count twice."""
         with self._turn("usage", _LOCK_WAIT):
             after = self._read_usage()
             if before is not None and after is not None:
                 late = max(after.files - before.files, 0), max(after.bytes - before.bytes, 0)
                 counted = counted.plus(*late)
-            self._write_usage(counted)
+            self._write_usage(replace(counted, counts=(after.counts if after else 0) + 1))
 
     # What others left behind
 

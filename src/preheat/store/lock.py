@@ -29,11 +29,13 @@ class FileLock:
 
     One lock a key would leave litter; a lock that is taken again and again is better kept. `owner` is
     the frame of the function that holds the lock, no generator's: when an interrupt ends the function
-    before it gives the lock back, `release_lost` does.
+    before it gives the lock back, `release_lost` does. With `trust` the file may be another user's.
     """
 
-    def __init__(self, path: Path, *, keep: bool = False, owner: FrameType | None = None) -> None:
-        self.path, self._keep = path, keep
+    def __init__(
+        self, path: Path, *, keep: bool = False, owner: FrameType | None = None, trust: bool = False
+    ) -> None:
+        self.path, self._keep, self._trust = path, keep, trust
         self._owner = None if owner is None else Call(owner)
         self._file: Descriptor | None = None
 
@@ -78,7 +80,7 @@ class FileLock:
         _held.add(self)  # before it is locked: whatever ends this function, the lock can be found
         try:
             self._file = file = opened(self.path, _FLAGS)
-            _require_own_file(os.fstat(file), self.path)
+            _require_file(os.fstat(file), self.path, trust=self._trust)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last owner may have unlinked the file between our open and our lock: then what we
             # hold is a lock nobody else can find.
@@ -107,11 +109,11 @@ class FileLock:
         _held.discard(self)
 
 
-def _require_own_file(found: os.stat_result, path: Path) -> None:
+def _require_file(found: os.stat_result, path: Path, *, trust: bool) -> None:
     """`OSError` for what is no file, or one whose lock a stranger may hold for as long as he likes."""
     if not stat.S_ISREG(found.st_mode):
         raise NotAFileError
-    if found.st_uid not in (os.geteuid(), 0):
+    if not trust and found.st_uid not in (os.geteuid(), 0):
         raise DistrustedError(f"the lock file {path} belongs to user {found.st_uid}, not to you")
 
 
@@ -144,19 +146,25 @@ class hold:  # noqa: N801 - used like a function
     """Hold a kept lock for the block; the value says whether it was taken in time.
 
     A lock that is not `required` and cannot be had at all is done without. The path may be a function
-    that prepares the place for it. The block must not belong to a generator: see `FileLock`.
+    that prepares the place for it. The block must not belong to a generator, and `trust` means the
+    same as there: see `FileLock`.
     """
 
     def __init__(
-        self, path: Path | Callable[[], Path], timeout: float, *, required: bool = True
+        self,
+        path: Path | Callable[[], Path],
+        timeout: float,
+        *,
+        required: bool = True,
+        trust: bool = False,
     ) -> None:
-        self._path, self._timeout, self._required = path, timeout, required
+        self._path, self._timeout, self._required, self._trust = path, timeout, required, trust
         self._lock: FileLock | None = None
 
     def __enter__(self) -> bool:
         try:
             path = self._path() if callable(self._path) else self._path
-            self._lock = FileLock(path, keep=True, owner=sys._getframe(1))
+            self._lock = FileLock(path, keep=True, owner=sys._getframe(1), trust=self._trust)
             return self._lock.acquire(self._timeout)
         except OSError:
             if self._required:
@@ -177,6 +185,6 @@ def sweep(directory: Path, older_than: float) -> None:
         path = directory / name
         with suppress(OSError):  # someone else removed it, or it is no file: it is only litter
             if os.lstat(path).st_mtime < older_than:
-                lock = FileLock(path)
+                lock = FileLock(path, owner=sys._getframe())
                 if lock.acquire(0):
                     lock.release()

@@ -1,4 +1,4 @@
-"""Directories and files that may hold code: made private, refused when a stranger could have a hand in.
+"""Directories and files that may hold code: made private, refused when a stranger could change them.
 
 A path is walked one step at a time from `/`, each directory opened relative to the one before it and
 judged by what was opened. Every directory on the way has to belong to this user or to root, and others
@@ -121,7 +121,7 @@ def foreign(found: os.stat_result, me: int | None = None) -> str | None:
 
 
 def open_file(path: Path, *, trust: bool = False) -> Descriptor:
-    """A descriptor of the regular file at `path`; `DistrustedError` where a stranger had a hand in."""
+    """A descriptor of the regular file at `path`; `DistrustedError` if a stranger could change it."""
     if trust:
         file = opened(path, _FILE)
     else:

@@ -25,6 +25,7 @@ from preheat.locks import no_fork
 __all__ = ["Evidence", "Memo", "View"]
 
 _SETTLED = 2.0  # seconds, more than the resolution of the time stamps of any file system in use
+_MOST_BYTES = 1 << 26  # of a header; what is larger is data
 _TRIES = 3  # to read a file that somebody is writing
 _NO_PROOF = -1  # in the place of a mount whose stamps prove nothing
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, from Linux 6.8
@@ -43,15 +44,20 @@ class _Row(NamedTuple):
 
     stamp: tuple[int, ...]
     digest: str
-    seen: float  # when the stamp was first seen, in seconds of this machine's clock
+    seen: float  # when the stamp was first seen, in seconds since the machine was started
     settled: bool
+
+
+def _now() -> float:
+    """Seconds since the machine was started: a clock that nobody sets, the same in every process."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Memo:
     """Hashes by path. `note` is where the last process left off; stamps of an earlier boot are void."""
 
     def __init__(self, note: bytes | None = None, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or time.time
+        self._clock = clock or _now
         self._rows: dict[str, _Row] = {}
         self.changed = False
         if note is not None:
@@ -66,7 +72,7 @@ class Memo:
                 self._rows[str(path)] = _Row(
                     tuple(map(int, stamp)), str(digest), float(seen), settled is True
                 )
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             self._rows.clear()
             self.changed = True
 
@@ -97,7 +103,7 @@ class View:
 
     def __init__(self, memo: Memo) -> None:
         self._memo = memo
-        self._mounts: dict[int, int] = {}  # by device
+        self._mounts: dict[str, int] = {}  # by directory
 
     def evidence(self, path: str) -> Evidence:
         """The content of a regular file; `OSError` when it cannot be read."""
@@ -110,6 +116,8 @@ class View:
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
                     raise OSError("it is not a regular file")
+                if before.st_size > _MOST_BYTES:
+                    raise OSError(f"{before.st_size:,} bytes are too many for a header")
                 with open(descriptor, "rb", closefd=False) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 after = os.fstat(descriptor)
@@ -124,9 +132,10 @@ class View:
 
     def _stamp(self, path: str, found: os.stat_result) -> tuple[int, ...]:
         """What must be equal for content to be equal; the mount comes last."""
-        mount = self._mounts.get(found.st_dev)
+        directory = os.path.dirname(path)
+        mount = self._mounts.get(directory)
         if mount is None:
-            mount = self._mounts[found.st_dev] = _mount(path)
+            mount = self._mounts[directory] = _mount(directory or ".")
         return (*_times(found), mount)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple
 
 from preheat import container
 from preheat.artifact import Header
-from preheat.lexer import pasted
+from preheat.errors import InputError
+from preheat.lexer import joined, pasted
 from preheat.program import Program, clock_macro
 from preheat.toolchain.evidence import Evidence, Memo, View
 from preheat.toolchain.includes import QUESTIONS, Include, includes, line_names, questions, wrappers
@@ -42,6 +44,7 @@ ABSOLUTE = "/"
 #: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
 HOME = (ABSOLUTE, "preheat")
 
+_NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # some of which never end
 _MOST = 5000  # files looked at before a compile; of more the compiler's report says which matter
 
 Place = tuple[str, str]  # an include root and a name in it
@@ -140,11 +143,9 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
     """
     view = View(memo)
     for root, name, digest in state.headers:
-        candidates = [root] if root == ABSOLUTE else list(roots)
-        if (
-            tuple(roots) == state.roots and root in roots
-        ):  # where it was, since it may lie beside another
-            candidates = [root]
+        # With the same include roots it is looked for where it was: it may lie beside another header.
+        same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
+        candidates = [root] if same_root else list(roots)
         for candidate in candidates:
             path = _path(roots, candidate, name)
             if path is not None and os.path.isfile(path):
@@ -210,8 +211,9 @@ class Survey:
         self._follow(self.texts)
 
     def add(self, places: Iterable[Place]) -> None:
-        """Look at files that the texts do not lead to."""
+        """Look at files that the texts do not lead to; what is a file is looked at anew."""
         self._view = View(self._memo)
+        self._is_file.clear()
         texts = []
         for place in places:
             if place not in self.files:
@@ -246,7 +248,7 @@ class Survey:
         """Whether there was a file before the compile."""
         path = self.path(place)
         if path not in self._is_file:
-            self._is_file[path] = os.path.isfile(path)
+            self._is_file[path] = _is_file(path)
         return self._is_file[path]
 
     def path(self, place: Place) -> str:
@@ -260,7 +262,7 @@ class Survey:
         where it could be no file: those that are found have an absolute name or begin with `@`.
         """
         if name in self.in_memory:
-            return False
+            return name.startswith("/") and os.path.isfile(name)
         return name.startswith(("/", "@")) or not any(name in line_names(text) for text in self._own())
 
     def _own(self) -> Iterator[str]:
@@ -291,6 +293,8 @@ class Survey:
 
     def _look(self, place: Place) -> None:
         path, mine = self.path(place), self.mine(place)
+        if os.path.realpath(path).startswith(_NOT_FILES):
+            raise OSError("the kernel makes it up")
         evidence = self._view.evidence(path)
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             text = file.read()
@@ -348,12 +352,10 @@ def _digest(survey: Survey, place: Place, view: View) -> str:
 
 
 def _require_no_clock(survey: Survey, places: Sequence[Place]) -> None:
-    texts = {
-        name: survey.files[root, name].text or "" for root, name in places if root not in survey.theirs
-    }
+    texts = {place: survey.files[place].text or "" for place in places if survey.mine(place)}
     macro = clock_macro(*texts.values(), *survey.program.texts)
     if macro is not None:
-        where = next((name for name, text in texts.items() if clock_macro(text)), "a header")
+        where = next((name for (_, name), text in texts.items() if clock_macro(text)), "a header")
         raise Untrackable(f"header {where} uses {macro}, which reads the clock")
 
 
@@ -381,6 +383,12 @@ class _Watch:
                     self._must_stay_absent(passed)
         for place in places:
             self._must_stay_absent(self._earlier(place))
+            by_macro = any(root == place[0] for root, _ in unreadable)  # found beside, perhaps
+            if place not in explained and not by_macro and not self._by_next(place, places):
+                self._require_first(place)
+        for name in survey.in_memory:  # a file of that name would be found beside its includer
+            if name.startswith("/"):
+                self._must_stay_absent([(ABSOLUTE, name.lstrip("/"))])
         beside = {(root, os.path.dirname(name)) for root, name in places if root not in survey.theirs}
         for place in places:
             # An include that cannot be read, or that was not seen, may look beside any file.
@@ -421,6 +429,17 @@ class _Watch:
         self._must_stay_absent(passed)
         return found
 
+    def _by_next(self, place: Place, places: Iterable[Place]) -> bool:
+        """Whether `#include_next`, which starts behind the including file, may have led to a file."""
+        texts = (self._survey.files[each].text for each in places)
+        return any("include_next" in joined(text) and place[1] in text for text in texts if text)
+
+    def _require_first(self, place: Place) -> None:
+        """`Untrackable` when a file of this name came first before the compile and was passed over."""
+        for earlier in self._earlier(place):
+            if self._survey.is_file(earlier):
+                raise Untrackable(f"header {place[1]} was not found where it lay before the compile")
+
     def _earlier(self, place: Place) -> Iterator[Place]:
         """The same name in the include directories before the one where a file was found."""
         root, name = place
@@ -455,6 +474,17 @@ class _Watch:
         if path not in self._exists:
             self._exists[path] = os.path.lexists(path)
         return self._exists[path]
+
+
+def _is_file(path: str) -> bool:
+    """Whether there is a regular file; `InputError` for what a compiler would wait for."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        raise InputError(f"an include leads to {path}, a pipe for which the compiler would wait")
+    return stat.S_ISREG(mode)
 
 
 def _located(spelled: str, roots: Mapping[str, str]) -> Place:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from preheat.lexer import joined, readings, stripped
+from preheat.lexer import certain, joined, readings, stripped
 
 __all__ = ["QUESTIONS", "Include", "includes", "line_names", "questions", "wrappers"]
 
@@ -20,8 +20,12 @@ _DIRECTIVE = re.compile(
 )
 _LINE = re.compile(rf'^{_BLANK}(?:#|%:){_BLANK}(?:line\b)?+{_BLANK}\d++{_BLANK}"([^"\n]+)"', re.M)
 _NAME = re.compile(rf'{_BLANK}\({_BLANK}(?:<([^<>\n]+)>|"([^"\n]+)"){_BLANK}\)')
-_DEFINED = re.compile(r"(?:\bdefined\s*+\(?|(?:#|%:)\s*+(?:el)?ifn?def)\s*+\Z")
-_BEFORE = 80  # characters in which `#ifdef` or `defined(` must stand before a name
+# What stands before a name that is only asked for or defined: its directive, from the line's start.
+_DEFINED = re.compile(
+    r"(?:\A|\n)[ \t]*+(?:#|%:)[ \t]*+"
+    r"(?:(?:el)?if\b[^\n]*\bdefined[ \t]*+\(?|(?:el)?ifn?def\b|define\b)[ \t]*+\Z"
+)
+_BEFORE = 200  # characters in which such a directive must begin
 _MACRO = re.compile(rf"^{_BLANK}#{_BLANK}define{_BLANK}(\w+)([^\n]*)", re.M)
 
 
@@ -59,7 +63,7 @@ def questions(text: str, names: Collection[str] = QUESTIONS) -> Iterator[str | N
         return
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
     for reading in readings(text):
-        code = stripped(reading, strings=True)
+        code = certain(reading, strings=True)
         for use in word.finditer(code):
             asked = _NAME.match(code, use.end())
             if asked is not None:

@@ -117,7 +117,7 @@ class _Memo:
     """What was found in these surroundings, in a file with a checksum: it names libraries to load."""
 
     def __init__(self, directory: Path, surroundings: str) -> None:
-        # Releases that kept plain JSON here find it damaged, and so do we find theirs.
+        # Earlier releases kept plain JSON under this name. Each takes the other's file for damaged.
         self._path = f"{directory}/toolchain-{surroundings[:16]}.json"
         self._digest = surroundings
 
@@ -127,7 +127,7 @@ class _Memo:
             row = json.loads(container.unpack(self._digest, read_file(self._path)[0]).sections["memo"])
             known, stamps = _decoded(row), row["stamps"]
             return known if _stamps(known) == stamps else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def remember(self, located: Located) -> None:

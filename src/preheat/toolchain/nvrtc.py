@@ -53,13 +53,23 @@ def compile_program(
             log,
             _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
-            {
-                expression: nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
-                for expression in names
-            },
+            _lowered(program, names),
         )
+    except LookupError as unknown:
+        return Compiled("NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID", f"{log}\n{unknown}".strip())
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _lowered(program: Any, names: Sequence[str]) -> dict[str, str]:
+    """The mangled name of each expression; `LookupError` where the compiler has none."""
+    found = {}
+    for expression in names:
+        _, lowered = nvrtc.nvrtcGetLoweredName(program, expression.encode())
+        if lowered is None:  # the text ends inside a literal, and what follows it was not read
+            raise LookupError(f"nothing is known of __nv_name_map {expression}")
+        found[expression] = lowered.decode()
+    return found
 
 
 def version_and_archs() -> tuple[str, list[int]]:

@@ -50,7 +50,6 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
-
 _RETRIES = 3  # times that a compile is started again because somebody killed the compiler
 # Signals by which a process ends because of what it did itself. After these a retry does the same.
 _OWN_SIGNALS = {
@@ -76,7 +75,6 @@ class WorkerPool:
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events, self._timeout = events, timeout
         self._idle: list[_Worker] = []
-        self._busy: weakref.WeakSet[_Worker] = weakref.WeakSet()
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # all of them
         self._lock = Lock()
         self._slots = Lock(places=os.cpu_count() or 1)
@@ -110,7 +108,6 @@ class WorkerPool:
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """The reply of one worker; None when it turns out to have left, idle for long enough."""
-        self._busy.add(worker)
         try:
             reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
         except _LeftError:
@@ -119,8 +116,6 @@ class WorkerPool:
         except BaseException as failure:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
-        finally:
-            self._busy.discard(worker)
         if reply.message.get("status") in _CLEAN:
             with self._lock:
                 self._idle.append(worker)
@@ -139,7 +134,6 @@ class WorkerPool:
             worker.abandon()
         self._workers.clear()
         self._idle.clear()
-        self._busy.clear()
 
     def _take(self) -> _Worker:
         while True:
@@ -180,7 +174,10 @@ class WorkerPool:
             finally:
                 started.release()
 
-        _thread.start_new_thread(start, ())
+        try:
+            _thread.start_new_thread(start, ())
+        except RuntimeError:  # no thread can be started, as in an exit handler of Python 3.12
+            start()
         started.acquire()
         if failures:
             raise failures.pop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from preheat.files import Descriptor, opened
 __all__ = ["Scratch", "make", "remove_all", "sweep"]
 
 _PREFIX = "preheat-compile-"
+_TRIES = 10  # to make a directory before another process takes it for one that was left behind
 _mine: set[Scratch] = set()  # those of this process that still exist
 
 
@@ -26,14 +28,14 @@ class Scratch:
     """A directory of this process, locked until it is removed."""
 
     def __init__(self, path: str, lock: Descriptor) -> None:
-        self.path, self._lock = path, lock
+        self.path, self.lock = path, lock
         _mine.add(self)
 
     def remove(self) -> None:
         """Remove the directory with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         _mine.discard(self)
-        self._lock.close()
+        self.lock.close()
 
 
 def make(links: Mapping[str, str]) -> Scratch | None:
@@ -43,8 +45,13 @@ def make(links: Mapping[str, str]) -> Scratch | None:
     None when no place will do.
     """
     for place in _places():
-        with suppress(OSError):
-            return _make_in(place, links)
+        for _ in range(_TRIES):
+            try:
+                return _make_in(place, links)
+            except (FileNotFoundError, BlockingIOError):  # a sweep took it before it was locked
+                continue
+            except OSError:
+                break
     return None
 
 
@@ -57,7 +64,7 @@ def _make_in(place: str, links: Mapping[str, str]) -> Scratch:
         raise
     try:
         for name, target in links.items():
-            os.symlink(target, f"{path}/{name}")
+            os.symlink(target, name, dir_fd=made.lock)
     except OSError:
         made.remove()
         raise
@@ -102,6 +109,13 @@ def _places() -> Iterator[str]:
 
     Not `tempfile.gettempdir`, which holds a lock that a forked child may find taken for ever.
     """
-    yield "/dev/shm"
-    chosen = environ().get("TMPDIR", "")
-    yield chosen if os.path.isabs(chosen) else "/tmp"
+    for place in dict.fromkeys(("/dev/shm", environ().get("TMPDIR", ""), "/tmp")):
+        with suppress(OSError):
+            if os.path.isabs(place) and _is_safe(os.stat(place)):
+                yield place
+
+
+def _is_safe(found: os.stat_result) -> bool:
+    """Whether nobody else can rename what we put there: it is ours or root's, and sticky if shared."""
+    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid in (os.geteuid(), 0) and (not shared or bool(found.st_mode & stat.S_ISVTX))

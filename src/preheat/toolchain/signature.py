@@ -61,7 +61,7 @@ class _Declaration:
     def __init__(self) -> None:
         self.last = ""
         self.extern_c = False
-        self._before: set[str] = set()  # which of the words that every kernel has come before the last
+        self._before: set[str] = set()  # those of `_KERNEL` that came before the last word
 
     def add(self, word: str) -> None:
         """Read one word more."""

@@ -120,7 +120,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     home = scratch.make(links) if message["trace"] else None
     try:
         if home is not None:
-            os.chdir(home.path)
+            os.fchdir(home.lock)
             options += [*(f"-I@{label}" for label in roots), "--fdevice-time-trace=trace"]
         else:
             options += [f"-I{directory}" for directory in roots.values()]

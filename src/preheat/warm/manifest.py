@@ -105,7 +105,7 @@ class Wanted:
         return *text, p.asked_include, directories
 
     def merged(self, other: Wanted) -> Wanted:
-        """Both in one, in order; of equal content, they differ in where they are found at most."""
+        """Return both as one. They have equal content, and differ at most in where they are found."""
         mine, theirs = self.program, other.program
         directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
         return Wanted(

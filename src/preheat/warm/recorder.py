@@ -281,7 +281,7 @@ def _telling(spool: Path | None) -> Iterator[None]:
 @contextmanager
 def _merging(spool: Path, owner: FrameType) -> Iterator[None]:
     """Be the only one to merge in the function of `owner`; an empty spool is removed after that."""
-    lock = FileLock(spool / "lock", owner=owner)
+    lock = FileLock(spool / "lock", owner=owner, trust=True)  # root merges what others recorded
     try:
         if not _made_in(spool, lambda: lock.acquire(_WAIT)):
             raise TimeoutError(f"another process has held {lock.path} for {_WAIT:.0f} seconds")
@@ -294,7 +294,7 @@ def _merging(spool: Path, owner: FrameType) -> Iterator[None]:
 
 def _has_ended(file: Path) -> bool:
     """Whether the process that wrote `file` is gone, or has left the file behind."""
-    with hold(file, 0) as ended:
+    with hold(file, 0, trust=True) as ended:
         return ended
 
 
