@@ -191,7 +191,8 @@ class _Executioner:
         self._left = lines
 
     def __call__(self, frame: FrameType, event: str, _: object) -> _Executioner | None:
-        if "/preheat/store/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "/preheat/store/" not in file or file.endswith("/trust.py"):  # which only looks, and long
             return None
         if frame.f_code.co_name == "sweep":  # longer with each death before: the end would never come
             return None

@@ -42,7 +42,11 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
     Unless `exact`, comments are not looked for: then one that holds a directive counts as it does.
     """
     for reading in readings(text):
-        code = stripped(reading, strings=True) if exact else joined(reading)
+        code = joined(reading)
+        if "include" not in code and "import" not in code:
+            continue
+        if exact:
+            code = stripped(reading, strings=True)
         for angled, quoted in _DIRECTIVE.findall(code):
             yield Include(angled or quoted or None, quoted=not angled)
 
