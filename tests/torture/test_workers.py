@@ -124,7 +124,12 @@ def test_strangers_directories_stay(tmp_path: Path, temporary: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [("-G",), ("-lineinfo",), ("--device-debug", "--dopt=on"), ("--generate-line-info", "-rdc=true")],
+    [
+        ("-G",),
+        ("-lineinfo",),
+        pytest.param(("--device-debug", "--dopt=on"), marks=pytest.mark.long),
+        pytest.param(("--generate-line-info", "-rdc=true"), marks=pytest.mark.long),
+    ],
     ids=" ".join,
 )
 def test_two_compiles_with_line_information_are_equal(
