@@ -1,4 +1,4 @@
-"""The carry flag: what subtractions leave in it, and the 128-bit arithmetic that compilers make of it."""
+"""The carry flag: what subtractions leave in it, and the 128-bit arithmetic that needs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from preheat.gpu import Gpu
 
 FLAGS = """
-extern "C" __global__ void flags(const unsigned* a, const unsigned* b, unsigned* carry, unsigned* chain) {
+typedef unsigned u32;
+extern "C" __global__ void flags(const u32* as, const u32* bs, u32* carry, u32* chain) {
     int i = threadIdx.x;
-    unsigned rest, high;
-    asm("sub.cc.u32 %0, %2, %3; addc.u32 %1, 0, 0;" : "=r"(rest), "=r"(carry[i]) : "r"(a[i]), "r"(b[i]));
-    asm("add.cc.u32 %0, %2, %3; subc.u32 %1, %2, %3;" : "=r"(rest), "=r"(high) : "r"(a[i]), "r"(b[i]));
+    u32 rest, high, a = as[i], b = bs[i];
+    asm("sub.cc.u32 %0, %2, %3; addc.u32 %1, 0, 0;" : "=r"(rest), "=r"(carry[i]) : "r"(a), "r"(b));
+    asm("add.cc.u32 %0, %2, %3; subc.u32 %1, %2, %3;" : "=r"(rest), "=r"(high) : "r"(a), "r"(b));
     chain[i] = high;
 }
 """

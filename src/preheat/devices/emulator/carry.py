@@ -1,7 +1,7 @@
 """Arithmetic with the carry flag: `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
 
-Each takes the flag before and the operands, all unsigned, and gives the result and the flag after. After a
-subtraction the flag is the carry of `a + ~b + 1`: it is set when nothing was borrowed.
+Each takes the flag before and the operands, all unsigned, and gives the result and the flag after.
+After a subtraction the flag is the carry of `a + ~b + 1`: it is set when nothing was borrowed.
 """
 
 from __future__ import annotations
