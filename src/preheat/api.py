@@ -51,7 +51,9 @@ def compile(
 
     `source` is a path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
     text, or a `Program`. `names` are needed for template instances alone, such as `"tk<float>"`.
-    `headers` are in memory, by name; `include` are directories. Raises `CompileError` with the compiler's log.
+    `headers` are in memory, by name; `include` are directories.
+
+    Raises `CompileError` with the compiler's log.
     """
     program = Program.read(
         source, label=label, options=options, include=include, headers=headers, names=names
