@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preheat
 from preheat.errors import InputError
 from preheat.program import Program
 
@@ -156,3 +158,57 @@ def test_a_compiled_file_is_refused_with_its_line(tmp_path: Path) -> None:
         Program.from_file(tmp_path / "k.cu")
     assert caught.value.hint
     assert "source" in caught.value.hint
+
+
+# What a source means
+
+
+@pytest.fixture
+def saxpy_file(tmp_path: Path) -> Path:
+    path = tmp_path / "saxpy.cu"
+    path.write_text("int a;\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, Path, lambda path: DirEntry(path)])
+def test_a_path_or_a_name_that_ends_like_one_is_a_file(
+    saxpy_file: Path, kind: Callable[[Path], Any]
+) -> None:
+    program = Program.read(kind(saxpy_file), options=["-G"])
+    assert (program.label, program.source, program.options) == ("saxpy.cu", "int a;\n", ("-G",))
+
+
+class DirEntry:
+    """A path that is no `Path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+@pytest.mark.parametrize(
+    "text", ["int a;", "// saxpy.cu\nint a;", "int a; // see\nsaxpy.cu", "saxpy.cuh"]
+)
+def test_every_other_string_is_source(text: str) -> None:
+    assert Program.read(text).source == text
+
+
+def test_a_file_that_is_not_there_is_said_by_name() -> None:
+    with pytest.raises(InputError, match=r"cannot read nowhere\.cu: No such file"):
+        Program.read("nowhere.cu")
+
+
+def test_a_program_is_taken_as_it_is() -> None:
+    program = Program.of("int a;")
+    assert Program.read(program, options=(), headers=None) is program
+    with pytest.raises(InputError, match="already has its label"):
+        Program.read(program, options=["-G"])
+
+
+def test_compile_takes_a_file_by_name(saxpy_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saxpy_file.write_text('extern "C" __global__ void k(int* x) { *x = 1; }\n')
+    monkeypatch.chdir(saxpy_file.parent)
+    assert preheat.compile("saxpy.cu", "sm_90").label == "saxpy.cu"
+    assert preheat.compile(saxpy_file, "sm_90").entries[0].name == "k"

@@ -10,7 +10,6 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
-from preheat.errors import InputError
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
 
@@ -39,7 +38,7 @@ def _builder() -> Builder:
 
 
 def compile(
-    source: str | Program,
+    source: str | os.PathLike[str] | Program,
     arch: Arch | str,
     *,
     label: str | None = None,
@@ -48,19 +47,15 @@ def compile(
     headers: Mapping[str, str] | None = None,
     names: Iterable[str] = (),
 ) -> Artifact:
-    """Machine code for `source` (CUDA C++ or PTX text, or a `Program`), compiled at most once, ever.
+    """Machine code for `source`, compiled at most once, ever.
 
-    `names` are needed for template instances alone, such as `"tk<float>"`; `headers` are in memory,
-    by name; `include` are directories. Raises `CompileError` with the compiler's log.
+    `source` is a path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
+    text, or a `Program`. `names` are needed for template instances alone, such as `"tk<float>"`.
+    `headers` are in memory, by name; `include` are directories.
+
+    Raises `CompileError` with the compiler's log.
     """
-    if isinstance(source, Program):
-        if label is not None or options or include or headers or names:
-            raise InputError(
-                "a Program already has its label, options, include, headers and names",
-                hint="change the program instead: dataclasses.replace(program, options=(…))",
-            )
-    else:
-        source = Program.of(
-            source, label=label, options=options, include=include, headers=headers, names=names
-        )
-    return default_builder().build(source, arch)
+    program = Program.read(
+        source, label=label, options=options, include=include, headers=headers, names=names
+    )
+    return default_builder().build(program, arch)

@@ -36,7 +36,7 @@ from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
-from preheat.program import Program
+from preheat.program import Program, file_of
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -203,7 +203,7 @@ class Gpu:
             return found
         life.context.require()
         more = {"label": label, "options": options, "include": include, "names": names}
-        program = partial(_program, source, headers=headers, **more)
+        program = partial(Program.read, source, headers=headers, **more)
         if life.context.captures():
             ready = self._ready(life, program(), target, strict=strict)
             if ready is not None:
@@ -546,9 +546,8 @@ class Gpu:
 
 def _whole_path(source: Source) -> Source:
     """A file by its whole path, so that a later chdir means another file; anything else as it is."""
-    if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
-        source = Path(source)
-    return Path(os.path.abspath(source)) if isinstance(source, Path) else source
+    path = file_of(source)
+    return source if path is None else Path(os.path.abspath(path))
 
 
 def _start(program: Mapping[str, Any]) -> str:
@@ -574,18 +573,6 @@ def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:
             value = tuple(sorted(value.items()))
         rows.append((name, tuple(value) if isinstance(value, list) else value))
     return tuple(rows)
-
-
-def _program(source: Source, **more: Any) -> Program:
-    """The program that `source` means: text, a file, or a program already."""
-    if isinstance(source, Program):
-        if any(more.values()):
-            raise InputError("a Program already has its label, options, include, headers and names")
-        return source
-    given = {name: value for name, value in more.items() if value is not None}
-    return (
-        Program.from_file(source, **given) if isinstance(source, Path) else Program.of(source, **given)
-    )
 
 
 def _on_device(tensor: Any) -> bool:

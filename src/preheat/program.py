@@ -118,6 +118,24 @@ class Program:
         own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
         return cls.of(source, **{**own, **more}, include=include)
 
+    @classmethod
+    def read(cls, source: str | os.PathLike[str] | Program, **more: Any) -> Program:
+        """The program that `source` means, as every call of preheat takes one.
+
+        A path, or a one-line string that ends in `.cu` or `.ptx`, is a file. Any other string is source
+        text. A `Program` is taken as it is, and nothing else can be given with it.
+        """
+        given = {name: value for name, value in more.items() if value is not None}
+        if isinstance(source, Program):
+            if any(given.values()):
+                raise InputError(
+                    "a Program already has its label, options, include, headers and names",
+                    hint="change the program instead: dataclasses.replace(program, options=(…))",
+                )
+            return source
+        path = file_of(source)
+        return cls.of(source, **given) if path is None else cls.from_file(path, **given)  # type: ignore[arg-type]
+
     def __post_init__(self) -> None:
         known = dict(reversed(self.spellings))  # of one directory, its first spelling
         complete = tuple(
@@ -185,6 +203,15 @@ class Program:
     def texts(self) -> tuple[str, ...]:
         """All text that the preprocessor is given: source, in-memory headers, options."""
         return (self.source, *(text for _, text in self.headers), *self.options)
+
+
+def file_of(source: object) -> Path | None:
+    """The file that `source` names; None where it is source text or a program."""
+    if isinstance(source, os.PathLike):
+        return Path(source)
+    if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
+        return Path(source)
+    return None
 
 
 def clock_macro(*texts: str) -> str | None:

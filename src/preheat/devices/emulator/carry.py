@@ -1,6 +1,7 @@
 """Arithmetic with the carry flag: `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
 
 Each takes the flag before and the operands, all unsigned, and gives the result and the flag after.
+After a subtraction the flag is the carry of `a + ~b + 1`: it is set when nothing was borrowed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from preheat.devices.emulator.decode import Register
 
-__all__ = ["FORMS", "REGISTER"]
+__all__ = ["FORMS", "REGISTER", "initial"]
 
 #: The flag is a register like any other.
 REGISTER = Register("%carry", "pred")
@@ -23,8 +24,7 @@ def _add(flag: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _subtract(flag: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    difference = a - b
-    return difference - flag, (a < b) | (difference < flag)
+    return _add(flag, a, ~b)
 
 
 def _multiply_low(flag: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
@@ -43,6 +43,11 @@ def _high(a: Any, b: Any) -> Any:
     middle = a1 * b0 + (a0 * b0 >> half)
     other = a0 * b1 + (middle & low)
     return a1 * b1 + (middle >> half) + (other >> half)
+
+
+def initial(base: str) -> bool:
+    """The flag that an instruction starts with which takes none: a subtraction adds 1 to `a + ~b`."""
+    return base == "sub"
 
 
 #: By mnemonic without its `c`, and the modifiers before the type.

@@ -330,7 +330,7 @@ def _carried(w: Writer, op: Op) -> None:
         raise w.unsupported()
     dtype = np.dtype(f"u{TYPES[kind].itemsize}")
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
-    before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(False))
+    before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
     results = (op.operands[0], carry.REGISTER if gives else None)
     _results(w, results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
     return None
