@@ -210,7 +210,7 @@ os._exit(0)
 def test_an_interrupt_anywhere_leaves_nothing_that_a_later_build_waits_for(
     kind: str, tmp_path: Path, campaign: Campaign
 ) -> None:
-    attack(kind, campaign.rounds(quick=20 if kind == "waiting" else 80, long=4000), tmp_path, campaign)
+    attack(kind, campaign.rounds(quick=10 if kind == "waiting" else 40, long=4000), tmp_path, campaign)
 
 
 @pytest.mark.long

@@ -67,7 +67,11 @@ def start_compiles(place: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("workers_too", [False, True], ids=["the parent", "parent and workers"])
+@pytest.mark.parametrize(
+    "workers_too",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["the parent", "parent and workers"],
+)
 def test_killed_processes_leave_no_directory(
     campaign: Campaign, temporary: Path, workers_too: bool
 ) -> None:
