@@ -96,7 +96,7 @@ programs = st.builds(
     include=st.lists(
         st.sampled_from(["/usr/include", "/", "/opt/ä b/include"]), max_size=2, unique=True
     ),
-    headers=st.dictionaries(texts, texts, max_size=3),
+    headers=st.dictionaries(texts.filter(lambda name: "@" not in name), texts, max_size=3),
     names=st.lists(texts, max_size=3),
 )
 wanteds = st.builds(
