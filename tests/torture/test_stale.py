@@ -143,12 +143,12 @@ def test_edits_around_the_start_of_a_compile(project: Project, campaign: Campaig
 
 
 @contextmanager
-def mounted(image: Path, at: Path) -> Iterator[None]:
-    done = subprocess.run(
-        ["mount", "-o", "loop,ro", image, at], capture_output=True, text=True, check=False
-    )
+def mounted(what: Path, at: Path, *how: str) -> Iterator[None]:
+    """Mount an image read-only, or whatever `how` says; skips the test where that is not permitted."""
+    command = ["mount", *(how or ("-o", "loop,ro")), str(what), str(at)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"cannot mount an image: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount {what.name}: {done.stderr.strip()}")
     try:
         yield
     finally:
@@ -236,24 +236,14 @@ def test_headers_in_two_mounts_of_one_file_system_are_cached(project: Project) -
     (places[0] / "a.h").write_text('#include "b.h"\n')
     (places[1] / "b.h").write_text(OLD)
     seen: list[str] = []
-    with bound(places[0], places[2]), bound(places[1], places[3]):
+    x, y, first, second = places
+    with mounted(x, first, "--bind"), mounted(y, second, "--bind"):
         program = Program.of(f'#include "a.h"\n{KERNEL}', include=places[2:])
         for _ in range(2):
             builder = project.process()
             builder.events.sinks.append(lambda name, _: seen.append(name))
             builder.build(program, "sm_90")
     assert (seen.count("uncached"), seen.count("hit")) == (0, 1)
-
-
-@contextmanager
-def bound(what: Path, at: Path) -> Iterator[None]:
-    done = subprocess.run(["mount", "--bind", what, at], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", at], check=True)
 
 
 def test_a_header_in_memory_does_not_hide_the_file_of_that_name(project: Project) -> None:
