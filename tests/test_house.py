@@ -30,6 +30,7 @@ LAYERS = (
     {"promise"},
     {"shelf"},
     {"builder"},
+    {"reload"},
     {"warm"},
     {"api"},
     {"devices"},

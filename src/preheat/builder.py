@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -357,16 +358,35 @@ class Builder:
             return Miss(f"headers: {changed}")
         return self._in_use.setdefault(digest, promise.artifact)
 
-    def _changed(self, request: _Request, state: HeaderState) -> str | None:
+    def _changed(
+        self, request: _Request, state: HeaderState, rule: Callable[..., str | None] = mismatch
+    ) -> str | None:
         memo = self._memo(request.asked)
-        changed = mismatch(state, request.roots, memo)
+        changed = rule(state, request.roots, memo)
         self._keep_memo(request.asked, memo)
         return changed
+
+    def header_change(self, program: Program, artifact: Artifact) -> Callable[[], str | None] | None:
+        """A function that says which header of `artifact` has changed since; None when it has none.
+
+        The headers of the toolkit do not count, but a file that would hide one of them does.
+        """
+        if not artifact.headers:
+            return None
+        request, toolkit = self._request(program, artifact.arch), self.toolchain.located.roots
+        state = self._state(request, artifact)
+        own = tuple(header for header in state.headers if header.root not in toolkit)
+        if not own and not program.include:
+            return None
+        return partial(self._changed, request, replace(state, headers=own), change)
 
     def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
         """The files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
+        for answer in self._shelf.answers(request.asked.digest, self._in_use):
+            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
+                return answer.state
         for found in self.store.each(request.digest):
             with suppress(container.DamagedEntryError):
                 for state, digest in decode_states(container.unpack_checked(found.blob).meta):

@@ -177,6 +177,12 @@ VARIABLES: tuple[Variable, ...] = (
         "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
     ),
     Variable(
+        "PREHEAT_RELOAD",
+        boolean,
+        "on",
+        "off: a file is not looked at again once its program is loaded in this process",
+    ),
+    Variable(
         "PREHEAT_GRAPH_PROFILE",
         boolean,
         "off",
@@ -221,6 +227,7 @@ class Config:
     device: str = "cuda"
     blocking: bool = False
     jit: bool = False
+    reload: bool = True
     graph_profile: bool = False
     graph_upload: bool = False
     graph_sync: bool = False
@@ -257,6 +264,7 @@ class Config:
             device=value("PREHEAT_DEVICE", cls.device),
             blocking=value("PREHEAT_BLOCKING", cls.blocking),
             jit=value("PREHEAT_JIT", cls.jit),
+            reload=value("PREHEAT_RELOAD", cls.reload),
             graph_profile=value("PREHEAT_GRAPH_PROFILE", cls.graph_profile),
             graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
             graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),

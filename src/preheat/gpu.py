@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
@@ -37,6 +37,7 @@ from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.program import Program, file_of
+from preheat.reload import Files
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -59,6 +60,19 @@ __all__ = ["Gpu", "device"]
 Source = str | Path | Program
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    """A module or kernel in the memo, and the files it was made from, where there are any."""
+
+    what: T
+    files: Files | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether it is still what its files say."""
+        return self.files is None or not self.files.changed()
 
 
 class _Life:
@@ -72,10 +86,11 @@ class _Life:
         if device.dlpack[0] == ON_GPU:
             load = partial(_fill_kernel, weakref.ref(gpu))
             self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, Module] = {}
-        self.kernels: dict[object, Kernel] = {}
+        self.modules: dict[object, _Kept[Module]] = {}
+        self.kernels: dict[object, _Kept[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self.loading: Flights[Module] = Flights(events)
+        self.asking: Flights[_Kept[Module]] = Flights(events)  # by what was asked for
+        self.loading: Flights[Module] = Flights(events)  # by artifact
 
     def end(self, reason: str, hint: str | None = None) -> None:
         """Nothing of it can be used from now on."""
@@ -98,7 +113,8 @@ class Gpu:
     """One device and what lives on it. Safe from any thread.
 
     `jit` lets a GPU that is newer than the compiler run PTX through its driver; `blocking` waits
-    after every launch, so that an error names the kernel that caused it.
+    after every launch, so that an error names the kernel that caused it; `reload` builds a program
+    again when a file it was made from has changed.
     """
 
     def __init__(
@@ -108,10 +124,11 @@ class Gpu:
         *,
         jit: bool = False,
         blocking: bool = False,
+        reload: bool = True,
         switches: Switches = OFF,
     ) -> None:
         self._switches = switches
-        self.builder, self.jit, self.blocking = builder, jit, blocking
+        self.builder, self.jit, self.blocking, self.reload = builder, jit, blocking, reload
         self._device = device
         self._life = _Life(self, device, builder.events)
         self._warmers = Warmers()
@@ -159,21 +176,25 @@ class Gpu:
 
         `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
         be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
-        for `module`. Asking again gives the same kernel.
+        for `module`. Asking again gives the same kernel, unless a file was edited: then the new code
+        is compiled and loaded, and a kernel that is held goes on with the old one. The source file is
+        compared at each call, its headers at most once a second.
         """
         source = _whole_path(source)
         key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
         found = life.kernels.get(key)
         if found is not None:
-            return found
+            if found.current:
+                return found.what
+            life.kernels.pop(key, None)
         if "<" in name and not isinstance(source, Program):
             program = {**program, "names": (name, *program.get("names", ()))}
         try:
-            module = self.module(source, **program)
+            module, files = self._module(source, **program)
         except SealedError as error:
             raise error.naming(name) from None
-        return life.kernels.setdefault(key, module[name])
+        return life.kernels.setdefault(key, _Kept(module[name], files)).what
 
     def module(
         self,
@@ -190,8 +211,28 @@ class Gpu:
         """A whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
 
         `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
-        `strict` takes code made for exactly that one.
+        `strict` takes code made for exactly that one. A file or header that was edited is compiled
+        again; modules and kernels that are in use keep the code they have.
         """
+        kept = self._module(
+            source, label=label, options=options, include=include, headers=headers,
+            names=names, arch=arch, strict=strict,
+        )  # fmt: skip
+        return kept.what
+
+    def _module(
+        self,
+        source: Source,
+        *,
+        label: str | None = None,
+        options: Sequence[str] = (),
+        include: Iterable[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> _Kept[Module]:
+        """The module of a program and the files it was made from."""
         options, include, names = map(_several, (options, include, names))
         frozen = tuple(sorted((headers or {}).items()))
         source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
@@ -199,24 +240,42 @@ class Gpu:
         key = (source, label, options, include, start, frozen, names, target, strict)
         life = self._life
         found = life.modules.get(key)
-        if found is not None:
+        if found is not None and found.current:
             return found
         life.context.require()
         more = {"label": label, "options": options, "include": include, "names": names}
-        program = partial(Program.read, source, headers=headers, **more)
+        read = partial(Program.read, source, headers=headers, **more)
         if life.context.captures():
-            ready = self._ready(life, program(), target, strict=strict)
+            files, program = self._files(source), read()
+            ready = self._ready(life, program, target, strict=strict)
             if ready is not None:
-                return life.modules.setdefault(key, ready)
+                return self._keep(life, key, ready, program, files)
         life.context.forbid(LOAD)
 
-        def load() -> Module:
-            if key in life.modules:  # the thread before us made it
-                return life.modules[key]
-            code = self._code(program(), target, strict=strict)
-            return life.modules.setdefault(key, self._loaded(life, code))
+        def load() -> _Kept[Module]:
+            kept = life.modules.get(key)
+            if kept is not None and kept.current:  # the thread before us made it
+                return kept
+            files, program = self._files(source), read()
+            code = self._code(program, target, strict=strict)
+            return self._keep(life, key, self._loaded(life, code), program, files)
 
-        return life.loading.share(key, load, title=f"load on {self.name}")
+        return life.asking.share(key, load, title=f"load on {self.name}")
+
+    def _files(self, source: Source) -> Files | None:
+        """What decides whether the program of `source` has to be built again; None for nothing."""
+        if not self.reload or self.builder.sealed is Mode.ERROR:
+            return None
+        return Files(file_of(source))
+
+    def _keep(
+        self, life: _Life, key: object, module: Module, program: Program, files: Files | None
+    ) -> _Kept[Module]:
+        """Put a module into the memo, until a file changes that it was made from."""
+        if files is not None:
+            files = files.track(self.builder, program, module.artifact)
+        kept = life.modules[key] = _Kept(module, files)
+        return kept
 
     def _ready(
         self, life: _Life, program: Program, target: Arch | None, *, strict: bool
@@ -248,7 +307,8 @@ class Gpu:
 
     def _kept(self, life: _Life, code: Code) -> Module:
         """The same, in the device's memo, although no program has asked for it."""
-        module = life.modules[code.artifact.digest] = self._loaded(life, code)
+        module = self._loaded(life, code)
+        life.modules[code.artifact.digest] = _Kept(module)
         return module
 
     def _load(self, context: Context, code: Code) -> Module:
@@ -499,20 +559,12 @@ class Gpu:
         life = self._life
         life.context.require()
         life.context.forbid(UNLOAD)
-        kept = {key: weakref.ref(module) for key, module in life.modules.items()}
-        kernels = {key: weakref.ref(kernel) for key, kernel in life.kernels.items()}
-        count = len(set(life.modules.values()))
-        life.kernels.clear()
-        life.modules.clear()
-        for key, kernel in kernels.items():
-            if (alive := kernel()) is not None:
-                life.kernels[key] = alive
-        for key, module in kept.items():
-            if (loaded := module()) is not None:
-                life.modules[key] = loaded
+        count = len({module for module, _ in life.modules.values()})
+        _drop_unused(life.kernels)
+        _drop_unused(life.modules)
         life.context.drain(modules=True)
         self._device.trim()
-        return count - len(set(life.modules.values()))
+        return count - len({module for module, _ in life.modules.values()})
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
@@ -542,6 +594,15 @@ class Gpu:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _drop_unused(memo: dict[object, _Kept[T]]) -> None:
+    """Remove what nobody but `memo` holds."""
+    kept = {key: (weakref.ref(what), files) for key, (what, files) in memo.items()}
+    memo.clear()
+    for key, (what, files) in kept.items():
+        if (alive := what()) is not None:
+            memo[key] = _Kept(alive, files)
 
 
 def _whole_path(source: Source) -> Source:
@@ -597,6 +658,7 @@ def _after_fork() -> None:
     global _opening
     _opening = threading.Lock()
     for gpu in list(_alive):
+        gpu._life.asking = Flights(gpu.builder.events)
         gpu._life.loading = Flights(gpu.builder.events)
 
 
@@ -629,6 +691,7 @@ def device(
         if key not in _open:
             given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
             given["blocking"] = config.blocking if blocking is None else blocking
+            given["reload"] = config.reload
             made = _make(kind, index, arch, patience, schedule)
             builder = default_builder()
             _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
