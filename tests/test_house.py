@@ -21,7 +21,7 @@ LAYERS = (
     {"_version", "errors", "container", "files", "lazy", "lexer", "locks"},
     {"callers", "seal"},
     {"events", "config", "arch", "dtypes"},
-    {"flights", "spelling"},
+    {"flights", "spelling", "tracebacks"},
     {"program"},
     {"key"},
     {"artifact"},

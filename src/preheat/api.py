@@ -10,8 +10,10 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.builder import Builder
 from preheat.config import Config
+from preheat.errors import PreheatError
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
+from preheat.tracebacks import shorten
 
 __all__ = ["compile", "default_builder"]
 
@@ -55,7 +57,11 @@ def compile(
 
     Raises `CompileError` with the compiler's log.
     """
-    program = Program.read(
-        source, label=label, options=options, include=include, headers=headers, names=names
-    )
-    return default_builder().build(program, arch)
+    try:
+        program = Program.read(
+            source, label=label, options=options, include=include, headers=headers, names=names
+        )
+        return default_builder().build(program, arch)
+    except PreheatError as error:
+        shorten(error)
+        raise

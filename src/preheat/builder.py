@@ -57,6 +57,7 @@ from preheat.toolchain.headers import (
     observe,
 )
 from preheat.toolchain.sources import sources_of
+from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
@@ -197,12 +198,19 @@ class Builder:
         """
         release_lost()
         try:
-            made = self._build(self._request(program, arch))
-        except ToolchainChangedError:  # the compiler was upgraded under a running process
-            self.toolchain.look_again()
-            made = self._build(self._request(program, arch))
+            made = self._built(program, arch)
+        except PreheatError as error:
+            shorten(error)
+            raise
         self._show(program, Arch.parse(arch), made)
         return made
+
+    def _built(self, program: Program, arch: Arch | str) -> Artifact:
+        try:
+            return self._build(self._request(program, arch))
+        except ToolchainChangedError:  # the compiler was upgraded under a running process
+            self.toolchain.look_again()
+            return self._build(self._request(program, arch))
 
     def _build(self, request: _Request) -> Artifact:
         found = self._find(request)

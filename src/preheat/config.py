@@ -90,6 +90,13 @@ def strictness(name: str, text: str) -> Mode:
         raise ConfigError(name, text, "a switch: use 1 or 0 (true, yes, on, …), or warn") from None
 
 
+def traceback(name: str, text: str) -> str:
+    """`short` or `full`."""
+    if (chosen := text.strip().lower()) not in ("short", "full"):
+        raise ConfigError(name, _start(text), "a kind of traceback: use short or full")
+    return chosen
+
+
 def word(name: str, text: str) -> str:
     """A word, white space around it gone."""
     del name
@@ -198,6 +205,9 @@ VARIABLES: tuple[Variable, ...] = (
         "on: wait after every replay, so that an error names the graph that caused it",
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
+    Variable(
+        "PREHEAT_TRACEBACK", traceback, "short", "full: errors show their way through preheat, too"
+    ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -232,6 +242,7 @@ class Config:
     graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
+    traceback: str = "short"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -269,6 +280,7 @@ class Config:
             graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
             graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),
             events=value("PREHEAT_EVENTS", cls.events),
+            traceback=value("PREHEAT_TRACEBACK", cls.traceback),
         )
 
 

@@ -24,6 +24,7 @@ from preheat.errors import (
     InputError,
     InvalidCodeError,
     NoGpuError,
+    PreheatError,
     SealedError,
     TargetError,
     did_you_mean,
@@ -50,6 +51,7 @@ from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
 from preheat.seal import Mode
+from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
     from preheat.graph.warmup import WarmSource
@@ -192,9 +194,12 @@ class Gpu:
             program = {**program, "names": (name, *program.get("names", ()))}
         try:
             module, files = self._module(source, **program)
+            return life.kernels.setdefault(key, _Kept(module[name], files)).what
         except SealedError as error:
             raise error.naming(name) from None
-        return life.kernels.setdefault(key, _Kept(module[name], files)).what
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     def module(
         self,
@@ -214,11 +219,14 @@ class Gpu:
         `strict` takes code made for exactly that one. A file or header that was edited is compiled
         again; modules and kernels that are in use keep the code they have.
         """
-        kept = self._module(
-            source, label=label, options=options, include=include, headers=headers,
-            names=names, arch=arch, strict=strict,
-        )  # fmt: skip
-        return kept.what
+        try:
+            return self._module(
+                source, label=label, options=options, include=include, headers=headers,
+                names=names, arch=arch, strict=strict,
+            ).what  # fmt: skip
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     def _module(
         self,
@@ -372,7 +380,11 @@ class Gpu:
             self.builder, life.context, self._warmers, life.loaded,
             code=self._code, load=partial(self._kept, life),
         )  # fmt: skip
-        return up.run(sources, jobs)
+        try:
+            return up.run(sources, jobs)
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     # Memory
 
