@@ -23,6 +23,7 @@ from preheat.callers import caller
 from preheat.config import Config
 from preheat.errors import (
     CompileError,
+    InputError,
     PreheatError,
     SealedError,
     ToolchainChangedError,
@@ -30,7 +31,7 @@ from preheat.errors import (
     UnknownEntryError,
     fresh,
 )
-from preheat.events import Events, JsonLines, Stats, log_faults
+from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.flights import Flights
 from preheat.key import Key, bundle_key, request_key
 from preheat.lazy import lazy
@@ -157,10 +158,24 @@ class Builder:
         _alive.add(self)
 
     @classmethod
-    def open(cls, config: Config | None = None, *, events: Events | None = None) -> Builder:
-        """The builder that the settings describe; the environment's when none are given."""
-        config = config or Config.from_env()
-        events = events or Events(log_faults())
+    def open(
+        cls,
+        config: Config | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        events: Events | None = None,
+    ) -> Builder:
+        """The builder that the settings describe; the environment's when none are given.
+
+        `cache_dir` keeps the cache in that directory and everything else as the environment says.
+        """
+        if config is not None and cache_dir is not None:
+            raise InputError(
+                "Builder.open takes a config or a cache_dir, not both",
+                hint="config=Config.from_env(cache_dir=…) has both",
+            )
+        config = config or Config.from_env(cache_dir=cache_dir)
+        events = events or Events(log_events())
         if config.events is not None:
             events.sinks.append(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
@@ -594,6 +609,17 @@ class Builder:
         """Try rejected programs again."""
         self._failures.clear()
 
+    def clear_memory(self) -> None:
+        """Drop what this process keeps in memory; the next lookup reads the other tiers.
+
+        Artifacts that are in use, bundles that are mounted and loaded kernels stay.
+        """
+        for tier in self.store.tiers:
+            if isinstance(tier, MemoryStore):
+                tier.clear()
+        self._in_use.clear()
+        self._memos.clear()
+
     def _remember_failure(self, request: _Request, error: PreheatError) -> None:
         """Keep a rejection that nothing outside the program could change."""
         if not request.program.may_include and not request.program.uncacheable:
@@ -680,10 +706,10 @@ class Builder:
                 self.events.fault("disk", "note header stamps", fault)
 
     def _tell_hit(self, tier: str, artifact: Artifact) -> None:
-        saved = artifact.provenance.seconds
         self.events.emit(
-            "hit", tier=tier, key=artifact.digest, bytes=artifact.size, seconds_saved=saved
-        )
+            "hit", tier=tier, key=artifact.digest, program=artifact.label, arch=str(artifact.arch),
+            bytes=artifact.size, seconds_saved=artifact.provenance.seconds,
+        )  # fmt: skip
         self._write_journal(_JOURNAL_EVERY)
 
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:

@@ -6,11 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from preheat.errors import ConfigError
+from preheat.errors import ConfigError, InputError
 from preheat.seal import Mode
 
 __all__ = ["VARIABLES", "Config", "Variable", "environ"]
@@ -245,9 +245,19 @@ class Config:
     traceback: str = "short"
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Settings from the environment; a value that cannot be read is a `ConfigError`."""
+    def from_env(
+        cls,
+        env: Mapping[str, str] | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> Config:
+        """Settings from the environment; a value that cannot be read is a `ConfigError`.
+
+        With `cache_dir` the cache is there or, where that cannot be used, in memory alone.
+        """
         env = environ() if env is None else env
+        if cache_dir is not None:
+            return replace(cls.from_env(env), cache_dirs=(_given_directory(cache_dir),))
 
         def value(name: str, otherwise: Any) -> Any:
             return _BY_NAME[name].read(env, otherwise)
@@ -282,6 +292,14 @@ class Config:
             events=value("PREHEAT_EVENTS", cls.events),
             traceback=value("PREHEAT_TRACEBACK", cls.traceback),
         )
+
+
+def _given_directory(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
+        raise InputError(f"cache_dir must be a path, not {type(path).__name__}: {path!r}")
+    if not text or "\0" in text:
+        raise InputError(f"cache_dir {text!r} is not a path")
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:

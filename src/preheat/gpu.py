@@ -677,6 +677,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+_SAME = "close it first, or ask for it with the same settings everywhere"
+
+
 def device(
     which: str | int | None = None,
     *,
@@ -685,14 +688,15 @@ def device(
     schedule: int | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Gpu:
     """The device to work on: the GPU unless something else is asked for.
 
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
     `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
-    `schedule` the seed of an emulator whose streams execute their work late. Asking again gives the
-    same device.
+    `schedule` the seed of an emulator whose streams execute their work late. `cache_dir` is where the
+    cache of its programs is, instead of where the environment says. Asking again gives the same device.
     """
     config = Config.from_env()
     kind, index = _parsed(config.device if which is None else which)
@@ -705,13 +709,14 @@ def device(
             given["blocking"] = config.blocking if blocking is None else blocking
             given["reload"] = config.reload
             made = _make(kind, index, arch, patience, schedule)
-            builder = default_builder()
+            builder = default_builder(cache_dir)
             _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
         gpu = _open[key]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
-            hint = "close it first, or ask for it with the same settings everywhere"
-            raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=hint)
+            raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)
+    if cache_dir is not None and gpu.builder is not default_builder(cache_dir):
+        raise InputError(f"{gpu.name} is open already, with another cache directory", hint=_SAME)
     return gpu
 
 

@@ -31,7 +31,7 @@ from tests.runtime.support import bench
 @pytest.fixture(autouse=True)
 def own_devices(monkeypatch: pytest.MonkeyPatch, shared_builder: Builder) -> Iterator[None]:
     """Devices of the test alone, on the cache of the session."""
-    monkeypatch.setattr(module, "default_builder", lambda: shared_builder)
+    monkeypatch.setattr(module, "default_builder", lambda _=None: shared_builder)
     monkeypatch.setattr(module, "_open", {})
     yield
     for each in list(module._open.values()):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.faults import Faulty
 from preheat.errors import (
@@ -19,7 +20,7 @@ from preheat.errors import (
     UnsupportedInstructionError,
 )
 from preheat.gpu import Gpu
-from tests.conftest import SAXPY
+from tests.conftest import SAXPY, Recorder
 from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
 
 
@@ -75,6 +76,20 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
             assert lost in str(later.value)
     assert asked == {}  # the device is left alone
     assert ", lost>" in repr(made.x)
+
+
+def test_a_lost_device_is_an_event(
+    open_flaky: Callable[..., Flaky], open_builder: Callable[..., Builder], recorder: Recorder
+) -> None:
+    flaky = open_flaky("emulator", open_builder())
+    flaky.seam.fail("synchronize", illegal_address())
+    for _ in range(2):
+        with pytest.raises(DeviceError) as caught:
+            flaky.gpu.synchronize()
+        first = recorder.named("lost")[0]
+    assert recorder.named("lost") == [first]
+    assert first["device"] == flaky.gpu.name
+    assert first["reason"] in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", DOORS)

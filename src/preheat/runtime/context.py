@@ -180,6 +180,7 @@ class Context:
             f"{self.device.name} is lost since: {error}",
             "start a new process (on the emulator, gpu.reset() will do)",
         )
+        self.events.emit("lost", device=self.device.name, reason=str(error))
 
     def _lose(self, reason: str, hint: str | None) -> None:
 
