@@ -372,7 +372,10 @@ class Gpu:
         return made
 
     def _new(self, shape: tuple[int, ...], dtype: Any, stream: object) -> Array:
-        return Array.new(self._context, shape, dtype, self._home(stream))
+        home, allocator = self._home(stream), self._context.allocator()
+        if allocator is not None:
+            return allocator.empty(shape, dtype)
+        return Array.new(self._context, shape, dtype, home)
 
     def _home(self, stream: object) -> base.Stream:
         """The stream of ours that memory belongs to; another library's may be gone before it is."""
@@ -399,7 +402,12 @@ class Gpu:
     # Graphs
 
     def capture(
-        self, *, stream: object = None, mode: str = "thread_local", name: str | None = None
+        self,
+        *,
+        stream: object = None,
+        mode: str = "thread_local",
+        name: str | None = None,
+        pool: Pool | None = None,
     ) -> Graph:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
@@ -407,8 +415,23 @@ class Gpu:
         of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
         says which calls are refused beside: those of this thread ("thread_local"), of all threads
         ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
+        New arrays of the body come from `pool`; a sealed one is refused when the capture begins.
         """
-        return Graph(self._context, stream=stream, mode=mode, name=name, switches=self._switches)
+        return Graph(
+            self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
+            switches=self._switches,
+        )  # fmt: skip
+
+    def _own_pool(self, pool: Pool | None) -> Pool | None:
+        """A pool as given; an `InputError` where captures of this device cannot allocate from it."""
+        if pool is not None and not isinstance(pool, Pool):
+            raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
+        if pool is not None and pool._context is not self._context:
+            raise InputError(
+                f"{pool!r} is of another device than {self.name}, or from before its reset",
+                hint="make one on this device: gpu.pool()",
+            )
+        return pool
 
     def pool(self, size: int | None = None) -> Pool:
         """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from preheat.callers import caller
 from preheat.devices import base
@@ -34,6 +34,9 @@ from preheat.runtime.stream import Event, raw_stream, record
 from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.uses import Uses
 from preheat.runtime.window import READY, REPLAY, Act
+
+if TYPE_CHECKING:
+    from preheat.graph.pool import Pool
 
 __all__ = ["RESERVED", "Graph", "State"]
 
@@ -76,12 +79,13 @@ class Graph:
         stream: object = None,
         mode: str = "thread_local",
         name: str | None = None,
+        pool: Pool | None = None,
         switches: Switches = OFF,
     ) -> None:
         if mode not in MODES:
             raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
         context.require()
-        self.mode, self.name, self._context = mode, name, context
+        self.mode, self.name, self._context, self._allocator = mode, name, context, pool
         self._given = stream  # kept: it may be another library's
         self._stream = None if stream is None else raw_stream(context, stream)
         if self._stream is not None and self._stream.handle in LEGACY_STREAMS:
@@ -128,8 +132,10 @@ class Graph:
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
         self._context.require()
+        if self._allocator is not None:
+            self._allocator.admit_capture()
         self._context.drain()
-        self._capture = Capture(self._context, self._stream, self.mode, self)
+        self._capture = Capture(self._context, self._stream, self.mode, self, self._allocator)
         try:
             self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
             self._capture.open()
@@ -180,6 +186,7 @@ class Graph:
             raw.close()
             self._failed(capture)
             raise
+        self._allocator = None  # The arrays that the graph uses keep their memory.
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in capture.arrays})
         self._uses = capture.uses | {scalar.buffer.uses: True for scalar in self._scalars.values()}
