@@ -408,6 +408,7 @@ class Gpu:
         mode: str = "thread_local",
         name: str | None = None,
         pool: Pool | None = None,
+        free_on_launch: bool = False,
     ) -> Graph:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
@@ -415,11 +416,13 @@ class Gpu:
         of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
         says which calls are refused beside: those of this thread ("thread_local"), of all threads
         ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
-        New arrays of the body come from `pool`; a sealed one is refused when the capture begins.
+        New arrays of the body come from `pool`; a sealed one is refused when the capture begins. With
+        `free_on_launch` each replay first frees the memory that other libraries allocated in the graph
+        and did not free there; without it such a graph is replayed again only after they freed it.
         """
         return Graph(
             self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
-            switches=self._switches,
+            free_on_launch=free_on_launch, switches=self._switches,
         )  # fmt: skip
 
     def _own_pool(self, pool: Pool | None) -> Pool | None:
