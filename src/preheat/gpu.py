@@ -33,7 +33,7 @@ from preheat.flights import Flights
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
-from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
+from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.program import Program, file_of
@@ -502,21 +502,16 @@ class Gpu:
 
         return graphed if function is None else graphed(function)
 
-    def profile(
-        self,
-        to: str | os.PathLike[str] | Callable[[Mapping[str, Any]], None] | None = None,
-        *,
-        every: int = EVERY,
-    ) -> None:
+    def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
         """Sample what replays cost on the host, for graphs captured from now on.
 
-        Rows go to the end of a file as JSON lines, to a callable, or, for None, to the standard error.
-        Every graph's first replay is sampled, then every `every`th.
+        Each sink gets every row: at the end of a file as JSON lines, as the argument of a callable or,
+        for None, on the standard error, which is also where rows go without a sink. A sink that raises
+        is reported to the log and gets no more of them. Every graph's first replay is sampled, then
+        every `every`th.
         """
-        write = to_stderr if to is None else to
-        if not callable(write):
-            write = partial(JsonLines(Path(write)), "replay")
-        self._switches = self._switches._replace(profile=Profile(write, every=every))
+        profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
+        self._switches = self._switches._replace(profile=profile)
 
     # Life
 
@@ -568,6 +563,19 @@ class Gpu:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _row_sink(given: Any) -> RowSink:
+    """What writes rows of a profile where they are to go."""
+    if given is None:
+        return to_stderr
+    if callable(given):
+        sink: RowSink = given
+        return sink
+    if not isinstance(given, str | os.PathLike):
+        hint = 'gpu.profile("replays.jsonl", rows.append)'
+        raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
+    return partial(JsonLines(Path(given)), "replay")
 
 
 def _whole_path(source: Source) -> Source:
