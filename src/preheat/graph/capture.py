@@ -261,7 +261,10 @@ class Capture:
         self.used(gathered)
         self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
-        self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
+        tensors = gathered.foreign
+        self.nodes.append(
+            Node("kernel", name, self._place, launch=launch, given=given, tensors=tensors)
+        )
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -26,7 +27,9 @@ from preheat.graph.warmers import Warmers
 from preheat.runtime.context import Context
 from preheat.runtime.window import Act
 
-__all__ = ["WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of", "text_of"]
+__all__ = [
+    "WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "described", "key_of", "text_of",
+]  # fmt: skip
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
@@ -79,12 +82,12 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         rows = [
-            f"{slot.key!r}: {_count(slot.nodes, 'node')}, {slot.nbytes:,} bytes, "
+            f"{described(slot.key)}: {_count(slot.nodes, 'node')}, {slot.nbytes:,} bytes, "
             f"{_count(slot.replays, 'replay')}"
             for slot in self.slots
         ]
         rows += [
-            f"{one.key!r}: failed {_count(one.failures, 'time')}, "
+            f"{described(one.key)}: failed {_count(one.failures, 'time')}, "
             f"tries again in {_count(one.waits, 'call')}: {one.reason}"
             for one in self.quarantined
         ]
@@ -236,7 +239,7 @@ class Graphs:
             wanted.setdefault(step.key, step)
         self.require_room(len(wanted))
         reasons = {key: self._warmed(step, owner) for key, step in wanted.items()}
-        failed = [f"{key!r}: {reason}" for key, reason in reasons.items() if reason]
+        failed = [f"{described(key)}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
             text = f"{len(failed)} of {_count(len(wanted), 'key')} could not be captured"
             raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
@@ -447,7 +450,7 @@ class Graphs:
         return slot
 
     def _graph(self, key: Hashable) -> Graph:
-        return self._capture(name=key if isinstance(key, str) else repr(key))
+        return self._capture(name=key if isinstance(key, str) else described(key))
 
     def _settle(self, place: _Place, claim: _Claim, slot: Slot | None, reason: str | None) -> None:
         """The end of a capture: a slot, or a reason for quarantine, or neither."""
@@ -563,7 +566,15 @@ def key_of(value: Any) -> Hashable:
 
 def text_of(key: Any) -> str:
     """A key as text: as the literal that is equal to it, where there is one."""
-    return repr(_plain(key))
+    return described(_plain(key))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+
+
+def described(value: object) -> str:
+    """A value as Python shows it, without the address of an object: that is another in every run."""
+    return _ADDRESS.sub("", repr(value))
 
 
 def _plain(key: Any) -> Any:
