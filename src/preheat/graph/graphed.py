@@ -55,6 +55,7 @@ class Graphed(Generic[P, R]):
         self.graphs, self._key = graphs, key
         self._name = name_of(function) or described(function)
         self._copy, self._copy_inputs = copy, copy_inputs
+        graphs._title = f"{self._name}.graphs"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return Method(self, instance)

@@ -13,8 +13,10 @@ from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
+from preheat.callers import warn_caller
 from preheat.devices import base
 from preheat.errors import (
+    CaptureWarning,
     ContextLostError,
     DriverError,
     GraphError,
@@ -128,6 +130,8 @@ class Graphs:
         self._owners: dict[int, _Owner] = {}
         self._dead: deque[_Owner] = deque()
         self._bury = partial(_bury, weakref.ref(self))
+        self._title = "graphs"  # what a program calls them
+        self._warned: set[object] = set()  # kinds of failures that were told
         self._lock = threading.Lock()
         _alive.add(self)
 
@@ -145,8 +149,8 @@ class Graphs:
         times only.
 
         A body that cannot be captured runs as it is, and its key is left in peace for a while: see
-        `report`. An error that the device does not survive is raised. Inside a capture the body becomes
-        part of that.
+        `report`. A `CaptureWarning` says so, once for each reason. An error that the device does not
+        survive is raised. Inside a capture the body becomes part of that.
         """
         return self._step(key_of(key), lambda _: body(), (), owner=owner, copy=copy)
 
@@ -157,9 +161,9 @@ class Graphs:
         if self._context().window() is not None:
             return body(given)
         place = _Place(self._token(owner), key)
-        slot = self._find(place)
+        slot, failure = self._find(place), None
         if slot is None:
-            slot = self._captured(place, body, given)
+            slot, failure = self._captured(place, body, given)
         elif self.checked:
             slot.check(self._graph(key), body)
         if slot is not None:
@@ -172,6 +176,8 @@ class Graphs:
                 self._drop(place, slot)
         made = body(given)
         self._seen(place)
+        if failure is not None:  # Only now: an error of the body itself comes out of its run above.
+            self._warn(place, failure)
         return trees.copies(made) if copy else made
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
@@ -426,28 +432,43 @@ class Graphs:
             claim = self._claims[place] = _Claim(self._life)
             return claim
 
-    def _captured(self, place: _Place, body: Body[Any], given: Sequence[Any]) -> Slot | None:
-        """A new slot, where it is time for one and the body can be captured.
+    def _captured(
+        self, place: _Place, body: Body[Any], given: Sequence[Any]
+    ) -> tuple[Slot | None, _Failure | None]:
+        """A new slot, where it is time for one and the body can be captured; or why it cannot be.
 
         A body that can, and must not be, is an error: no quarantine hides it.
         """
         claim = self._claim(place)
         if claim is None:
-            return None
+            return None, None
         slot: Slot | None = None
-        reason: str | None = None
+        failure: _Failure | None = None
         try:
             made = Slot.captured(partial(self._graph, place.key), body, given)
         except Exception as error:
             if claim.life.lost is not None or _fatal(error):
                 raise
-            reason = _reason(error)
+            failure = _Failure(_reason(error), type(error), getattr(error, "where", None))
         else:
             made.require_unwritten()
             slot = made
         finally:
-            self._settle(place, claim, slot, reason)
-        return slot
+            self._settle(place, claim, slot, failure and failure.reason)
+        return slot, failure
+
+    def _warn(self, place: _Place, failure: _Failure) -> None:
+        """Say once for each kind of failure, at the caller's line, that a body runs without a graph."""
+        with self._lock:
+            known = failure[1:] in self._warned
+            self._warned.add(failure[1:])
+        if not known:
+            warn_caller(
+                CaptureWarning(
+                    f"{described(place.key)} cannot be captured and runs without a graph: "
+                    f"{failure.reason}\nlater calls try again; {self._title}.report() lists what failed"
+                )
+            )
 
     def _graph(self, key: Hashable) -> Graph:
         return self._capture(name=key if isinstance(key, str) else described(key))
@@ -515,6 +536,14 @@ class _Known:
         """Once more; wait twice as long as before."""
         self.wait = _WAITS[min(self.failures, len(_WAITS) - 1)]
         self.failures, self.reason = self.failures + 1, reason
+
+
+class _Failure(NamedTuple):
+    """Why a body could not be captured: in words; and what tells one kind of failure from another."""
+
+    reason: str
+    error: type[Exception]
+    where: str | None  # the line that no capture can hold
 
 
 class _Claim:
