@@ -31,6 +31,8 @@
         EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
           UnsupportedInstructionError   the emulator does not know this instruction
 
+`CaptureWarning` is the one warning: a step that cannot be captured runs without a graph.
+
 Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
 hand should never lose it to a full disk.
 """
@@ -46,6 +48,7 @@ __all__ = [
     "BakedError",
     "BundleError",
     "CaptureError",
+    "CaptureWarning",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
@@ -359,6 +362,10 @@ class CaptureError(GraphError):
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.where = where
         super().__init__(message if where is None else f"{where}: {message}", hint=hint)
+
+
+class CaptureWarning(RuntimeWarning):
+    """A step could not be captured and runs without a graph: correct, and slower than a replay."""
 
 
 class StaleGraphError(GraphError):

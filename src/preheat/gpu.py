@@ -34,7 +34,7 @@ from preheat.flights import Flights
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
-from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
+from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.program import Program, file_of
@@ -444,7 +444,10 @@ class Gpu:
         return made
 
     def _new(self, shape: tuple[int, ...], dtype: Any, stream: object) -> Array:
-        return Array.new(self._context, shape, dtype, self._home(stream))
+        home, allocator = self._home(stream), self._context.allocator()
+        if allocator is not None:
+            return allocator.empty(shape, dtype)
+        return Array.new(self._context, shape, dtype, home)
 
     def _home(self, stream: object) -> base.Stream:
         """The stream of ours that memory belongs to; another library's may be gone before it is."""
@@ -471,7 +474,13 @@ class Gpu:
     # Graphs
 
     def capture(
-        self, *, stream: object = None, mode: str = "thread_local", name: str | None = None
+        self,
+        *,
+        stream: object = None,
+        mode: str = "thread_local",
+        name: str | None = None,
+        pool: Pool | None = None,
+        free_on_launch: bool = False,
     ) -> Graph:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
@@ -479,8 +488,25 @@ class Gpu:
         of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
         says which calls are refused beside: those of this thread ("thread_local"), of all threads
         ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
+        New arrays of the body come from `pool`; a sealed one is refused when the capture begins. With
+        `free_on_launch` each replay first frees the memory that other libraries allocated in the graph
+        and did not free there; without it such a graph is replayed again only after they freed it.
         """
-        return Graph(self._context, stream=stream, mode=mode, name=name, switches=self._switches)
+        return Graph(
+            self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
+            free_on_launch=free_on_launch, switches=self._switches,
+        )  # fmt: skip
+
+    def _own_pool(self, pool: Pool | None) -> Pool | None:
+        """A pool as given; an `InputError` where captures of this device cannot allocate from it."""
+        if pool is not None and not isinstance(pool, Pool):
+            raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
+        if pool is not None and pool._context is not self._context:
+            raise InputError(
+                f"{pool!r} is of another device than {self.name}, or from before its reset",
+                hint="make one on this device: gpu.pool()",
+            )
+        return pool
 
     def pool(self, size: int | None = None) -> Pool:
         """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
@@ -548,21 +574,16 @@ class Gpu:
 
         return graphed if function is None else graphed(function)
 
-    def profile(
-        self,
-        to: str | os.PathLike[str] | Callable[[Mapping[str, Any]], None] | None = None,
-        *,
-        every: int = EVERY,
-    ) -> None:
+    def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
         """Sample what replays cost on the host, for graphs captured from now on.
 
-        Rows go to the end of a file as JSON lines, to a callable, or, for None, to the standard error.
-        Every graph's first replay is sampled, then every `every`th.
+        Each sink gets every row: at the end of a file as JSON lines, as the argument of a callable or,
+        for None, on the standard error, which is also where rows go without a sink. A sink that raises
+        is reported to the log and gets no more of them. Every graph's first replay is sampled, then
+        every `every`th.
         """
-        write = to_stderr if to is None else to
-        if not callable(write):
-            write = partial(JsonLines(Path(write)), "replay")
-        self._switches = self._switches._replace(profile=Profile(write, every=every))
+        profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
+        self._switches = self._switches._replace(profile=profile)
 
     # Life
 
@@ -615,6 +636,19 @@ def _drop_unused(memo: dict[object, _Kept[T]]) -> None:
     for key, (what, files) in kept.items():
         if (alive := what()) is not None:
             memo[key] = _Kept(alive, files)
+
+
+def _row_sink(given: Any) -> RowSink:
+    """What writes rows of a profile where they are to go."""
+    if given is None:
+        return to_stderr
+    if callable(given):
+        sink: RowSink = given
+        return sink
+    if not isinstance(given, str | os.PathLike):
+        hint = 'gpu.profile("replays.jsonl", rows.append)'
+        raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
+    return partial(JsonLines(Path(given)), "replay")
 
 
 def _whole_path(source: Source) -> Source:

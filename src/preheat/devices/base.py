@@ -213,8 +213,12 @@ class Graph(Protocol):
     def nodes(self) -> list[GraphNode]:
         """What it consists of, oldest first."""
 
-    def instantiate(self) -> Executable:
-        """Make it ready to be done."""
+    def instantiate(self, *, free_on_launch: bool = False) -> Executable:
+        """Make it ready to be done.
+
+        Memory that the graph allocates and does not free stays allocated after a replay. The next
+        replay is refused until that memory is freed or, with `free_on_launch`, frees it first.
+        """
 
     def close(self) -> None:
         """Give it back; what was instantiated stays."""
@@ -286,10 +290,16 @@ class Device(Protocol):
         """A stream of another library, by its number; asks the driver for its id."""
 
     def allocate(self, size: int, stream: Stream) -> int:
-        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256."""
+        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256.
+
+        In a captured stream the graph allocates them, at this address, whenever it is done.
+        """
 
     def free(self, address: int, stream: Stream) -> None:
-        """Give memory back after the work now in `stream`."""
+        """Give memory back after the work now in `stream`.
+
+        In a captured stream it is memory that the graph allocates.
+        """
 
     def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
         """Bytes from the host; `data` may change as soon as this returns."""

@@ -19,7 +19,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
 from preheat.runtime.turn import Turn, exclusively
-from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
+from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Allocator, Window
 
 __all__ = ["Context"]
 
@@ -58,6 +58,12 @@ class Loaded(Protocol):
     raw: base.Module
 
 
+class _OfThread(threading.local):
+    """What each thread has of its own."""
+
+    allocator: Allocator | None = None
+
+
 class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
@@ -84,6 +90,7 @@ class Context:
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
         self.resolving = threading.Lock()
+        self.of_thread = _OfThread()
         device.on_loss = self.failed
         self.order = Order(device, partial(working, device), self.garbage.append)
         self.stream = self.order.own(device.stream())
@@ -157,6 +164,11 @@ class Context:
             mine.refuse(_ELSEWHERE, stream)
             return None
         return mine
+
+    def allocator(self) -> Allocator | None:
+        """What new arrays of this thread come from; None where that is the device itself."""
+        window = self.window()
+        return self.of_thread.allocator if window is None else window.allocator
 
     def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
         """Raise where a capture under way cannot stand `act`."""

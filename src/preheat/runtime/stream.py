@@ -40,6 +40,9 @@ class Event:
         """Raise when the context it was recorded in is lost."""
         self._context.require()
 
+    def __repr__(self) -> str:
+        return f"<Event on {self._context.device.name}>"
+
     def __del__(self) -> None:
         if hasattr(self, "raw"):
             self._context.garbage.append(self.raw.close)
@@ -115,7 +118,7 @@ class Stream:
             self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._raw is None else f"0x{self._raw.handle:x}"
+        state = "closed" if self._raw is None else self._raw.id
         return f"<Stream {state} on {self._context.device.name}>"
 
 
