@@ -254,17 +254,21 @@ class Gpu:
     def _load(self, context: Context, code: Code) -> Module:
         started, (artifact, program, jit) = time.perf_counter(), code
         try:
-            raw = self._device.load(artifact, jit=jit)
+            raw = self._device.load(artifact, jit=jit, lines=self._lines(code))
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self._device.load(artifact)
+            raw = self._device.load(artifact, lines=self._lines(Code(artifact, program)))
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load", device=self.name, program=artifact.label, key=artifact.digest, seconds=seconds
         )
         return Module(context, artifact, raw, blocking=self.blocking)
+
+    def _lines(self, code: Code) -> base.FindLines:
+        """How a device finds the source lines of what it loads."""
+        return partial(self.builder.lines, code.program, code.artifact)
 
     def _artifact(
         self, program: Program, target: Arch, *, strict: bool, ladder: bool

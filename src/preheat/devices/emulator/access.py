@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from preheat.devices.base import Limits
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def _admit(
         _check_parts(group, at, offset, size, site, write=write)
     elif at.limit is not None:
         if at.lo + offset < 0 or at.hi + offset + size > at.limit:
-            _outside_space(at, offset, size, site, write=write)
+            _outside_space(group, at, offset, size, site, write=write)
     else:
         lo, hi, hot = at.lo + offset, at.hi + offset + size, group.wave.memory.hot
         known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
@@ -285,7 +286,7 @@ def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, 
             raise
 
 
-def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
+def _outside_space(group: Group, at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
     values = np.atleast_1d(at.values)
     outside = (values < -offset) | (values > (at.limit or 0) - size - offset)
     position = int(np.argmax(outside))
@@ -294,7 +295,20 @@ def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool)
     if at.limit == 0:
         there = "there is none"
     message = f"{verb} {size} bytes at {at.space} address {address:#x}; {there}"
-    raise Violation(message, site, position, address)
+    hint = _needs_shared(group.wave, at.hi + offset + size) if at.space == "shared" else None
+    raise Violation(message, site, position, address, hint)
+
+
+def _needs_shared(wave: Wave, end: int) -> str | None:
+    """How a launch gets shared memory up to `end`, where its size is the affair of the launch."""
+    fixed, have = wave.program.shared_bytes, wave.shared_bytes
+    dynamic = fixed in wave.program.shared.values()  # such arrays begin where the others end
+    if not dynamic or not have < end <= Limits().shared_optin:
+        return None
+    return (
+        f"the launch gave {have - fixed} bytes of dynamic shared memory, and this needs {end - fixed}: "
+        f"kernel.launch(…, grid=…, block=…, shared={end - fixed})"
+    )
 
 
 def _outside_buffers(

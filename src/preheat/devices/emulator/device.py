@@ -86,13 +86,15 @@ class EmulatorDevice:
         if self.scheduler is None:
             self.on_loss(fault)
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> base.Module:
+    def load(
+        self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
+    ) -> base.Module:
         """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
         del jit
         try:
             loaded = image(artifact.ptx.decode())
             with self.lock:
-                return EmulatorModule(loaded, artifact, self._memory, self)
+                return EmulatorModule(loaded, artifact, self._memory, self, lines)
         except UnicodeDecodeError as bad:
             raise invalid(f"not a text: {bad}") from None
         except ptx.SyntaxFault as bad:

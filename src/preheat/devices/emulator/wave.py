@@ -21,7 +21,7 @@ from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
-from preheat.errors import UnsupportedInstructionError
+from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 __all__ = ["Program", "Wave"]
 
@@ -48,6 +48,7 @@ class Program:
     constants: tuple[Symbol, ...]
     memory: Memory
     patience: int  # basic blocks that may run without anything coming of it
+    located: Callable[..., EmulatorFault]  # a fault with its source lines; see `EmulatorModule.located`
 
 
 class Wave:
