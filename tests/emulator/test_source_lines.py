@@ -63,6 +63,16 @@ __global__ void tile(float* out) {
     __syncthreads();
     *out = more[threadIdx.x ^ 1] + fixed[0];
 }
+__global__ void late(float* out) {
+    __shared__ float cells[33];
+    cells[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = cells[threadIdx.x + 1];
+}
+__global__ void down(int* out) {
+    int i = threadIdx.x;
+    out[i] = __shfl_down_sync(~0u, i, 8);
+}
 __global__ void header(float* x) {
     *x = deep(x);
 }
@@ -110,6 +120,8 @@ CASES: dict[str, tuple[str, int, Callable[[Gpu], Any], str]] = {
     "check": ("assert(", 32, lambda _: (7,), "assertion 'threadIdx.x < n' failed"),
     "odd": ("*(int*)", 1, lambda gpu: (gpu.zeros(8, "int8"),), "not a multiple of 4"),
     "tile": ("more[threadIdx.x] = 1", 32, lambda gpu: (gpu.zeros(1),), "at shared address"),
+    "late": ("cells[threadIdx.x + 1]", 32, lambda gpu: (gpu.zeros(32),), "nothing has written"),
+    "down": ("__shfl_down", 20, lambda gpu: (gpu.zeros(20, "int32"),), "shuffles from lane 20"),
     "unknown": ("discard", 1, lambda gpu: (gpu.zeros(1, "int8"),), "does not know discard.global.L2"),
 }
 
@@ -117,7 +129,7 @@ CASES: dict[str, tuple[str, int, Callable[[Gpu], Any], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_fault_names_its_line(name: str, open_gpu: Callable[..., Gpu]) -> None:
     text, block, arguments, said = CASES[name]
-    gpu = open_gpu(patience=10_000)
+    gpu = open_gpu(patience=10_000, sanitize=name in ("late", "down"))
     found = fault(gpu, name, block, *arguments(gpu))
     number = next(n for n, line in enumerate(TEXT, 1) if text in line)
     assert found.source == (SourceLine("k.cu", number, TEXT[number - 1].strip()),)

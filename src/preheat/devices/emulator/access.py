@@ -29,8 +29,10 @@ __all__ = [
     "in_space",
     "load",
     "load_vector",
+    "peek",
     "place",
     "place_generic",
+    "poke",
     "store",
     "store_vector",
     "view",
@@ -194,21 +196,21 @@ def place_generic(group: Group, values: Any) -> Place:
 def load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
     """What each thread finds `offset` bytes from its place; a scalar when all go to the same."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=False)
-    return _read(at, offset, dtype)
+    return peek(at, offset, dtype)
 
 
 def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, count: int) -> list[Any]:
     """`count` neighbouring elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * count, site, write=False)
-    return [_read(at, offset + i * size, dtype) for i in range(count)]
+    return [peek(at, offset + i * size, dtype) for i in range(count)]
 
 
 def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
     """Write each thread's value; of several to one address the last thread's stays."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
     group.wave.writes += at.space != "local"
-    _write(at, offset, dtype, value)
+    poke(at, offset, dtype, value)
 
 
 def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
@@ -217,7 +219,7 @@ def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, 
     at, offset = _admit(group, at, offset, size * len(values), site, write=True)
     group.wave.writes += at.space != "local"
     for i, value in enumerate(values):
-        _write(at, offset + i * size, dtype, value)
+        poke(at, offset + i * size, dtype, value)
 
 
 def admit(group: Group, at: Place, offset: int, dtype: DType, site: int) -> tuple[Array, Array]:
@@ -238,7 +240,8 @@ def in_space(wave: Wave, values: Any, space: str) -> Any:
     return constant if space == "const" else (values >= 0) & (values < SHARED) & ~constant
 
 
-def _read(at: Place, offset: int, dtype: DType) -> Any:
+def peek(at: Place, offset: int, dtype: DType) -> Any:
+    """What each thread finds `offset` bytes from its place, without a check."""
     if at.strides is None:
         return flat(dtype, offset).take(at.index(dtype))
     if not at.shape:
@@ -246,7 +249,8 @@ def _read(at: Place, offset: int, dtype: DType) -> Any:
     return view(dtype, at.start + offset, at.shape, at.strides).copy().reshape(-1)
 
 
-def _write(at: Place, offset: int, dtype: DType, value: Any) -> None:
+def poke(at: Place, offset: int, dtype: DType, value: Any) -> None:
+    """Write each thread's value without a check; of several to one address the last stays."""
     if at.strides is None or not _injective(at.shape, at.strides):
         flat(dtype, offset)[at.index(dtype)] = value
     elif not at.shape:

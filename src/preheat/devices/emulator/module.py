@@ -175,6 +175,7 @@ class EmulatorFunction:
             constants=module.constants,
             memory=module.memory,
             patience=module.device.patience,
+            sanitize=module.image.sanitize,
             located=module.located,
         )
         head = module.image.module.entries[name]

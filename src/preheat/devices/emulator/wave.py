@@ -48,6 +48,7 @@ class Program:
     constants: tuple[Symbol, ...]
     memory: Memory
     patience: int  # basic blocks that may run without anything coming of it
+    sanitize: bool  # its code was generated with checks: see `sanitize`
     located: Callable[..., EmulatorFault]  # a fault with its source lines; see `EmulatorModule.located`
 
 
@@ -79,6 +80,9 @@ class Wave:
         self.shape = layout.shape
         room = _rounded(shared)
         self._shared = np.full(layout.blocks * room, POISON, np.uint8)
+        self.shadow = len(self._shared)  # bytes from shared memory to what is known of it
+        if program.sanitize:
+            self._shared = np.concatenate((self._shared, np.zeros_like(self._shared)))
         self.local = np.empty((layout.count, 0), np.uint8)
         self._local_top = 0
         steps = (room, 0, 0) if layout.blocks > 1 else ()
