@@ -57,10 +57,11 @@ from preheat.toolchain.headers import (
     mismatch,
     observe,
 )
-from preheat.toolchain.sources import sources_of
+from preheat.toolchain.sources import own_texts, sources_of
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
+    from preheat.toolchain.lines import Lines
     from preheat.toolchain.translate import Compiled
 
 __all__ = ["Builder", "Failure", "Miss", "open_disk"]
@@ -285,6 +286,30 @@ class Builder:
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
         state = self._state(request, artifact)
         return Promise(request.asked.digest, artifact, state, entries, note, program.asked_include)
+
+    def lines(self, program: Program | None, artifact: Artifact) -> Lines | None:
+        """The source lines of `artifact`, which was made from `program`; None where they are not known.
+
+        Code without line information is built once more with it, unless this process is sealed. That is
+        stored under a key of its own, and no watcher is told: a manifest has what was asked for.
+        """
+        from preheat.toolchain.lines import Lines, has_lines  # only faults need it
+
+        try:
+            lined = artifact if has_lines(artifact.ptx) else self._lined(program, artifact.arch)
+            if lined is None:
+                return None
+            own = {} if program is None else own_texts(program)  # bundles hold no sources
+            return Lines(lined.ptx.decode(), {**lined.sources, **own})
+        except (PreheatError, ValueError):  # the fault that asks is more important than its line
+            return None
+
+    def _lined(self, program: Program | None, arch: Arch) -> Artifact | None:
+        if program is None or program.language != "cuda":
+            return None
+        request = self._request(replace(program, options=(*program.options, "-lineinfo")), arch)
+        found = self._build(request) if self.sealed is Mode.OFF else self._find(request)
+        return found if isinstance(found, Artifact) else None
 
     def _show(self, program: Program, arch: Arch, artifact: Artifact) -> None:
         for watch in self.watchers:

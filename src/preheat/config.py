@@ -172,6 +172,12 @@ VARIABLES: tuple[Variable, ...] = (
         "what `preheat.device()` gives: `cuda`, `cuda:1`, `emulator`, or `auto` for whichever there is",
     ),
     Variable(
+        "PREHEAT_EMULATOR_SANITIZE",
+        boolean,
+        "off",
+        "on: the emulator stops a kernel at a value that CUDA leaves undefined",
+    ),
+    Variable(
         "PREHEAT_BLOCKING",
         boolean,
         "off",
@@ -235,6 +241,7 @@ class Config:
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
     device: str = "cuda"
+    emulator_sanitize: bool = False
     blocking: bool = False
     jit: bool = False
     reload: bool = True
@@ -283,6 +290,7 @@ class Config:
             lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
             compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
             device=value("PREHEAT_DEVICE", cls.device),
+            emulator_sanitize=value("PREHEAT_EMULATOR_SANITIZE", cls.emulator_sanitize),
             blocking=value("PREHEAT_BLOCKING", cls.blocking),
             jit=value("PREHEAT_JIT", cls.jit),
             reload=value("PREHEAT_RELOAD", cls.reload),

@@ -322,17 +322,21 @@ class Gpu:
     def _load(self, context: Context, code: Code) -> Module:
         started, (artifact, program, jit) = time.perf_counter(), code
         try:
-            raw = self._device.load(artifact, jit=jit)
+            raw = self._device.load(artifact, jit=jit, lines=self._lines(code))
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self._device.load(artifact)
+            raw = self._device.load(artifact, lines=self._lines(Code(artifact, program)))
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load", device=self.name, program=artifact.label, key=artifact.digest, seconds=seconds
         )
         return Module(context, artifact, raw, blocking=self.blocking)
+
+    def _lines(self, code: Code) -> base.FindLines:
+        """How a device finds the source lines of what it loads."""
+        return partial(self.builder.lines, code.program, code.artifact)
 
     def _artifact(
         self, program: Program, target: Arch, *, strict: bool, ladder: bool
@@ -720,6 +724,7 @@ def device(
     arch: Arch | str | None = None,
     patience: int | None = None,
     schedule: int | None = None,
+    sanitize: bool | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -729,20 +734,24 @@ def device(
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
     `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
-    `schedule` the seed of an emulator whose streams execute their work late. `cache_dir` is where the
-    cache of its programs is, instead of where the environment says. Asking again gives the same device.
+    `schedule` the seed of an emulator whose streams execute their work late. With `sanitize`, or
+    `PREHEAT_EMULATOR_SANITIZE`, an emulated kernel stops at a value that CUDA leaves undefined.
+    `cache_dir` is where the cache of its programs is, instead of where the environment says. Asking
+    again gives the same device.
     """
     config = Config.from_env()
     kind, index = _parsed(config.device if which is None else which)
     with _opening:
         if kind == "auto":
             kind = _whichever()
-        key = (kind, index, arch and Arch.parse(arch), patience, schedule)
+        if kind == "emulator" and sanitize is None:
+            sanitize = config.emulator_sanitize
+        key = (kind, index, arch and Arch.parse(arch), patience, schedule, sanitize)
         if key not in _open:
             given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
             given["blocking"] = config.blocking if blocking is None else blocking
             given["reload"] = config.reload
-            made = _make(kind, index, arch, patience, schedule)
+            made = _make(kind, index, arch, patience, schedule, sanitize)
             builder = default_builder(cache_dir)
             _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
         gpu = _open[key]
@@ -775,13 +784,24 @@ def _parsed(which: str | int) -> tuple[str, int]:
 
 
 def _make(
-    kind: str, index: int, arch: Arch | str | None, patience: int | None, schedule: int | None = None
+    kind: str,
+    index: int,
+    arch: Arch | str | None,
+    patience: int | None,
+    schedule: int | None = None,
+    sanitize: bool | None = None,
 ) -> base.Device:
     if kind == "emulator":
         from preheat.devices.emulator.device import EmulatorDevice
 
         given = {} if patience is None else {"patience": patience}
-        return EmulatorDevice(index, arch or "sm_90", schedule=schedule, **given)
+        return EmulatorDevice(
+            index, arch or "sm_90", schedule=schedule, sanitize=bool(sanitize), **given
+        )
+    if sanitize:
+        raise InputError(
+            "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
+        )
     if arch is not None or patience is not None or schedule is not None:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice

@@ -92,14 +92,14 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     made = []
     from preheat.devices.emulator.device import EmulatorDevice
 
-    def make(kind: str, index: int, arch: object, patience: object, schedule: object) -> Any:
-        made.append((kind, index, arch, patience))
-        assert schedule is None
+    def make(kind: str, index: int, *of_the_emulator: object) -> Any:
+        made.append((kind, index))
+        assert of_the_emulator == (None,) * 4
         return EmulatorDevice(index)
 
     monkeypatch.setattr(module, "_make", make)
     device("auto")
-    assert made == [("cuda", 0, None, None)]
+    assert made == [("cuda", 0)]
 
 
 @pytest.mark.gpu

@@ -184,10 +184,12 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     assert fault.address == made.x.address + made.x.nbytes
     assert fault.line is not None
     assert "ld.global" in made.saxpy.module.artifact.ptx.decode().splitlines()[fault.line - 1]
-    with pytest.raises(ContextLostError, match="is lost since: saxpy, PTX line") as lost:
+    with pytest.raises(
+        ContextLostError, match=r"is lost since: saxpy, program\.cu:3, PTX line"
+    ) as lost:
         made.launch()
     assert "gpu.reset() will do" in str(lost.value.hint)
-    with pytest.raises(StaleBufferError, match="is lost since: saxpy, PTX line"):
+    with pytest.raises(StaleBufferError, match=r"is lost since: saxpy, program\.cu:3, PTX line"):
         made.x.numpy()
     gpu.reset()
     again = bench(gpu)
@@ -237,7 +239,9 @@ def test_use_after_free_within_the_device_is_seen(open_device: Callable[..., Gpu
     to, x = gpu.zeros(1, "int64"), gpu.zeros(8)
     gpu.kernel(source, "keep")[1, 1](to, x)
     x.close()
-    with pytest.raises(EmulatorFault, match=r"use, PTX line .* in a freed 32-byte buffer"):
+    with pytest.raises(
+        EmulatorFault, match=r"use, program\.cu:3, PTX line .* in a freed 32-byte buffer"
+    ):
         gpu.kernel(source, "use")[1, 1](to)
 
 

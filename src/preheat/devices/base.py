@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.errors import DeviceError
+
+if TYPE_CHECKING:  # only errors need it
+    from preheat.toolchain.lines import Lines
 
 __all__ = [
     "LEGACY_STREAMS",
@@ -33,6 +36,7 @@ __all__ = [
     "Dim3",
     "Event",
     "Executable",
+    "FindLines",
     "Function",
     "Geometry",
     "Graph",
@@ -62,6 +66,9 @@ ON_HOST, ON_GPU = 1, 2
 #: own call (the 0 is its last argument), because it is the inner loop of every program and one more
 #: Python frame would be a fiftieth of a launch.
 Submit = Callable[[int, int], tuple[int, ...]]
+
+#: Finds the source lines of code when an error is to name one; None where they are not known.
+FindLines = Callable[[], "Lines | None"]
 
 #: A prepared replay of a graph in one stream; its status goes to `Device.check` like a launch's.
 Replay = Callable[[], tuple[int, ...]]
@@ -277,10 +284,11 @@ class Device(Protocol):
     forks: bool  # whether it can still be used in a forked child
     on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> Module:
+    def load(self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None) -> Module:
         """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
 
-        `InvalidCodeError` when the code itself is at fault.
+        `lines` finds its source lines, for a device whose errors name them. `InvalidCodeError` when the
+        code itself is at fault.
         """
 
     def stream(self, *, priority: int = 0) -> Stream:

@@ -42,6 +42,9 @@ class EmulatorDevice:
 
     With a `schedule`, which is a seed, streams are deferred: work is queued and executed late, in an
     order that the seed chooses among those that streams and events allow.
+
+    With `sanitize`, a kernel also stops where it uses what CUDA leaves undefined: shared memory that
+    nothing has written, or the value of a lane that takes no part in a shuffle.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class EmulatorDevice:
         *,
         patience: int = 5_000_000,
         schedule: int | None = None,
+        sanitize: bool = False,
     ) -> None:
         if not 0 <= index < COUNT:
             raise InputError(
@@ -66,7 +70,7 @@ class EmulatorDevice:
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
         self.forks = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
-        self.patience, self.schedule = patience, schedule
+        self.patience, self.schedule, self.sanitize = patience, schedule, sanitize
         self.lock = threading.RLock()
         self._begin()
 
@@ -87,13 +91,15 @@ class EmulatorDevice:
         if self.scheduler is None:
             self.on_loss(fault)
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> base.Module:
+    def load(
+        self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
+    ) -> base.Module:
         """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
         del jit
         try:
-            loaded = image(artifact.ptx.decode())
+            loaded = image(artifact.ptx.decode(), sanitize=self.sanitize)
             with self.lock:
-                return EmulatorModule(loaded, artifact, self._memory, self)
+                return EmulatorModule(loaded, artifact, self._memory, self, lines)
         except UnicodeDecodeError as bad:
             raise invalid(f"not a text: {bad}") from None
         except ptx.SyntaxFault as bad:
