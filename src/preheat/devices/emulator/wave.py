@@ -162,14 +162,14 @@ class Wave:
         self.steps += 1
         if not self.steps & 1023:
             self._check_progress(step)
-        if group.lanes is None:
-            group.frame.owned.clear()
-            return _ENDS[step.kind](self, group, step, step.run(group, group.regs, self))
-        if step.mask is not None:
+        if group.lanes is not None and step.mask is not None:
             gathered = self._rendezvous(group, step)
             if gathered is None:
                 return None
             self.running = group = gathered
+        if group.lanes is None:  # maybe since its last threads have arrived
+            group.frame.owned.clear()
+            return _ENDS[step.kind](self, group, step, step.run(group, group.regs, self))
         result = step.run(group, group.regs, self)
         group.dirty |= step.writes
         return _ENDS[step.kind](self, group, step, result)
