@@ -29,7 +29,7 @@
           BakedError             a replay would use values that were captured for another call
           PoolSealedError        a sealed pool was asked for memory
         EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
-          UnsupportedInstructionError   the emulator does not know this instruction
+          UnsupportedInstructionError   the emulator does not support this instruction
 
 Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
 hand should never lose it to a full disk.
@@ -405,7 +405,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
 
 
 class UnsupportedInstructionError(EmulatorFault):
-    """The emulator does not know this instruction."""
+    """The emulator does not support this instruction, or this form of it."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

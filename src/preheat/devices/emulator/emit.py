@@ -369,6 +369,8 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
         raise w.unsupported()
     callee = operands.pop(0)
     given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
+    if not all(isinstance(operand, Symbol) for operand in operands):  # a prototype or a list of targets
+        raise w.unsupported()
     sides = []
     for side in (given, returns):
         items = side.items if isinstance(side, Vector) else ()

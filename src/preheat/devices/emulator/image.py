@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from preheat.devices.emulator import builtin
 from preheat.devices.emulator.generate import Code, generate
+from preheat.devices.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
@@ -34,7 +35,7 @@ class Image:
 
     def __init__(self, text: str) -> None:
         self.module = ptx.parse(text)
-        self.bodies = {f.name: f for f in self.module.functions if f.body is not None}
+        self.bodies = self.module.bodies
         self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
         self._code: dict[str, Code] = {}
         self._kernels: dict[str, Kernel] = {}
@@ -80,8 +81,7 @@ class Image:
         """Whether a function is one of ours; `UnsupportedInstructionError` when it is nobody's."""
         if callee not in self.bodies and callee not in builtin.FUNCTIONS:
             op = next(op for op in code.sites if op.mnemonic == "call" and callee in op.text)
-            message = f"the emulator does not know the function {callee}"
-            raise UnsupportedInstructionError(code.name, message, line=op.line, text=op.text)
+            raise unsupported(code.name, op, f"the function {callee}, which this PTX does not define")
         return callee in self.bodies
 
     def _pointed_at(self, found: dict[str, Code]) -> Iterator[str]:

@@ -38,7 +38,7 @@ class EmulatorModule:
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
-        defined = [v for v in variables if ".extern" not in v.linkage]
+        defined = [v for v in variables if ".extern" not in v.linkage and v.kind not in ptx.OPAQUE]
         self._arena = self._placed(defined)
         self.constants = tuple(self._symbols[v.name] for v in defined if v.space == "const")
         self.addresses = {name: symbol.address for name, symbol in self._symbols.items()}

@@ -5,6 +5,7 @@ An opcode that fits no row is not supported; no modifier is ever ignored.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -13,7 +14,7 @@ import numpy as np
 from preheat.devices.emulator import approximate, build, compare, floating, integer
 from preheat.devices.emulator.form import BOOL, F16, F32, F64, S32, U32, Form, Instruction
 
-__all__ = ["FORMS", "Form", "Instruction", "instruction"]
+__all__ = ["FORMS", "Form", "Instruction", "instruction", "mnemonics"]
 
 FORMS: tuple[Form, ...] = (
     Form("mov.any", "a", build.integers(lambda a: a, 1)),
@@ -400,6 +401,11 @@ def instruction(opcode: str) -> Instruction | None:
         if modifiers is not None:
             return replace(form.build(modifiers), exact=not form.bound)
     return None
+
+
+def mnemonics() -> Container[str]:
+    """The mnemonics that have a row."""
+    return _by_mnemonic()
 
 
 @cache

@@ -196,7 +196,7 @@ class Writer:
         return plain
 
     def unsupported(self, what: str | None = None) -> UnsupportedInstructionError:
-        """The error for an operation that the emulator does not know."""
+        """The error for an operation that the emulator does not support."""
         return self.code.unsupported(self.op, what)
 
     def needed(self, operand: Operand) -> bool:
