@@ -101,6 +101,21 @@ def test_a_register_that_nothing_wrote_is_zero() -> None:
     assert not run("mov.u64 %d20, %d25;").any()
 
 
+def test_sums_of_singles_take_operands_of_16_bits() -> None:
+    found = run(
+        """
+        mov.b64 {%h1, %h2, %h3, %h4}, %d10; mov.b32 %f1, %r11;
+        add.f32.f16 %f2, %h1, %f1; sub.rz.f32.bf16 %f3, %h3, %f1; fma.rn.f32.bf16 %f4, %h3, %h4, %f1;
+        mov.b32 %r2, %f2; mov.b32 %r3, %f3; mov.b32 %r4, %f4;
+        mov.b64 %d20, {%r2, %r3}; cvt.u64.u32 %d21, %r4;
+        """,
+        np.full(37, 0x3C00 | 0x3FC0 << 32 | 0xC000 << 48, np.uint64),  # 1.0, and 1.5 and -2.0
+        np.full(37, 0x3E800000, np.uint64),  # 0.25
+        results=2,
+    )
+    assert found.view(np.float32)[0].tolist() == [1.25, 1.25, -2.75, 0.0]
+
+
 # Addresses
 
 
@@ -238,7 +253,9 @@ def test_a_carry_belongs_to_each_thread() -> None:
         "st.global.b32 [%d1];", "atom.global.nand.b32 %r1, [%d1], %r2;", "atom.global.add.u32 %r1;",
         "mov.b32 %r1;", "add.u32 %r1, %r2, 1.5;", "mov.b128 %r1, %r2;", "cvta.to.nowhere.u64 %d1, %d2;",
         "cvta.u64 %d1, %d2;",
-        "bar.wait 0;", "bar;", "barrier.cluster.arrive;", "redux.sync.mul.s32 %r1, %r2, -1;",
+        "bar.wait 0;", "bar;", "bar.red.popc.u32 %d1, 0, %p1;",
+        "bar.red.and.pred k, 0, %p1;", "mbarrier.init.noComplete.b64 [%d1], 1;",
+        "barrier.cluster.arrive;", "redux.sync.mul.s32 %r1, %r2, -1;",
         "match.any %r1;",
         "mad.hi.cc.s32 %r1, %r2, %r3, %r4;", "isspacep.moon %p1, %d1;", "cp.async.bulk.wait_all;",
         "mov.u32 %r1, %nosuch;", "add.u32 %r1, %r2;", "add.u32 5, %r2, %r3;", "elect.sync %r1;",

@@ -32,7 +32,7 @@ def coverage(module: ptx.Module) -> list[Form]:
     """Every form of instruction in a module, in alphabetical order; what is no PTX is not supported."""
     counts: Counter[tuple[str, bool]] = Counter()
     lines: dict[tuple[str, bool], int] = {}
-    for function in filter(lambda function: function.body is not None, module.functions):
+    for function in (function for function in module.functions if function.body is not None):
         for form, line, supported in _forms(function, module.bodies):
             counts[form, supported] += 1
             lines[form, supported] = min(lines.get((form, supported), line), line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -227,20 +226,13 @@ def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) 
             targets = split_commas(statement.text.removeprefix(".branchtargets"))
             body.tables[label] = tuple(str(scope.find(target)) for target in targets)
         else:
-            with _rejecting(statement, rejected):
+            try:
                 body.ops.append(_operation(statement, scope))
+            except ptx.SyntaxFault:
+                if rejected is None:
+                    raise
+                rejected.append(statement)
     return body
-
-
-@contextmanager
-def _rejecting(statement: ptx.Statement, rejected: list[ptx.Statement] | None) -> Iterator[None]:
-    """Add a statement without known shape to `rejected`, where there is such a list."""
-    try:
-        yield
-    except ptx.SyntaxFault:
-        if rejected is None:
-            raise
-        rejected.append(statement)
 
 
 def _scoped(
@@ -258,15 +250,23 @@ def _scoped(
                 raise ptx.SyntaxFault("a brace closes nothing", statement.line)
             scope = scope.outer
         elif (directive := _DIRECTIVE.match(text)) and directive[0] != ".branchtargets":
-            with _rejecting(statement, rejected):
-                if directive[0] == ".reg":
-                    _declare_registers(statement, scope)
-                elif directive[0] not in _IGNORED:
-                    _declare_variables(statement, scope, body)
+            try:
+                _declare(directive[0], statement, scope, body)
+            except ptx.SyntaxFault:
+                if rejected is None:
+                    raise
+                rejected.append(statement)
         else:
             if label := _LABEL.match(text):
                 scope.names[label[1]] = scope.unique(label[1])
             yield scope, statement
+
+
+def _declare(directive: str, statement: ptx.Statement, scope: _Scope, body: Body) -> None:
+    if directive == ".reg":
+        _declare_registers(statement, scope)
+    elif directive not in _IGNORED:
+        _declare_variables(statement, scope, body)
 
 
 def _declare_registers(statement: ptx.Statement, scope: _Scope) -> None:
@@ -300,7 +300,7 @@ def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
         return None
     if _NUMBER.fullmatch(text):
         return Number(text)
-    if _EXPRESSION.fullmatch(text):
+    if text[:1] not in "%_" and _EXPRESSION.fullmatch(text):
         return Expression(text)
     if "|" in text:
         return Pair(tuple(_result(item.strip(), scope, line) for item in text.split("|")))
@@ -327,7 +327,7 @@ def _result(text: str, scope: _Scope, line: int) -> Register | Vector | None:
 
 
 def _address(text: str, scope: _Scope, line: int) -> Address | Compound | None:
-    if len(list(split_commas(text[1:-1]))) > 1:
+    if "," in text:
         return Compound(_list(text, scope, line))
     match = _ADDRESS.fullmatch(text)
     base = _operand(match["base"], scope, line) if match else None

@@ -35,6 +35,7 @@ class EmulatorModule:
 
     def __init__(self, image: Image, artifact: Artifact, memory: Memory, device: Owner) -> None:
         self.image, self.artifact, self.memory, self.device = image, artifact, memory, device
+        self.heap = device.heap
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
@@ -137,6 +138,8 @@ class EmulatorFunction:
             addresses=module.addresses,
             constants=module.constants,
             memory=module.memory,
+            heap=module.heap,
+            reserved=kernel.reserved,
             patience=module.device.patience,
         )
         head = module.image.module.entries[name]
@@ -144,7 +147,7 @@ class EmulatorFunction:
         used = entry.resources if entry else None
         self.attributes = base.Attributes(
             registers=used.registers if used else 0,
-            shared=used.shared if used else kernel.shared_bytes,
+            shared=used.shared if used else kernel.shared_bytes - kernel.reserved,
             local=used.stack if used else max(c.frame_bytes for c in kernel.functions.values()),
             constant=sum(symbol.size for symbol in module.constants),
             threads=_most_threads(head.directives),

@@ -224,6 +224,13 @@ class Writer:
             self.places[key] = self.let(call)
         return self.places[key]
 
+    def address(self, operand: Operand | None, space: str) -> tuple[str, int]:
+        """The place of an address operand, and the distance from it."""
+        if not isinstance(operand, Address):
+            raise self.unsupported()
+        offset = operand.base.offset if isinstance(operand.base, Symbol) else operand.offset
+        return self.place(operand, self.space_of(operand, space)), offset
+
     def space_of(self, address: Address, named: str) -> str:
         """The space that an address counts in: parameters lie in local or in global memory."""
         if named != "param":
