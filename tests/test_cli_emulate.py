@@ -79,15 +79,36 @@ def test_json_has_the_same_rows(emulate: Emulate) -> None:
     assert rows["wgmma.fence.sync.aligned"]["supported"] is False
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("nothing", "no .version directive"), (KNOWN.replace("%r1, 1", "%r1, ?"), "is no operand")],
-)
-def test_a_file_that_is_no_ptx_is_bad_input(emulate: Emulate, text: str, said: str) -> None:
-    code, out, err = emulate(text)
+def test_a_file_that_is_no_ptx_is_bad_input(emulate: Emulate) -> None:
+    code, out, err = emulate("nothing")
     assert (code, out) == (2, "")
-    assert err.startswith("error: k.ptx:")
-    assert said in err
+    assert err.startswith("error: k.ptx:1: no .version directive")
+
+
+TEXTURES = KNOWN.replace(
+    "mov.u32 %r1, %tid.x;",
+    "mov.u32 %r1, %tid.x;\n"
+    "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}|%p1, [%d1, {%f5, %f6}];\n"
+    "sust.b.1d.b32.trap [%d1, {%r3}], {%r4};\n"
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {%r3, %r4}], [%r1];\n"
+    "sub.u32 %r3, %r1, ?;\n",
+)
+
+
+@pytest.mark.parametrize("also", ["", ".entry broken() {\nbra nowhere;\nsub.u32 %r3, %r1, ?;\n}\n"])
+def test_the_rest_of_a_file_is_listed_whatever_it_contains(emulate: Emulate, also: str) -> None:
+    code, out, err = emulate(TEXTURES + also)
+    listed = dict(line.split()[::2] for line in out.splitlines()[1:])
+    assert code == 1
+    assert {form for form, supported in listed.items() if supported == "yes"} == {
+        "add.u32", "ld.param.u64", "mov.u32", "ret", "st.global.u32",
+    }  # fmt: skip
+    assert {form for form, supported in listed.items() if supported == "no"} == {
+        "tex.2d.v4.f32.f32", "sust.b.1d.b32.trap", "sub.u32",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group", *["bra"] * bool(also),
+    }  # fmt: skip
+    line = TEXTURES.split("\n").index("sub.u32 %r3, %r1, ?;") + 1
+    assert f"k.ptx:{line}: sub.u32" in err
 
 
 def test_a_file_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@
           BakedError             a replay would use values that were captured for another call
           PoolSealedError        a sealed pool was asked for memory
         EmulatorFault            the emulated kernel did something wrong; carries source line and thread
-          UnsupportedInstructionError   the emulator does not know this instruction
+          UnsupportedInstructionError   the emulator does not support this instruction
 
 `CaptureWarning` is the one warning: a step that cannot be captured runs without a graph.
 
@@ -448,7 +448,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
 
 
 class UnsupportedInstructionError(EmulatorFault):
-    """The emulator does not know this instruction."""
+    """The emulator does not support this instruction, or this form of it."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

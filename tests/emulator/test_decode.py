@@ -10,10 +10,13 @@ import pytest
 from preheat.devices.emulator.decode import (
     Address,
     Body,
+    Compound,
+    Expression,
     Negated,
     Number,
     Pair,
     Register,
+    Selected,
     Special,
     Symbol,
     Vector,
@@ -30,7 +33,10 @@ def body(text: str) -> Body:
 
 
 def operands(text: str) -> tuple[Any, ...]:
-    declared = ".reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .shared .b8 tile[64];"
+    declared = (
+        ".reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .shared .b8 tile[64];"
+        ".reg .v4 .f32 v; .reg.v2.b32 %v<3>;"
+    )
     (op,) = body(f"{declared}\n{text}").ops
     return op.operands
 
@@ -59,6 +65,25 @@ def r(number: int) -> Register:
         ("shfl.sync.up.b32 %r1|%p1, %r2, 1, 0, -1;", (
             Pair((r(1), Register("%p1", "pred"))), r(2), Number("1"), Number("0"), Number("-1"))),
         ("setp.eq.s32 %p1|_, %r1, %r2;", (Pair((Register("%p1", "pred"), None)), r(1), r(2))),
+        ("tex.1d.v2.s32.s32 {%r1, %r2}|%p1, [%rd1, {%r3}];", (
+            Pair((Vector((r(1), r(2))), Register("%p1", "pred"))),
+            Compound((Register("%rd1", "b64"), Vector((r(3),)))))),
+        ("tex.1d.v2.s32.s32 {%r1, _}, [texture, sampler, %r3];", (
+            Vector((r(1), None)), Compound((Symbol("texture"), Symbol("sampler"), r(3))))),
+        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, 0}], [tile+16];", (
+            Compound((Register("%rd1", "b64"), Vector((r(1), Number("0"))))),
+            Address(Symbol("tile", 16), 0))),
+        ("vmad.s32.s32.u32 %r1, -%r2.b0, %r3.h1, -%r4;", (
+            r(1), Selected(r(2), "b0", True), Selected(r(3), "h1"), Selected(r(4), "", True))),
+        ("vadd4.u32.u32.u32 %r1.b10, %r2, %r3.b7654, 0;", (
+            Selected(r(1), "b10"), r(2), Selected(r(3), "b7654"), Number("0"))),
+        ("mov.b32 %v1.y, v.x;", (Register("%v1.y", "b32"), Register("v.x", "f32"))),
+        ("ld.global.v4.f32 v, [%rd1];", (
+            Vector(tuple(Register(f"v.{axis}", "f32") for axis in "xyzw")),
+            Address(Register("%rd1", "b64"), 0))),
+        ("add.s32 %r1, %r2, 4*(2+1);", (r(1), r(2), Expression("4*(2+1)"))),
+        ("add.s32 %r1, %r2, (1 << 3) | ~2;", (r(1), r(2), Expression("(1 << 3) | ~2"))),
+        ("ld.shared.b32 %r1, [tile + 4 * 3];", (r(1), Expression("[tile + 4 * 3]"))),
     ],
 )  # fmt: skip
 def test_an_operand_is_taken_apart(text: str, expected: tuple[Any, ...]) -> None:
@@ -67,7 +92,15 @@ def test_an_operand_is_taken_apart(text: str, expected: tuple[Any, ...]) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["add.s32 %r1, ?;", "ld.global.b32 %r1, [%r1*4];", "shfl.sync.up.b32 %r1|%q, %r2, 1, 0, -1;"],
+    [
+        "add.s32 %r1, ?;",
+        "ld.global.b32 %r1, [%r1*4];",
+        "shfl.sync.up.b32 %r1|%q, %r2, 1, 0, -1;",
+        "tex.1d.v2.s32.s32 {%r1, %r2), [%rd1, {%r3})}];",
+        "tex.1d.v2.s32.s32 %r1, [%rd1, {?}];",
+        "mov.f32 %r1, v.b0;",
+        "add.s32 %r1, %r2, (1+);",
+    ],
 )
 def test_what_is_no_operand_is_a_fault_with_its_line(text: str) -> None:
     with pytest.raises(ptx.SyntaxFault, match="is no") as caught:
@@ -129,9 +162,22 @@ def test_a_label_is_found_in_its_own_scope_even_ahead() -> None:
     assert [found.ops[at].opcode for at in targets] == ["mov.u32", "ret"]
 
 
-def test_directives_that_only_tell_debuggers_something_are_passed_over() -> None:
-    found = body('.loc 1 2 3\n.pragma "nounroll";\n.file 1 "x.cu"\nret;')
+def test_directives_that_only_tell_others_something_are_passed_over() -> None:
+    found = body(
+        '.loc 1 2 3\n.pragma "nounroll";\n.pragma"nounroll";\n.file 1 "x.cu"\n'
+        ".loc 1 4 5, function_name $L__info0, inlined_at 1 2 3\n"
+        "P: .callprototype(.param .b32 _) _ (.param .align 8 .b8 _[16]);\nQ: .calltargets f, g;\nret;"
+    )
     assert [op.opcode for op in found.ops] == ["ret"]
+
+
+def test_statements_without_known_shape_can_be_set_aside() -> None:
+    text = ".reg .b32 %r<9>;\n.reg .nonsense x;\nadd.s32 %r1, ?;\nadd.s32 %r1, %r2, 3;\n@%q ret;\nret;"
+    (function,) = ptx.parse(f"{HEAD}.entry k(.param .u64 a)\n{{\n{text}\n}}").functions
+    rejected: list[ptx.Statement] = []
+    found = decode(function, rejected)
+    assert [op.opcode for op in found.ops] == ["add.s32", "ret"]
+    assert [statement.line for statement in rejected] == [7, 8, 10]
 
 
 def test_variables_of_a_body_are_kept_with_their_scope() -> None:

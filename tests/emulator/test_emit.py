@@ -101,6 +101,21 @@ def test_a_register_that_nothing_wrote_is_zero() -> None:
     assert not run("mov.u64 %d20, %d25;").any()
 
 
+def test_sums_of_singles_take_operands_of_16_bits() -> None:
+    found = run(
+        """
+        mov.b64 {%h1, %h2, %h3, %h4}, %d10; mov.b32 %f1, %r11;
+        add.f32.f16 %f2, %h1, %f1; sub.rz.f32.bf16 %f3, %h3, %f1; fma.rn.f32.bf16 %f4, %h3, %h4, %f1;
+        mov.b32 %r2, %f2; mov.b32 %r3, %f3; mov.b32 %r4, %f4;
+        mov.b64 %d20, {%r2, %r3}; cvt.u64.u32 %d21, %r4;
+        """,
+        np.full(37, 0x3C00 | 0x3FC0 << 32 | 0xC000 << 48, np.uint64),  # 1.0, and 1.5 and -2.0
+        np.full(37, 0x3E800000, np.uint64),  # 0.25
+        results=2,
+    )
+    assert found.view(np.float32)[0].tolist() == [1.25, 1.25, -2.75, 0.0]
+
+
 # Addresses
 
 
@@ -238,7 +253,9 @@ def test_a_carry_belongs_to_each_thread() -> None:
         "st.global.b32 [%d1];", "atom.global.nand.b32 %r1, [%d1], %r2;", "atom.global.add.u32 %r1;",
         "mov.b32 %r1;", "add.u32 %r1, %r2, 1.5;", "mov.b128 %r1, %r2;", "cvta.to.nowhere.u64 %d1, %d2;",
         "cvta.u64 %d1, %d2;",
-        "bar.wait 0;", "bar;", "barrier.cluster.arrive;", "redux.sync.mul.s32 %r1, %r2, -1;",
+        "bar.wait 0;", "bar;", "bar.red.popc.u32 %d1, 0, %p1;",
+        "bar.red.and.pred k, 0, %p1;", "mbarrier.init.noComplete.b64 [%d1], 1;",
+        "barrier.cluster.arrive;", "redux.sync.mul.s32 %r1, %r2, -1;",
         "match.any %r1;",
         "mad.hi.cc.s32 %r1, %r2, %r3, %r4;", "isspacep.moon %p1, %d1;", "cp.async.bulk.wait_all;",
         "mov.u32 %r1, %nosuch;", "add.u32 %r1, %r2;", "add.u32 5, %r2, %r3;", "elect.sync %r1;",
@@ -255,15 +272,65 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
     assert [form.supported for form in coverage(ptx.parse(text))].count(False) == 1
 
 
+@pytest.mark.parametrize(
+    ("statement", "said", "instead"),
+    [
+        ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d2, {%f1, %f1}];", "textures: tex.2d.v4.f32.f32",
+         "read global memory"),
+        ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}|%p1, [tx, sm, {%f5,%f6}], {%r1,%r2}, %f7;",
+         "textures: tex.2d.v4.f32.f32", "read global memory"),
+        ("tld4.r.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [tx, {%f5,%f6}];", "textures: tld4.r", "read global"),
+        ("txq.level.width.b32 %r1, [tx], %r2;", "textures: txq.level.width.b32", "read global memory"),
+        ("suld.b.2d.v2.b32.trap {%r1,%r2}, [su, {%r3, %r4}];", "surfaces: suld.b", "read and write"),
+        ("sust.b.1d.b32.clamp [%d1, {%r3}], {%r4};", "surfaces: sust.b.1d.b32.clamp", "read and write"),
+        ("sured.b.add.2d.u32.trap [%d1, {%r3, %r4}], %r5;", "surfaces: sured.b", "read and write"),
+        ("suq.width.b32 %r1, [su];", "surfaces: suq.width.b32", "read and write global memory"),
+        ("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+         " [%r1], [%d1, {%r3, %r4, %r5}], [%r2], {%h1};", "tensor copies: cp.async.bulk.tensor.3d",
+         "use cp.async"),
+        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%d1, {%r3, %r4}], [%r1];",
+         "tensor copies: cp.reduce", "use cp.async"),
+        ("cp.async.bulk.prefetch.tensor.1d.L2.global [%d1, {%r3}];", "tensor copies", "use cp.async"),
+        ("wmma.load.c.sync.aligned.row.m16n16k16.shared.f32 {%f1}, [%r1], %r2;",
+         "tensor-core instructions: wmma.load", "use fma"),
+        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2,%r3,%r4}, [%r5];",
+         "tensor-core instructions: ldmatrix", "use fma"),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};",
+         "tensor-core instructions: mma.sync", "use fma"),
+        ("mapa.u64 %d1, %d2, %r1;", "clusters of thread blocks: mapa.u64", "use shared memory"),
+        ("setmaxnreg.inc.sync.aligned.u32 240;", "setmaxnreg.inc", "preheat emulate --coverage"),
+        ("ld.shared.b32 %r1, [%r2 + 4*3];", "this form of ld: ld.shared.b32", "kernel on a GPU"),
+        ("cp.async.cg.shared.global [%r1], [%d1], %r2;", "this form of cp.async: cp.async.cg", "GPU"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_named_with_what_to_do_instead(
+    statement: str, said: str, instead: str
+) -> None:
+    outside = (
+        ".global .texref tx; .global .surfref su;\n"
+        ".global .samplerref sm = { addr_mode_0 = clamp_to_edge, filter_mode = nearest };"
+    )
+    text = entry("", f"\n{statement}\nret;", outside=outside)
+    with pytest.raises(UnsupportedInstructionError) as caught:
+        Machine(text).module.function("k")
+    assert f"the emulator does not support {said}" in str(caught.value)
+    assert instead in (caught.value.hint or "")
+    assert caught.value.line == text.split("\n").index(statement) + 1
+    assert caught.value.text == statement.removesuffix(";")
+
+
 WORDS = st.sampled_from(
     "%r1 %r2 %d1 %p1 %h1 %f1 [%d1] [%r1+4] {%r1,%r2} %r1|%p1 !%p1 0 -1 0f3F800000 _ , , , , "
-    "%tid.x tile L".split()
+    "%tid.x tile L [%d1,{%r1,%f1}] [tile,tile,{%r1}] [%d1,%r2] {%r1,%r2}|%p1 %r1.b0 -%r2.h10 %r1.b3210 "
+    "%v %v.x 4*(2+1) [tile+4*2] [tile,{}] %nosuch".split()
 )
 OPCODES = st.sampled_from(
     "add.u32 mov.b32 mov.b64 ld.global.b32 ld.v2.b32 st.shared.f32 atom.add.u32 red.global.add.f32 "
     "shfl.sync.up.b32 vote.sync.all.pred setp.eq.u32 selp.b32 bra brx.idx call bar.sync cp.async "
     "bar.red.popc.u32 cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
-    "match.all.sync.b32 redux.sync.add.u32 ret".split()
+    "match.all.sync.b32 redux.sync.add.u32 ret tex.2d.v4.f32.f32 sust.b.1d.b32.trap mbarrier.init.b64 "
+    "mbarrier.arrive.b64 mbarrier.try_wait.b64 cp.async.ca.shared.global vabsdiff4.u32.u32.u32.add "
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1".split()
 )
 STATEMENTS = st.tuples(OPCODES, st.lists(WORDS, max_size=9)).map(lambda s: f"{s[0]} {' '.join(s[1])};")
 
@@ -271,6 +338,8 @@ STATEMENTS = st.tuples(OPCODES, st.lists(WORDS, max_size=9)).map(lambda s: f"{s[
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STATEMENTS, min_size=1, max_size=4))
 def test_random_statements_are_made_ready_or_refused(statements: list[str]) -> None:
-    text = entry("", ".shared .b8 tile[64];\n" + "\n".join(statements) + "\nL: ret;")
+    declared = ".shared .b8 tile[64]; .reg .v2 .b32 %v;\n"
+    text = entry("", declared + "\n".join(statements) + "\nL: ret;")
     with suppress(UnsupportedInstructionError, InvalidCodeError):
         Machine(text).module.function("k")
+    assert sum(form.count for form in coverage(ptx.parse(text))) == len(statements) + 1

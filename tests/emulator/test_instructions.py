@@ -176,6 +176,44 @@ def dp2a(m: Modifiers, a: int, b: int, c: int) -> int:
     return c + sum(x * y for x, y in zip(parts(a, 16, m["word"] == "s32"), chosen, strict=True))
 
 
+VIDEO: dict[str, Callable[[int, int], int]] = {
+    "vadd": lambda a, b: a + b,
+    "vsub": lambda a, b: a - b,
+    "vavrg": lambda a, b: (abs(a + b) + 1) // 2 * (1 if a + b >= 0 else -1),
+    "vabsdiff": lambda a, b: abs(a - b),
+    "vmin": min,
+    "vmax": max,
+}
+
+
+def video(name: str) -> Oracle:
+    """Halves or bytes, each computed by itself, then clamped, joined or summed."""
+    size = 16 if name.endswith("2") else 8
+
+    def expected(m: Modifiers, a: int, b: int, c: int) -> int:
+        kinds = [m[key] for key in (("word", "wordb") if "cmp" in m else ("wordb", "wordc"))]
+        fields = (parts(v, size, k == "s32") for v, k in zip((a, b), kinds, strict=True))
+        if "cmp" in m:
+            found = [int(oracle.compare(m["cmp"], x, y)) for x, y in zip(*fields, strict=True)]
+        else:
+            found = [VIDEO[name[:-1]](x, y) for x, y in zip(*fields, strict=True)]
+        if m.get("second") == "sat":
+            found = [clamp(value, f"{m['word'][0]}{size}") for value in found]
+        if "add" in (m.get("second"), *m):
+            return c + sum(found)
+        return sum(value % (1 << size) << size * i for i, value in enumerate(found))
+
+    return expected
+
+
+def mixed(name: str) -> Oracle:
+    def expected(m: Modifiers, *arguments: float) -> float:
+        result = oracle.ARITHMETIC[name](*arguments, FORMATS["f32"], m.get("rnd", "rn"))
+        return finish(m, result)
+
+    return expected
+
+
 def lop3(_: Modifiers, a: int, b: int, c: int, table: int) -> int:
     rows = zip(bits(a), bits(b), bits(c), strict=True)
     return unbits([table >> (x << 2 | y << 1 | z) & 1 for x, y, z in rows])
@@ -437,6 +475,11 @@ ORACLES: dict[str, Oracle] = {
     "sad.int": lambda _, a, b, c: c + abs(a - b),
     "dp4a.word.wordb": dp4a,
     "dp2a.part.word.wordb": dp2a,
+    **{f"{name}{n}.word.wordb.wordc{{.second}}": video(f"{name}{n}") for name in VIDEO for n in (2, 4)},
+    **{f"vset{n}.word.wordb.cmp{{.add}}": video(f"vset{n}") for n in (2, 4)},
+    "add{.rnd}{.sat}.f32.short": mixed("add"),
+    "sub{.rnd}{.sat}.f32.short": mixed("sub"),
+    "fma.rnd{.sat}.f32.short": mixed("fma"),
     "and.logical": lambda _, a, b: a & b,
     "or.logical": lambda _, a, b: a | b,
     "xor.logical": lambda _, a, b: a ^ b,

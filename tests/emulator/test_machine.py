@@ -13,7 +13,7 @@ from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.wave import Wave
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 from tests.emulator.conftest import Cuda
-from tests.emulator.support import Machine, entry
+from tests.emulator.support import HEAD, Machine, entry
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(21)
@@ -688,19 +688,24 @@ def test_functions_that_only_a_table_names_can_be_called(table: str) -> None:
 
 def test_what_a_pointer_might_lead_to_may_be_unknown_until_it_does(cuda: Cuda) -> None:
     source = """
-    struct A { __device__ virtual int f(int x) { return x; } __device__ virtual ~A() {} };
+    struct A {
+        __device__ virtual int f(int x) { return x; }
+        __device__ virtual void g() {
+            asm volatile("{ .reg .pred p; istypep.texref p, %0; }" :: "l"(this));
+        }
+    };
     struct B : A {
         int k; __device__ B(int k) : k(k) {} __device__ int f(int x) override { return x * k; }
     };
     extern "C" __global__ void k(int* out) {
         int t = threadIdx.x; A a; B b(t + 1); A* p = t % 3 ? (A*)&b : &a; out[t] = p->f(t);
-        %s
+        $
     }"""
     out, i = np.zeros(33, np.int32), np.arange(33)
-    cuda(source.replace("%s", ""))(1, 33, out)
+    cuda(source.replace("$", ""))(1, 33, out)
     np.testing.assert_array_equal(out, np.where(i % 3 == 0, i, i * (i + 1)))
-    with pytest.raises(UnsupportedInstructionError, match="the function free"):
-        cuda(source.replace("%s", "delete p;"))(1, 33, out)
+    with pytest.raises(UnsupportedInstructionError, match=r"textures: istypep\.texref"):
+        cuda(source.replace("$", "p->g();"))(1, 33, out)
 
 
 def test_deep_recursion_of_many_threads_takes_little_memory(
@@ -901,7 +906,7 @@ def test_what_is_unknown_is_refused_by_name_before_anything_runs() -> None:
     )
     out = np.zeros(1, np.uint32)
     with pytest.raises(
-        UnsupportedInstructionError, match=r"does not know tanh\.approx\.bf16x4"
+        UnsupportedInstructionError, match=r"does not support this form of tanh: tanh\.approx\.bf16x4"
     ) as caught:
         Machine(text)(1, 1, out)
     assert caught.value.line == text.split("\n").index("tanh.approx.bf16x4 %r1, %r2;") + 1
@@ -923,10 +928,31 @@ def test_what_cannot_be_reached_may_be_unknown() -> None:
     assert out[0] == 1
 
 
-def test_functions_that_the_machine_lacks_are_refused_by_name(cuda: Cuda) -> None:
-    machine = cuda('extern "C" __global__ void k(void** p) { p[threadIdx.x] = malloc(16); }')
-    with pytest.raises(UnsupportedInstructionError, match="does not know the function malloc"):
-        machine(1, 1, np.zeros(1, np.uint64))
+def test_functions_that_the_machine_lacks_are_refused_by_name() -> None:
+    text = entry("", "\ncall elsewhere;\nret;", outside=".extern .func elsewhere();")
+    with pytest.raises(UnsupportedInstructionError, match="the function elsewhere, which") as caught:
+        Machine(text)(1, 1)
+    assert caught.value.line == text.split("\n").index("call elsewhere;") + 1
+
+
+def test_an_alias_calls_the_function_that_it_names() -> None:
+    outside = """
+    .func (.param .b32 r) three() { st.param.b32 [r], 3; ret; }
+    .func (.param .b32 r) other();
+    .alias other, three;"""
+    body = """
+    .param .b32 r0; .param .b32 r1;
+    call (r0), other; ld.param.b32 %r1, [r0];
+    ld.param.u64 %d1, [out]; mov.u64 %d2, other; P: .callprototype(.param .b32 _) _ ();
+    call (r1), %d2, P; ld.param.b32 %r2, [r1];
+    st.global.v2.b32 [%d1], {%r1, %r2}; ret;"""
+    out = np.zeros(2, np.uint32)
+    Machine(entry(".param .u64 out", body, outside=outside))(1, 1, out)
+    assert out.tolist() == [3, 3]
+
+
+def test_an_empty_kernel_does_nothing() -> None:
+    Machine(f"{HEAD}.visible .entry k() {{ }}")(2, 64)
 
 
 def test_the_same_launch_gives_the_same_bits(cuda: Cuda) -> None:

@@ -67,6 +67,19 @@ SHARED: dict[str, tuple[str, str | None]] = {
         "st.shared.u32 [cells], 1; ld.shared.v2.u32 {%r7, %r8}, [cells];", READ.format(4, 4, 4),
     ),
     "a copy": ("cp.async.ca.shared.global [%r4], [%d1], 4; ld.shared.u32 %r5, [%r4];", None),
+    "a copy of nothing, which writes zeros": (
+        "cp.async.ca.shared.global [%r4], [%d1], 4, 0; ld.shared.u32 %r5, [%r4];", None,
+    ),
+    "a barrier in memory": (
+        "mbarrier.init.shared.b64 [cells], 1; ld.shared.u64 %d4, [cells];", None,
+    ),
+    "beside a barrier in memory": (
+        "mbarrier.init.shared.b64 [cells], 1; ld.shared.u32 %r5, [cells+8];", READ.format(4, 8, 4),
+    ),
+    "a copy out of memory that was not written": (
+        "cp.async.bulk.global.shared::cta.bulk_group [%d1], [cells], 16;",
+        "copies 16 bytes of shared memory, 16 of which nothing has written",
+    ),
     "generic addresses": (
         "st.u32 [%d2], %r1; ld.u32 %r5, [%d2]; ld.u32 %r6, [%d2+4];", READ.format(4, 4, 4),
     ),
@@ -131,11 +144,11 @@ def test_every_function_that_touches_memory_has_its_check() -> None:
         name
         for name, function in emit.NAMESPACE.items()
         if inspect.isfunction(function)
-        and any(p.annotation == "Place" for p in inspect.signature(function).parameters.values())
+        and {"Place", "Where"} & {p.annotation for p in inspect.signature(function).parameters.values()}
     }
     assert touching
     assert touching <= sanitize.NAMESPACE.keys()
-    assert {"load", "store", "atomic"} <= touching
+    assert {"load", "store", "atomic", "copy_each", "copy_bulk"} <= touching
 
 
 def test_without_sanitize_no_check_is_generated() -> None:

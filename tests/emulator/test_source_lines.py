@@ -122,7 +122,12 @@ CASES: dict[str, tuple[str, int, Callable[[Gpu], Any], str]] = {
     "tile": ("more[threadIdx.x] = 1", 32, lambda gpu: (gpu.zeros(1),), "at shared address"),
     "late": ("cells[threadIdx.x + 1]", 32, lambda gpu: (gpu.zeros(32),), "nothing has written"),
     "down": ("__shfl_down", 20, lambda gpu: (gpu.zeros(20, "int32"),), "shuffles from lane 20"),
-    "unknown": ("discard", 1, lambda gpu: (gpu.zeros(1, "int8"),), "does not know discard.global.L2"),
+    "unknown": (
+        "discard",
+        1,
+        lambda gpu: (gpu.zeros(1, "int8"),),
+        "does not support discard.global.L2",
+    ),
 }
 
 

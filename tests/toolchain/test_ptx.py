@@ -266,6 +266,51 @@ $L__BB0_2: ret;"""
     ]
 
 
+def test_directives_of_modules_are_read_or_passed_over() -> None:
+    module = ptx.parse(
+        HEAD
+        + """
+    .file 1 "x.cu", 1700000000, 99
+    .pragma "nounroll";
+    .global .texref texture;
+    .global .samplerref sampler = { addr_mode_0 = clamp_to_edge, filter_mode = nearest };
+    .global .surfref surface;
+    .global .attribute(.unified(19, 95)) .u32 shared_by_all = 7;
+    .func helper() { ret; }
+    .func other();
+    .alias other, helper;
+    .visible .entry k(.param .texref t) .maxntid 32, 1, 1 .pragma "nounroll"; { ret; }
+    .section .debug_str { .b8 1, 2, 3
+    info: .b8 4 }
+    """
+    )
+    assert list(module.variables) == ["texture", "sampler", "surface", "shared_by_all"]
+    assert module.variables["shared_by_all"].initial == ("7",)
+    assert list(module.entries) == ["k"]
+    assert module.entries["k"].directives[0] == ".maxntid 32, 1, 1"
+    assert module.bodies["other"] is module.bodies["helper"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (".reg .b32 %r<5>, x;", [("%r", 5, "b32"), ("x", None, "b32")]),
+        (".reg.pred p;", [("p", None, "pred")]),
+        (".reg .v4 .f32 v, %w<2>;", [("v", None, "v4.f32"), ("%w", 2, "v4.f32")]),
+    ],
+)
+def test_registers_are_declared_with_their_kinds(
+    text: str, expected: list[tuple[str, int | None, str]]
+) -> None:
+    assert list(ptx.declared_registers(statement(text))) == expected
+
+
+@pytest.mark.parametrize("text", [".reg .nonsense x;", ".reg x;", ".reg .b32 x y;", ".reg .v3 .f32 x;"])
+def test_what_declares_no_register_is_a_fault(text: str) -> None:
+    with pytest.raises(ptx.SyntaxFault, match="declares no register"):
+        list(ptx.declared_registers(statement(text)))
+
+
 def test_comments_and_strings_hold_no_statements() -> None:
     body = """\
     // bra there;

@@ -28,11 +28,13 @@ __all__ = [
     "parse",
 ]
 
-#: Size in bytes of each fundamental type.
+#: Types whose values only textures and surfaces can read.
+OPAQUE = ("texref", "samplerref", "surfref")
+#: Size in bytes of each type.
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)} | {
     **dict.fromkeys(("f16", "bf16"), 2),
     **dict.fromkeys(("f32", "f16x2", "bf16x2"), 4),
-    **dict.fromkeys(("f64", "texref", "samplerref", "surfref"), 8),
+    **dict.fromkeys(("f64", *OPAQUE), 8),
     "b128": 16,
 }
 
@@ -45,9 +47,10 @@ _BRACE = re.compile(r"[{}]")
 # nothing between brackets may contain an opening one, and linkage has a bound.
 _LINKAGE = r"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s++){0,4}+)"
 _INSIDE = r"[^(){};]*+"
+_ARGUMENT = rf"\({_INSIDE}(?:\({_INSIDE}\){_INSIDE})?+\)"  # of an attribute: `(.unified(19, 95))`
 _HEAD = re.compile(
     rf"{_LINKAGE}\.(?P<kind>entry|func)\b"
-    rf"(?P<attributes>(?:\s*+\.(?:noreturn|attribute\s*+\({_INSIDE}(?:\({_INSIDE}\){_INSIDE})?+\)))*+)"
+    rf"(?P<attributes>(?:\s*+\.(?:noreturn|attribute\s*+{_ARGUMENT}))*+)"
     rf"\s*+(?:\((?P<returns>{_INSIDE})\))?+"
     rf"\s*+(?P<name>{_NAME})\s*+(?:\((?P<params>{_INSIDE})\))?+"
 )
@@ -60,18 +63,22 @@ _STATEMENT = re.compile(
     r"|[^;]*;"
     r"|[^;]+\Z)"  # the last one lost its semicolon
 )
+_NO_INSTRUCTION = re.compile(rf"[.{{}}]|{_NAME}\s*+:(?!:)")
 _GUARD = re.compile(rf"^@\s*+(!?)\s*+({_NAME})\s+")
 _OPCODE = re.compile(r"[.\w:]+|\S+")
 _PARAM = re.compile(rf"(?<![\w.$%])(?P<name>{_NAME})\s*+(?:\[\s*+(?P<extent>\d{{0,9}})\s*+\])?+\s*+\Z")
 _ALIGN = re.compile(r"\.align\s+(\d{1,9})")
 _DECLARATION = re.compile(
     rf"(?<![^\s;}}]){_LINKAGE}\.(?P<space>global|const|shared|local|param)"
-    rf"(?P<attributes>(?:\s*+\.\w++(?:\s++\d{{1,9}}(?![\w.])|\s*+\({_INSIDE}\))?+)++)(?P<rest>[^;]*+)"
+    rf"(?P<attributes>(?:\s*+\.\w++(?:\s++\d{{1,9}}(?![\w.])|\s*+{_ARGUMENT})?+)++)(?P<rest>[^;]*+)"
 )
+_ALIAS = re.compile(rf"(?<![^\s;}}])\.alias\s++(?P<name>{_NAME})\s*+,\s*+(?P<target>{_NAME})\s*+;")
+_HEAD_END = re.compile(r"\.pragma\b[^;{}]*+;|[;{]")
 _EXTENT = r"\[\s*+(\d{0,9})\s*+\]"
 _DECLARED = re.compile(
     rf"(?P<name>{_NAME})\s*+(?P<extents>(?:{_EXTENT}\s*+)*+)(?:=\s*+(?P<initial>.*))?+", re.S
 )
+_REGISTERS = re.compile(r"\.reg\s*+\.(?:(?P<vector>v[24])\s*+\.)?+(?P<kind>\w++)(?P<rest>.*)")
 _REGISTER = re.compile(rf"(?P<name>{_NAME})\s*+(?:<\s*+(?P<count>\d{{1,9}})\s*+>)?+")
 
 
@@ -119,6 +126,11 @@ class Statement:
 
     line: int
     text: str
+
+    @property
+    def is_instruction(self) -> bool:
+        """Whether this is an instruction, and no label, directive or brace."""
+        return _NO_INSTRUCTION.match(self.text) is None
 
     @property
     def guard(self) -> str | None:
@@ -185,6 +197,16 @@ class Module:
         return found
 
     @lazy
+    def bodies(self) -> dict[str, Function]:
+        """The functions that are defined here, by name; `.alias` gives a function another name."""
+        found = {f.name: f for f in self.functions if f.body is not None}
+        for _, text in self.outside:
+            for alias in _ALIAS.finditer(text):
+                if alias["target"] in found:
+                    found[alias["name"]] = found[alias["target"]]
+        return found
+
+    @lazy
     def entries(self) -> dict[str, Function]:
         """The kernels that are defined here, by name."""
         return {f.name: f for f in self.functions if f.kind == "entry" and f.body is not None}
@@ -246,14 +268,16 @@ def _elements(initial: str, extents: list[int]) -> Iterator[str]:
 
 
 def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, str]]:
-    """Name, count and kind of each register of a `.reg` statement; `%r<5>` counts 5, `hl` None."""
-    kind, _, rest = statement.text.removeprefix(".reg").strip().removeprefix(".").partition(" ")
-    if kind in ("v2", "v4"):
-        raise SyntaxFault("vector registers are obsolete", statement.line)
-    for row in split_commas(rest):
+    """Name, count and kind of each register of a `.reg` statement; `%r<5>` counts 5, `hl` None.
+
+    The kind of a vector register is that of its elements behind their number: `v4.f32`.
+    """
+    declared = _REGISTERS.fullmatch(statement.text)
+    for row in split_commas(declared["rest"]) if declared else ("",):
         named = _REGISTER.fullmatch(row)
-        if named is None or (kind != "pred" and kind not in SIZES):
+        if declared is None or named is None or declared["kind"] not in (*SIZES, "pred"):
             raise SyntaxFault(f"{statement.text!r} declares no register", statement.line)
+        kind = ".".join(filter(None, (declared["vector"], declared["kind"])))
         yield named["name"], int(named["count"]) if named["count"] else None, kind
 
 
@@ -298,8 +322,10 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
 
 def _head_end(clean: str, start: int) -> int:
     """Where a function's head ends: at its `{`, or at the `;` of a declaration."""
-    found = re.compile(r"[;{]").search(clean, start)
-    return found.start() if found else len(clean)
+    for found in _HEAD_END.finditer(clean, start):
+        if not found[0].startswith(".pragma"):
+            return found.start()
+    return len(clean)
 
 
 def _matching_brace(clean: str, opening: int) -> int:

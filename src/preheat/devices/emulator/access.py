@@ -28,11 +28,13 @@ __all__ = [
     "admit",
     "in_space",
     "load",
+    "load_bytes",
     "load_vector",
     "peek",
     "place",
     "place_generic",
     "poke",
+    "span",
     "store",
     "store_vector",
     "view",
@@ -206,6 +208,19 @@ def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, c
     return [peek(at, offset + i * size, dtype) for i in range(count)]
 
 
+def load_bytes(group: Group, at: Place, offset: int, count: int, site: int, *, align: int) -> list[Any]:
+    """`count` bytes of each thread, which begin at a multiple of `align`."""
+    at, offset = _admit(group, at, offset, count, site, write=False, align=align)
+    return [peek(at, offset + i, np.dtype(np.uint8)) for i in range(count)]
+
+
+def span(one: Group, at: Place, offset: int, size: int, site: int, *, write: bool, align: int) -> int:
+    """The address in the host's memory of `size` bytes of one thread."""
+    at, offset = _admit(one, at, offset, size, site, write=write, align=align)
+    one.wave.writes += write
+    return int(at.everywhere()[0]) + offset
+
+
 def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
     """Write each thread's value; of several to one address the last thread's stays."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
@@ -261,9 +276,12 @@ def poke(at: Place, offset: int, dtype: DType, value: Any) -> None:
 
 
 def _admit(
-    group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
+    group: Group, at: Place, offset: int, size: int, site: int, *, write: bool, align: int = 0
 ) -> tuple[Place, int]:
-    """Check an access: `Violation` for memory that is not there, read-only, or not aligned."""
+    """Check an access: `Violation` for memory that is not there, read-only, or not aligned.
+
+    An access has to be aligned to its own size, unless `align` says otherwise.
+    """
     if at.parts:
         _check_parts(group, at, offset, size, site, write=write)
     elif at.limit is not None:
@@ -274,10 +292,11 @@ def _admit(
         known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
         if not known and not group.wave.memory.covers(lo, hi, write=write):
             _outside_buffers(group, at, offset, size, site, write=write)
-    if (at.bits | offset) & (size - 1):
+    align = align or size
+    if (at.bits | offset) & (align - 1):
         at, offset = at.moved(offset), 0
-        if at.bits & (size - 1):
-            _misaligned(at, size, site, write=write)
+        if at.bits & (align - 1):
+            _misaligned(at, size, align, site, write=write)
     return at, offset
 
 
@@ -328,12 +347,12 @@ def _outside_buffers(
         raise Violation(memory.describe(address, size, write=write), site, position, address)
 
 
-def _misaligned(moved: Place, size: int, site: int, *, write: bool) -> None:
+def _misaligned(moved: Place, size: int, align: int, site: int, *, write: bool) -> None:
     values = np.atleast_1d(moved.values)
-    position = int(np.argmax(values & (size - 1) != 0))
+    position = int(np.argmax(values & (align - 1) != 0))
     address, verb = int(values[position]), "writes" if write else "reads"
     raise Violation(
-        f"{verb} {size} bytes at {address:#x}, which is not a multiple of {size}",
+        f"{verb} {size} bytes at {address:#x}, which is not a multiple of {align}",
         site,
         position,
         address,

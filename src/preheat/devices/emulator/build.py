@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator import approximate, compare, convert, floating, halves, integer
+from preheat.devices.emulator import (
+    approximate,
+    compare,
+    convert,
+    floating,
+    halves,
+    integer,
+    video,
+)
 from preheat.devices.emulator.form import (
     BOOL,
     F16,
@@ -103,6 +111,36 @@ def _dot_sources(m: Modifiers) -> tuple[np.dtype[Any], ...]:
     return TYPES[m["word"]], TYPES[m["wordb"]], total
 
 
+def simd(operation: str, size: int) -> Build:
+    """`operation` on each half or byte of words; `.add` sums the results, `.sat` clamps them."""
+
+    def build(m: Modifiers) -> Instruction:
+        result, a, b = (_part(m[name], size) for name in ("word", "wordb", "wordc"))
+        second = m.get("second", "")
+        clamp = result if second == "sat" else ""
+        run = video.packed(video.OPERATIONS[operation], a, b, clamp, add=second == "add")
+        return Instruction((U32,), (U32, U32, U32), run)
+
+    return build
+
+
+def simd_set(size: int) -> Build:
+    """A comparison of each half or byte of words, 1 where it holds."""
+
+    def build(m: Modifiers) -> Instruction:
+        holds = compare.INTEGERS[m["cmp"]]
+        a, b = _part(m["word"], size), _part(m["wordb"], size)
+        run = video.packed(lambda x, y: holds(x, y).astype(np.int32), a, b, add="add" in m)
+        return Instruction((U32,), (U32, U32, U32), run)
+
+    return build
+
+
+def _part(word: str, size: int) -> str:
+    """The NumPy type of a part of a word."""
+    return f"{TYPES[word].kind}{size}"
+
+
 def dp4a(m: Modifiers) -> Instruction:
     """Four products of bytes."""
     a, b, c = _dot_sources(m)
@@ -156,6 +194,20 @@ def rounded(operation: str) -> Build:
         else:
             run = make(operation, _element(_name(m)), m.get("rnd", "rn"))
         return floats(run, ARITY[operation])(_without(m, "ftz"))
+
+    return build
+
+
+def mixed(operation: str) -> Build:
+    """Arithmetic of singles whose operands but the last are given as float16 or bfloat16."""
+
+    def build(m: Modifiers) -> Instruction:
+        short, count = TYPES[m["short"]], ARITY[operation] - 1
+        run = _finish(floating.arithmetic(operation, F32, m.get("rnd", "rn")), m)
+        widen = halves.from_brain if m["short"] == "bf16" else halves.from_half
+        return Instruction(
+            (F32,), (short,) * count + (F32,), lambda *a: run(*map(widen, a[:-1]), a[-1])
+        )
 
     return build
 

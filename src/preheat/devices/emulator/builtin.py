@@ -1,4 +1,4 @@
-"""Functions that the machine provides: what `printf` and `assert` come down to."""
+"""Functions that the machine provides: what `printf`, `assert`, `malloc` and `free` come down to."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def _printf(group: Group, step: Step, arguments: list[int]) -> None:
             bad.position = position
             raise
         sys.stdout.write(line.decode(errors="replace"))
-    for name in step.returns:
-        at = group.frame.base + group.frame.code.offsets[name]
-        group.wave.local[_lanes(group), at : at + 4] = counts.view(np.uint8).reshape(-1, 4)
+    _return(group, step, counts)
 
 
 def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
@@ -145,6 +143,31 @@ def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
     raise Violation(f"assertion {text!r} failed in {name}, {where}:{line}", step.site)
 
 
+def _malloc(group: Group, step: Step, arguments: list[int]) -> None:
+    """`malloc`: the address of new memory for each thread, or null."""
+    heap, sizes = group.wave.program.heap, _argument(group, arguments[0], 8).tolist()
+    _return(group, step, np.array([heap.allocate(size) for size in sizes], np.uint64))
+
+
+def _free(group: Group, step: Step, arguments: list[int]) -> None:
+    """`free`: give back what `malloc` returned; null is allowed."""
+    for position, address in enumerate(_argument(group, arguments[0], 8).tolist()):
+        try:
+            if address:
+                group.wave.program.heap.free(address)
+        except KeyError:
+            freed = group.wave.memory.was_freed(address)
+            why = "is freed already" if freed else "no malloc returned"
+            raise Violation(f"frees {address:#x}, which {why}", step.site, position, address) from None
+
+
+def _return(group: Group, step: Step, values: np.ndarray[Any, Any]) -> None:
+    """Give each thread its result, if the call takes one."""
+    for name in step.returns:
+        at, size = group.frame.base + group.frame.code.offsets[name], values.itemsize
+        group.wave.local[_lanes(group), at : at + size] = values.view(np.uint8).reshape(-1, size)
+
+
 def _argument(group: Group, offset: int, size: int) -> np.ndarray[Any, Any]:
     """An argument of each thread, from local memory."""
     rows = np.ascontiguousarray(group.wave.local[_lanes(group), offset : offset + size])
@@ -158,4 +181,6 @@ def _lanes(group: Group) -> Any:
 FUNCTIONS = {
     "vprintf": Builtin(_printf, (8, 8)),
     "__assertfail": Builtin(_assertfail, (8, 8, 4, 8, 8)),
+    "malloc": Builtin(_malloc, (8,)),
+    "free": Builtin(_free, (8,)),
 }

@@ -29,23 +29,34 @@ class Form:
 
 
 def coverage(module: ptx.Module) -> list[Form]:
-    """Every form of instruction in a module, in alphabetical order; `SyntaxFault` for what is none."""
-    bodies = {function.name: function for function in module.functions if function.body is not None}
+    """Every form of instruction in a module, in alphabetical order; what is no PTX is not supported."""
     counts: Counter[tuple[str, bool]] = Counter()
     lines: dict[tuple[str, bool], int] = {}
-    for function in bodies.values():
-        for op, supported in _operations(function):
-            callee = _callee(op, bodies)
-            form = op.opcode if callee is None else f"{op.opcode} {callee}"
-            key = form, supported and (callee is None or callee in builtin.FUNCTIONS)
-            counts[key] += 1
-            lines[key] = min(lines.get(key, op.line), op.line)
+    for function in (function for function in module.functions if function.body is not None):
+        for form, line, supported in _forms(function, module.bodies):
+            counts[form, supported] += 1
+            lines[form, supported] = min(lines.get((form, supported), line), line)
     return sorted(Form(form, n, known, lines[form, known]) for (form, known), n in counts.items())
 
 
-def _operations(function: ptx.Function) -> Iterator[tuple[Op, bool]]:
+def _forms(function: ptx.Function, bodies: Container[str]) -> Iterator[tuple[str, int, bool]]:
+    """The form and line of each instruction of a function, and whether it can run."""
+    rejected: list[ptx.Statement] = []
+    try:
+        generator = Generator(function, rejected)
+    except ptx.SyntaxFault:  # such as a branch to nowhere: nothing of this function can run
+        rejected = [statement for statement in function.statements if statement.is_instruction]
+    else:
+        for op, supported in _operations(generator):
+            callee = _callee(op, bodies)
+            known = callee is None or callee in builtin.FUNCTIONS
+            yield op.opcode if callee is None else f"{op.opcode} {callee}", op.line, supported and known
+    for statement in rejected:
+        yield statement.opcode, statement.line, False
+
+
+def _operations(generator: Generator) -> Iterator[tuple[Op, bool]]:
     """Each operation of a function, reachable or not, and whether it can run."""
-    generator = Generator(function)
     for block in generator.blocks[:-1]:
         writer = Writer(generator, block)
         for op in block.ops:

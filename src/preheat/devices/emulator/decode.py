@@ -16,11 +16,14 @@ from preheat.toolchain.text import split_commas
 __all__ = [
     "Address",
     "Body",
+    "Compound",
+    "Expression",
     "Number",
     "Op",
     "Operand",
     "Pair",
     "Register",
+    "Selected",
     "Special",
     "Symbol",
     "Vector",
@@ -76,7 +79,13 @@ class Address(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """`{a, b}`, and the `(a, b)` of a call. A place that is `_` is None."""
+    """`{a, b}`, the `(a, b)` of a call, or a vector register. A place that is `_` is None."""
+
+    items: tuple[Operand | None, ...]
+
+
+class Compound(NamedTuple):
+    """`[a, {x, y}]`: a texture, surface or tensor map, and coordinates in it."""
 
     items: tuple[Operand | None, ...]
 
@@ -84,7 +93,7 @@ class Vector(NamedTuple):
 class Pair(NamedTuple):
     """`p|q`: two results."""
 
-    items: tuple[Register | None, ...]
+    items: tuple[Register | Vector | None, ...]
 
 
 class Negated(NamedTuple):
@@ -93,7 +102,33 @@ class Negated(NamedTuple):
     register: Register
 
 
-Operand = Register | Special | Number | Symbol | Address | Vector | Pair | Negated
+class Selected(NamedTuple):
+    """`%r1.b0` or `-%r1.h1`: the bytes or halves of a register that a video instruction uses."""
+
+    register: Register
+    parts: str  # "" for the whole register
+    negative: bool = False
+
+
+class Expression(NamedTuple):
+    """A constant that is computed, such as `4*(2+1)`, or an address with one."""
+
+    text: str
+
+
+Operand = (
+    Register
+    | Special
+    | Number
+    | Symbol
+    | Address
+    | Vector
+    | Compound
+    | Pair
+    | Negated
+    | Selected
+    | Expression
+)
 
 
 class Op(NamedTuple):
@@ -126,17 +161,27 @@ class Body:
     variables: dict[str, ptx.Variable] = field(default_factory=dict)
 
 
+_Meaning = Register | Vector | str
+
+
 @dataclass
 class _Scope:
     number: int
     outer: _Scope | None
-    names: dict[str, Register | str] = field(default_factory=dict)  # registers, variables, labels
+    names: dict[str, _Meaning] = field(default_factory=dict)  # registers, variables, labels
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # `%r<5>`
 
     def unique(self, name: str) -> str:
         return name if self.number == 0 else f"{name}@{self.number}"
 
-    def find(self, name: str) -> Register | str | None:
+    def register(self, name: str, kind: str) -> Register | Vector:
+        """The register, or the elements of the vector register, that a name declares."""
+        vector, _, element = kind.rpartition(".")
+        axes = "xyzw"[: int(vector.removeprefix("v") or 0)]
+        items = tuple(Register(self.unique(f"{name}.{axis}"), element) for axis in axes)
+        return Vector(items) if items else Register(self.unique(name), kind)
+
+    def find(self, name: str) -> _Meaning | None:
         """What `name` stands for here: a register, or the unique name of a variable or label."""
         scope: _Scope | None = self
         while scope is not None:
@@ -145,7 +190,7 @@ class _Scope:
             base = name.rstrip("0123456789")
             count, kind = scope.ranges.get(base, (0, ""))
             if base != name and int(name[len(base) :]) < count:
-                return scope.names.setdefault(name, Register(scope.unique(name), kind))
+                return scope.names.setdefault(name, scope.register(name, kind))
             scope = scope.outer
         return None
 
@@ -158,14 +203,22 @@ _DISTANCE = rf"\s*(?:\+\s*(?P<plus>-?{_INTEGER})|-\s*(?P<minus>{_INTEGER}))?"
 _ADDRESS = re.compile(rf"\[\s*(?P<base>{_NAME}|{_INTEGER}){_DISTANCE}\s*\]")
 _SYMBOL = re.compile(rf"(?P<base>{_NAME}){_DISTANCE}")
 _SPECIAL = re.compile(r"%[a-z]\w*(?:\.[xyzw])?")
+_SELECTED = re.compile(rf"(?P<sign>-?)\s*(?P<name>{_NAME})(?:\.(?P<parts>[bh]\d{{1,4}}|[xyzwrgba]))?")
+_TERM = rf"\(*\s*(?:[-~!]\s*)?(?:{_INTEGER})(?!\w)[\s)]*"
+_SUM = rf"{_TERM}(?:(?:<<|>>|&&|\|\||[<>!=]=?|[-+*/%&|^?:])\s*{_TERM})+"
+_EXPRESSION = re.compile(rf"{_SUM}|\[\s*{_NAME}\s*[-+]\s*{_SUM}\]")
 _LABEL = re.compile(rf"({_NAME})\s*:")
+_DIRECTIVE = re.compile(r"\.\w+")
 _IGNORED = frozenset((".loc", ".file", ".pragma", ".callprototype", ".calltargets"))
 
 
-def decode(function: ptx.Function) -> Body:
-    """The operations of a function; `SyntaxFault` for a statement that has no known shape."""
+def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) -> Body:
+    """The operations of a function.
+
+    A statement that has no known shape is a `SyntaxFault`, or is left out and added to `rejected`.
+    """
     body, label = Body(), ""
-    for scope, statement in list(_scoped(function.statements, body)):
+    for scope, statement in list(_scoped(function.statements, body, rejected)):
         if named := _LABEL.match(statement.text):
             label = scope.unique(named[1])
             body.labels[label] = len(body.ops)
@@ -173,12 +226,17 @@ def decode(function: ptx.Function) -> Body:
             targets = split_commas(statement.text.removeprefix(".branchtargets"))
             body.tables[label] = tuple(str(scope.find(target)) for target in targets)
         else:
-            body.ops.append(_operation(statement, scope))
+            try:
+                body.ops.append(_operation(statement, scope))
+            except ptx.SyntaxFault:
+                if rejected is None:
+                    raise
+                rejected.append(statement)
     return body
 
 
 def _scoped(
-    statements: tuple[ptx.Statement, ...], body: Body
+    statements: tuple[ptx.Statement, ...], body: Body, rejected: list[ptx.Statement] | None
 ) -> Iterator[tuple[_Scope, ptx.Statement]]:
     """Instructions and labels, each with its scope; what declares names is taken in on the way."""
     scope, count = _Scope(0, None), 0
@@ -191,22 +249,30 @@ def _scoped(
             if scope.outer is None:
                 raise ptx.SyntaxFault("a brace closes nothing", statement.line)
             scope = scope.outer
-        elif text.startswith(".reg"):
-            _declare_registers(statement, scope)
-        elif text.partition(" ")[0] in _IGNORED:
-            continue
-        elif text.startswith(".") and not text.startswith(".branchtargets"):
-            _declare_variables(statement, scope, body)
+        elif (directive := _DIRECTIVE.match(text)) and directive[0] != ".branchtargets":
+            try:
+                _declare(directive[0], statement, scope, body)
+            except ptx.SyntaxFault:
+                if rejected is None:
+                    raise
+                rejected.append(statement)
         else:
             if label := _LABEL.match(text):
                 scope.names[label[1]] = scope.unique(label[1])
             yield scope, statement
 
 
+def _declare(directive: str, statement: ptx.Statement, scope: _Scope, body: Body) -> None:
+    if directive == ".reg":
+        _declare_registers(statement, scope)
+    elif directive not in _IGNORED:
+        _declare_variables(statement, scope, body)
+
+
 def _declare_registers(statement: ptx.Statement, scope: _Scope) -> None:
     for name, count, kind in ptx.declared_registers(statement):
         if count is None:
-            scope.names[name] = Register(scope.unique(name), kind)
+            scope.names[name] = scope.register(name, kind)
         else:
             scope.ranges[name] = (count, kind)
 
@@ -232,12 +298,14 @@ def _operation(statement: ptx.Statement, scope: _Scope) -> Op:
 def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
     if text == "_":
         return None
-    if text.startswith(("{", "(")):
-        return Vector(tuple(_operand(item, scope, line) for item in split_commas(text[1:-1])))
-    if "|" in text:
-        return Pair(tuple(_register(item.strip(), scope, line) for item in text.split("|")))
     if _NUMBER.fullmatch(text):
         return Number(text)
+    if text[:1] not in "%_" and _EXPRESSION.fullmatch(text):
+        return Expression(text)
+    if "|" in text:
+        return Pair(tuple(_result(item.strip(), scope, line) for item in text.split("|")))
+    if text.startswith(("{", "(")):
+        return Vector(_list(text, scope, line))
     if text.startswith("!") and (negated := _register(text[1:].strip(), scope, line)):
         return Negated(negated)
     named = _address(text, scope, line) if text.startswith("[") else _named(text, scope)
@@ -246,7 +314,21 @@ def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
     return named
 
 
-def _address(text: str, scope: _Scope, line: int) -> Address | None:
+def _list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, ...]:
+    """The operands between brackets."""
+    if text[-1] != {"{": "}", "(": ")", "[": "]"}[text[0]]:
+        raise ptx.SyntaxFault(f"{text!r} is no operand", line)
+    return tuple(_operand(item, scope, line) for item in split_commas(text[1:-1]))
+
+
+def _result(text: str, scope: _Scope, line: int) -> Register | Vector | None:
+    """One of two results; that of a texture instruction is a vector."""
+    return Vector(_list(text, scope, line)) if text.startswith("{") else _register(text, scope, line)
+
+
+def _address(text: str, scope: _Scope, line: int) -> Address | Compound | None:
+    if "," in text:
+        return Compound(_list(text, scope, line))
     match = _ADDRESS.fullmatch(text)
     base = _operand(match["base"], scope, line) if match else None
     if match and isinstance(base, Symbol):
@@ -259,16 +341,29 @@ def _address(text: str, scope: _Scope, line: int) -> Address | None:
 def _named(text: str, scope: _Scope) -> Operand | None:
     """A register, a special register, or a variable and a distance from it."""
     found = scope.find(text)
-    if isinstance(found, Register):
+    if isinstance(found, Register | Vector):
         return found
     if text == "WARP_SZ":
         return Number("32")
+    if (match := _SELECTED.fullmatch(text)) and (parts := _selected(match, scope)):
+        return parts
     if found is None and _SPECIAL.fullmatch(text):
         return Special(text)
     if (match := _SYMBOL.fullmatch(text)) is None:
         return None
     inner = scope.find(match["base"])
     return Symbol(inner if isinstance(inner, str) else match["base"], _distance(match))
+
+
+def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
+    """An element of a vector register, or parts of another one."""
+    found, parts = scope.find(match["name"]), match["parts"] or ""
+    axis = max("xyzw".find(parts), "rgba".find(parts)) if parts else -1
+    if isinstance(found, Vector) and 0 <= axis < len(found.items) and not match["sign"]:
+        return found.items[axis]
+    if isinstance(found, Register) and axis < 0:
+        return Selected(found, parts, bool(match["sign"]))
+    return None
 
 
 def _distance(match: re.Match[str]) -> int:

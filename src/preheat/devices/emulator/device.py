@@ -16,6 +16,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.capture import Capture, Captures
+from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid
@@ -76,6 +77,7 @@ class EmulatorDevice:
 
     def _begin(self) -> None:
         self._memory = Memory()
+        self.heap = Heap(self._memory)
         self.scheduler = None if self.schedule is None else self._scheduler(self.schedule)
         self.captures = Captures(self.scheduler, self._claim)
         self.streams = Streams(self.captures, self.scheduler)

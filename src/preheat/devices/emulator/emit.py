@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, carry, warp
+from preheat.devices.emulator import access, atomics, carry, copies, mbarrier, video, warp
+from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
     Address,
@@ -16,12 +18,13 @@ from preheat.devices.emulator.decode import (
     Operand,
     Pair,
     Register,
+    Selected,
     Symbol,
     Vector,
 )
 from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.table import instruction
-from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer
+from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer, register_type
 
 __all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
 
@@ -46,6 +49,34 @@ def _logic(w: Writer, op: Op) -> None:
     if not isinstance(op.operands[-1], Number):
         raise w.unsupported("lop3 with its truth table in a register")
     pure(w, op)
+
+
+def _video(w: Writer, op: Op) -> None:
+    """An instruction on parts of words, for which operands and the result may name parts."""
+    row = instruction(op.opcode)
+    if row is None or len(op.operands) != 4:
+        raise w.unsupported()
+    halves = op.mnemonic.endswith("2")
+    target, (a, b) = op.operands[0], op.operands[1:3]
+    words = [w.read(o.register if isinstance(o, Selected) else o, U32) for o in (a, b)]
+    orders = [_parts(w, o, r"h[0-3]{2}" if halves else r"b[0-7]{4}") for o in (a, b)]
+    chosen = [
+        f"{w.constant(video.select(order))}({', '.join(words)})" if order else word
+        for order, word in zip(orders, words, strict=True)
+    ]
+    mask = _parts(w, target, r"h1?0?" if halves else r"b3?2?1?0?")
+    masked = f", {video.mask(mask)}" if mask else ""
+    call = f"{w.constant(row.run)}({', '.join(chosen)}, {w.read(op.operands[3], U32)}{masked})"
+    _results(w, (target.register if isinstance(target, Selected) else target,), row.results, call)
+
+
+def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
+    """The parts that an operand chooses, if it does."""
+    if not isinstance(operand, Selected):
+        return ""
+    if operand.negative or len(operand.parts) < 2 or not re.fullmatch(pattern, operand.parts):
+        raise w.unsupported()
+    return operand.parts
 
 
 def _results(
@@ -78,14 +109,6 @@ def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
     return space, count, dtype
 
 
-def _address(w: Writer, operand: Operand | None, space: str) -> tuple[str, int]:
-    """The place of an address operand, and the distance from it."""
-    if not isinstance(operand, Address):
-        raise w.unsupported()
-    offset = operand.base.offset if isinstance(operand.base, Symbol) else operand.offset
-    return w.place(operand, w.space_of(operand, space)), offset
-
-
 def _load(w: Writer, op: Op) -> None:
     space, count, dtype = _memory_form(w, op)
     target, source = op.operands[:2]
@@ -101,7 +124,7 @@ def _load(w: Writer, op: Op) -> None:
                 call = f"W.no_parameter({at}, {kind.itemsize}, {w.code.parameter_bytes}, {w.site()})"
             w.write(item, w.let(call), kind)
         return
-    place, offset = _address(w, source, space)
+    place, offset = w.address(source, space)
     where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
     call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
     _results(w, items, (kind,) * count, call)
@@ -124,7 +147,7 @@ def _store(w: Writer, op: Op) -> None:
     if dtype.kind == "u":
         _, dtype = w.read_bits(items[0], dtype.itemsize)
     values = ", ".join(w.read(item, dtype) for item in items)
-    place, offset = _address(w, target, space)
+    place, offset = w.address(target, space)
     verb = "store" if count == 1 else "store_vector"
     w.lines.append(f"{verb}(G, {place}, {offset}, {w.constant(dtype)}, {w.site()}, {values})")
 
@@ -147,7 +170,7 @@ def _atomic(w: Writer, op: Op) -> None:
     if update is None or len(operands) != 3 + (verb == "cas"):
         raise w.unsupported()
     dtype = TYPES[kind]
-    place, offset = _address(w, operands[1], space)
+    place, offset = w.address(operands[1], space)
     results = _elements(w, operands[0], count)
     columns = [_elements(w, operand, count) for operand in operands[2:]]
     rows = [[w.read(item, dtype) for item in row] for row in zip(*columns, strict=True)]
@@ -168,22 +191,6 @@ def _elements(w: Writer, operand: Operand | None, count: int) -> tuple[Operand |
     if not isinstance(operand, Vector) or len(operand.items) != count:
         raise w.unsupported()
     return operand.items
-
-
-def _copy_async(w: Writer, op: Op) -> None:
-    """`cp.async`: here the copy is done at once, so that waiting for it is nothing."""
-    if op.opcode in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
-        return
-    first, cache, *spaces = (*(word.partition("::")[0] for word in op.modifiers), "", "")
-    size = op.operands[2] if len(op.operands) == 3 else None
-    plain = first == "async" and cache in ("ca", "cg") and spaces[:2] == ["shared", "global"]
-    if not plain or not isinstance(size, Number):
-        raise w.unsupported()
-    count = int(w.number(size, U32)) // 4
-    source, offset = _address(w, op.operands[1], "global")
-    words = w.let(f"load_vector(G, {source}, {offset}, {w.constant(U32)}, {w.site()}, {count})")
-    target, offset = _address(w, op.operands[0], "shared")
-    w.lines.append(f"store_vector(G, {target}, {offset}, {w.constant(U32)}, {w.site()}, *{words})")
 
 
 def _convert_address(w: Writer, op: Op) -> None:
@@ -380,6 +387,8 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
         raise w.unsupported()
     callee = operands.pop(0)
     given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
+    if not all(isinstance(operand, Symbol) for operand in operands):  # a prototype or a list of targets
+        raise w.unsupported()
     sides = []
     for side in (given, returns):
         items = side.items if isinstance(side, Vector) else ()
@@ -397,8 +406,11 @@ def _barrier(w: Writer, op: Op) -> str | None:
     kind, result, predicate = words[0] if words else "", -1, "None"
     reduces = kind == "red" and len(words) == 3 and words[1] in ("popc", "and", "or")
     if reduces and len(operands) > 2:
-        kind = words[1]
-        result = w.slot_of(operands.pop(0))
+        kind, target = words[1], operands.pop(0)
+        wanted = U32 if kind == "popc" else BOOL
+        if not isinstance(target, Register) or register_type(target.kind).itemsize != wanted.itemsize:
+            raise w.unsupported()
+        result = w.slot_of(target)
         predicate = w.read(operands.pop(), BOOL)
     elif kind not in ("sync", "arrive"):
         raise w.unsupported()
@@ -421,11 +433,13 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "st": _store,
     "atom": _atomic,
     "red": _atomic,
-    "cp": _copy_async,
+    "cp": emit_copy,
+    "mbarrier": emit_barrier,
     "cvta": _convert_address,
     "isspacep": _is_space,
     "mov": _move,
     "lop3": _logic,
+    **{f"{name}{parts}": _video for name in (*video.OPERATIONS, "vset") for parts in (2, 4)},
     "shfl": _shuffle,
     "vote": _vote,
     "match": _match,
@@ -470,8 +484,11 @@ NAMESPACE: dict[str, Any] = {
     "active": warp.active,
     "arrival": Arrival,
     "atomic": atomics.atomic,
+    "copy_bulk": copies.copy_bulk,
+    "copy_each": copies.copy_each,
     "elect": warp.elect,
     "in_space": access.in_space,
+    "initialise": mbarrier.initialise,
     "load": access.load,
     "load_vector": access.load_vector,
     "match": warp.match,

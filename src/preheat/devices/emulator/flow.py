@@ -9,11 +9,13 @@ from preheat.devices.emulator import carry
 from preheat.devices.emulator.decode import (
     Address,
     Body,
+    Compound,
     Negated,
     Op,
     Operand,
     Pair,
     Register,
+    Selected,
     Symbol,
     Vector,
 )
@@ -93,7 +95,7 @@ def blocks_of(body: Body) -> list[Block]:
     starts = [at for at in starts if at < len(ops)]
     number = {at: index for index, at in enumerate(starts)}
     number[len(ops)] = len(starts)
-    ends = [*starts[1:], len(ops)]
+    ends = [*starts, len(ops)][1:]
     blocks = [
         Block(index, ops[start:end])
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
@@ -188,6 +190,7 @@ def defined(op: Op) -> Iterator[Register]:
     """The registers an operation writes."""
     if (
         op.operands
+        and not isinstance(op.operands[0], Address | Compound)
         and op.mnemonic not in WITHOUT_RESULT
         and (op.mnemonic not in ("bar", "barrier") or "red" in op.modifiers)
     ):
@@ -201,8 +204,7 @@ def used(op: Op) -> Iterator[Register]:
     if op.guard:
         yield op.guard[0]
     results = {r.name for r in defined(op)} - {carry.REGISTER.name} if op.operands else set()
-    skip = bool(results) and not isinstance(op.operands[0], Address)
-    for operand in op.operands[skip:]:
+    for operand in op.operands[bool(results) :]:
         yield from _registers(operand)
     if op.mnemonic in ("addc", "subc", "madc"):
         yield carry.REGISTER
@@ -211,10 +213,10 @@ def used(op: Op) -> Iterator[Register]:
 def _registers(operand: Operand | None) -> Iterator[Register]:
     if isinstance(operand, Register):
         yield operand
-    elif isinstance(operand, Negated):
+    elif isinstance(operand, Negated | Selected):
         yield operand.register
     elif isinstance(operand, Address):
         yield from _registers(operand.base)
-    elif isinstance(operand, Vector | Pair):
+    elif isinstance(operand, Vector | Compound | Pair):
         for item in operand.items:
             yield from _registers(item)

@@ -11,10 +11,11 @@ import numpy as np
 
 from preheat.devices.emulator import sanitize as checks
 from preheat.devices.emulator.decode import Op, Register, decode
-from preheat.devices.emulator.emit import NAMESPACE, called, emit
+from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
 from preheat.devices.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
 from preheat.devices.emulator.special import SPECIAL
-from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.table import instruction, mnemonics
+from preheat.devices.emulator.unsupported import unsupported
 from preheat.devices.emulator.writer import DType, Registers, Writer, register_type
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
@@ -71,10 +72,16 @@ class Code:
 class Generator:
     """Writes all functions of one PTX function."""
 
-    def __init__(self, function: ptx.Function, *, sanitize: bool = False) -> None:
+    def __init__(
+        self,
+        function: ptx.Function,
+        rejected: list[ptx.Statement] | None = None,
+        *,
+        sanitize: bool = False,
+    ) -> None:
         self.function, self.sanitize = function, sanitize
         self.is_entry = function.kind == "entry"
-        self.body = decode(function)
+        self.body = decode(function, rejected)
         self.blocks = blocks_of(self.body)
         self.registers = Registers()
         self.sites = [op for block in self.blocks for op in block.ops]
@@ -139,13 +146,9 @@ class Generator:
         return name not in block.live_out or name in block.defines
 
     def unsupported(self, op: Op, what: str | None = None) -> UnsupportedInstructionError:
-        """The error for an operation that the emulator does not know."""
-        return UnsupportedInstructionError(
-            self.function.name,
-            f"the emulator does not know {what or op.opcode}",
-            line=op.line,
-            text=op.text,
-        )
+        """The error for an operation that the emulator does not support."""
+        other_forms = op.mnemonic in EMITTERS or op.mnemonic in mnemonics()
+        return unsupported(self.function.name, op, what, other_forms=other_forms)
 
     def code(self) -> Code:
         """The function, ready to run."""

@@ -15,6 +15,11 @@ def canonical(a: Array) -> Array:
     return choose(np.isnan(a), NAN, a)
 
 
+def from_half(a: Array) -> Array:
+    """A float16 as a single."""
+    return a.astype(np.float32)
+
+
 def from_brain(a: Array) -> Array:
     """A bfloat16 as a single."""
     return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from preheat.devices.emulator import builtin
 from preheat.devices.emulator.generate import Code, generate
+from preheat.devices.emulator.special import RESERVED
+from preheat.devices.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
@@ -27,6 +29,7 @@ class Kernel(NamedTuple):
     missing: dict[str, UnsupportedInstructionError]  # functions that pointers may lead to, and why not
     shared: dict[str, int]  # offset of each variable
     shared_bytes: int  # without what a launch adds
+    reserved: int  # of those, at the beginning, not for variables
 
 
 class Image:
@@ -34,7 +37,7 @@ class Image:
 
     def __init__(self, text: str, *, sanitize: bool = False) -> None:
         self.module, self.sanitize = ptx.parse(text), sanitize
-        self.bodies = {f.name: f for f in self.module.functions if f.body is not None}
+        self.bodies = self.module.bodies
         self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
         self._code: dict[str, Code] = {}
         self._kernels: dict[str, Kernel] = {}
@@ -43,7 +46,9 @@ class Image:
         """An entry, ready to run; `UnsupportedInstructionError` names what cannot."""
         if name not in self._kernels:
             functions, missing = self._reachable(name)
-            self._kernels[name] = Kernel(functions, missing, *self._shared_layout(functions))
+            reserved = RESERVED if any(map(_reads_reserved, functions.values())) else 0
+            shared, size = self._shared_layout(functions, reserved)
+            self._kernels[name] = Kernel(functions, missing, shared, size, reserved)
         return self._kernels[name]
 
     def code(self, name: str) -> Code:
@@ -80,8 +85,7 @@ class Image:
         """Whether a function is one of ours; `UnsupportedInstructionError` when it is nobody's."""
         if callee not in self.bodies and callee not in builtin.FUNCTIONS:
             op = next(op for op in code.sites if op.mnemonic == "call" and callee in op.text)
-            message = f"the emulator does not know the function {callee}"
-            raise UnsupportedInstructionError(code.name, message, line=op.line, text=op.text)
+            raise unsupported(code.name, op, f"the function {callee}, which this PTX does not define")
         return callee in self.bodies
 
     def _pointed_at(self, found: dict[str, Code]) -> Iterator[str]:
@@ -91,7 +95,8 @@ class Image:
         for code in list(found.values()):
             yield from (name for _, name in code.symbols if name in self.bodies)
 
-    def _shared_layout(self, functions: dict[str, Code]) -> tuple[dict[str, int], int]:
+    def _shared_layout(self, functions: dict[str, Code], reserved: int) -> tuple[dict[str, int], int]:
+        """The offset of each variable in shared memory, and how many bytes there are."""
         rows: dict[str, ptx.Variable] = {}
         for code in functions.values():
             own = {
@@ -99,7 +104,7 @@ class Image:
             }
             named = (self.module.variables.get(name) for _, name in code.symbols)
             rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
-        offsets, top = {}, 0
+        offsets, top = {}, reserved
         for name, variable in rows.items():
             if variable.size:
                 offsets[name] = top = -(-top // variable.align) * variable.align
@@ -108,6 +113,10 @@ class Image:
         step = max(dynamic.values(), default=1)  # what the launch adds has one address for all
         top = -(-top // step) * step
         return offsets | dict.fromkeys(dynamic, top), top
+
+
+def _reads_reserved(code: Code) -> bool:
+    return any(name.startswith("%reserved_smem") for _, name in code.special)
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from preheat.devices.base import Geometry
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.group import Frame
+from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.schedule import Scheduler
@@ -31,12 +32,13 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, its streams, their captures and queues, its patience."""
+    """The device of a launch: its lock, streams, captures, queues, heap and patience."""
 
     lock: threading.RLock
     captures: Captures
     streams: Streams
     scheduler: Scheduler | None
+    heap: Heap
     patience: int
 
     def lost(self, fault: DeviceError) -> None:

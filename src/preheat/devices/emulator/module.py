@@ -50,11 +50,12 @@ class EmulatorModule:
         find_lines: base.FindLines | None = None,
     ) -> None:
         self.image, self.artifact, self.memory, self.device = image, artifact, memory, device
+        self.heap = device.heap
         self._find_lines = find_lines
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
-        defined = [v for v in variables if ".extern" not in v.linkage]
+        defined = [v for v in variables if ".extern" not in v.linkage and v.kind not in ptx.OPAQUE]
         self._arena = self._placed(defined)
         self.constants = tuple(self._symbols[v.name] for v in defined if v.space == "const")
         self.addresses = {name: symbol.address for name, symbol in self._symbols.items()}
@@ -174,6 +175,8 @@ class EmulatorFunction:
             addresses=module.addresses,
             constants=module.constants,
             memory=module.memory,
+            heap=module.heap,
+            reserved=kernel.reserved,
             patience=module.device.patience,
             sanitize=module.image.sanitize,
             located=module.located,
@@ -183,7 +186,7 @@ class EmulatorFunction:
         used = entry.resources if entry else None
         self.attributes = base.Attributes(
             registers=used.registers if used else 0,
-            shared=used.shared if used else kernel.shared_bytes,
+            shared=used.shared if used else kernel.shared_bytes - kernel.reserved,
             local=used.stack if used else max(c.frame_bytes for c in kernel.functions.values()),
             constant=sum(symbol.size for symbol in module.constants),
             threads=_most_threads(head.directives),

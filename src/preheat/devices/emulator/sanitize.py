@@ -6,12 +6,13 @@ byte of shared memory was written. The access to the shadow is the kernel's own,
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, warp
+from preheat.devices.emulator import access, atomics, copies, mbarrier, warp
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
@@ -23,6 +24,8 @@ __all__ = ["NAMESPACE"]
 
 Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
+
+_WORD = np.dtype(np.uint32)
 
 _UNWRITTEN = (
     "shared memory starts with arbitrary bytes: write them first, and __syncthreads() where another "
@@ -75,6 +78,38 @@ def _atomic(
         _require_written(group, at, offset, dtype, site)
     _mark_written(group, at, offset, dtype)
     return found
+
+
+def _copy_each(
+    group: Group, target: copies.Where, source: copies.Where, size: int, given: Any, site: int
+) -> None:
+    copies.copy_each(group, target, source, size, given, site)
+    at, offset = target
+    for start in range(offset, offset + size, _WORD.itemsize):
+        _mark_written(group, at, start, _WORD)
+
+
+def _copy_bulk(
+    group: Group,
+    target: copies.Where,
+    source: copies.Where,
+    sizes: Any,
+    site: int,
+    barrier: copies.Where | None = None,
+) -> None:
+    shadow = group.wave.shadow
+    for position, to, of, size in copies.spans(group, target, source, sizes, site):
+        if source[0].space == "shared" and (missing := ctypes.string_at(of + shadow, size).count(0)):
+            message = f"copies {size} bytes of shared memory, {missing} of which nothing has written"
+            raise Violation(message, site, position, hint=_UNWRITTEN)
+        if target[0].space == "shared":
+            ctypes.memset(to + shadow, 0xFF, size)
+    copies.copy_bulk(group, target, source, sizes, site, barrier)
+
+
+def _initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> None:
+    mbarrier.initialise(group, at, offset, site, count)
+    _mark_written(group, at, offset, np.dtype(np.uint64))
 
 
 def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: int) -> None:
@@ -160,6 +195,9 @@ NAMESPACE: dict[str, Any] = {
     "atomic": _atomic,
     "check_member": _check_member,
     "check_shuffle": _check_shuffle,
+    "copy_bulk": _copy_bulk,
+    "copy_each": _copy_each,
+    "initialise": _initialise,
     "load": _load,
     "load_vector": _load_vector,
     "store": _store,

@@ -14,12 +14,15 @@ from preheat.devices.emulator.layout import WARP
 if TYPE_CHECKING:
     from preheat.devices.emulator.wave import Wave
 
-__all__ = ["DYNAMIC", "SPECIAL", "value"]
+__all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
 _U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
 
 #: Those that differ every time they are read: deterministic counters here.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
+
+#: Bytes at the beginning of shared memory that kernels which ask for them may use.
+RESERVED = 1024
 
 _AXES = "xyz"
 _OF_WAVE = ("%ctaid", "%clusterid")  # the others are the same in every wave of a launch
@@ -64,6 +67,11 @@ def _fixed(number: int) -> Callable[[Wave], Any]:
     return lambda _: number
 
 
+def _shared_size(wave: Wave) -> int:
+    """The shared memory of a block for which the kernel and its launch ask."""
+    return wave.shared_bytes - wave.program.reserved
+
+
 _VALUES: dict[str, Callable[[Wave], Any]] = {
     **{f"%tid.{a}": _tid(i) for i, a in enumerate(_AXES)},
     **{f"%ntid.{a}": _ntid(i) for i, a in enumerate(_AXES)},
@@ -88,8 +96,13 @@ _VALUES: dict[str, Callable[[Wave], Any]] = {
     "%lanemask_gt": _lanemask(lambda one: ~(one * 2 - 1)),
     "%lanemask_ge": _lanemask(lambda one: ~(one - 1)),
     "%dynamic_smem_size": lambda wave: wave.geometry.shared,
-    "%total_smem_size": lambda wave: wave.shared_bytes,
-    "%aggr_smem_size": lambda wave: wave.shared_bytes,
+    "%total_smem_size": _shared_size,
+    "%aggr_smem_size": lambda wave: _shared_size(wave) + RESERVED,
+    "%reserved_smem_offset_begin": _fixed(0),
+    "%reserved_smem_offset_0": _fixed(0),
+    "%reserved_smem_offset_1": _fixed(RESERVED // 2),
+    "%reserved_smem_offset_end": _fixed(RESERVED),
+    "%reserved_smem_offset_cap": _fixed(RESERVED),
     **{f"%envreg{i}": _fixed(0) for i in range(32)},
     # Where cooperative groups look for the word that counts the blocks of a grid.
     "%envreg1": lambda wave: wave.program.addresses.get("%grid", 0) >> 32,

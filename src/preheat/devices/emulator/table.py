@@ -5,6 +5,7 @@ An opcode that fits no row is not supported; no modifier is ever ignored.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -13,7 +14,7 @@ import numpy as np
 from preheat.devices.emulator import approximate, build, compare, floating, integer
 from preheat.devices.emulator.form import BOOL, F16, F32, F64, S32, U32, Form, Instruction
 
-__all__ = ["FORMS", "Form", "Instruction", "instruction"]
+__all__ = ["FORMS", "Form", "Instruction", "instruction", "mnemonics"]
 
 FORMS: tuple[Form, ...] = (
     Form("mov.any", "a", build.integers(lambda a: a, 1)),
@@ -86,6 +87,24 @@ FORMS: tuple[Form, ...] = (
     Form("sad.int", "c plus the difference of a and b", build.integers(integer.sum_of_differences, 3)),
     Form("dp4a.word.wordb", "c plus four products of bytes", build.dp4a),
     Form("dp2a.part.word.wordb", "c plus two products of 16 by 8 bits", build.dp2a),
+    *(
+        Form(
+            f"{name}{32 // (8 * size)}.word.wordb.wordc{{.second}}",
+            f"{meaning} in each part, clamped with .sat, summed with .add",
+            build.simd(name, size),
+        )
+        for name, meaning in (
+            ("vadd", "a + b"),
+            ("vsub", "a - b"),
+            ("vavrg", "the mean of a and b"),
+            ("vabsdiff", "the difference of a and b"),
+            ("vmin", "the lesser"),
+            ("vmax", "the greater"),
+        )
+        for size in (2, 1)
+    ),
+    Form("vset2.word.wordb.cmp{.add}", "a against b in either half", build.simd_set(2)),
+    Form("vset4.word.wordb.cmp{.add}", "a against b in each byte", build.simd_set(1)),
     Form("and.logical", "a & b", build.integers(np.bitwise_and, 2)),
     Form("or.logical", "a | b", build.integers(np.bitwise_or, 2)),
     Form("xor.logical", "a ^ b", build.integers(np.bitwise_xor, 2)),
@@ -213,6 +232,8 @@ FORMS: tuple[Form, ...] = (
     Form("sub{.rnd}.f64", "a - b", build.rounded("sub")),
     Form("sub{.rn}{.ftz}{.sat}.half", "a - b", build.rounded("sub")),
     Form("sub{.rn}.brain", "a - b", build.rounded("sub")),
+    Form("add{.rnd}{.sat}.f32.short", "a + b, a of 16 bits", build.mixed("add")),
+    Form("sub{.rnd}{.sat}.f32.short", "a - b, a of 16 bits", build.mixed("sub")),
     Form("mul{.rnd}{.ftz}{.sat}.f32", "a * b", build.rounded("mul")),
     Form("mul{.rnd}{.ftz}.f32x2", "a * b in either half", build.rounded("mul")),
     Form("mul{.rnd}.f64", "a * b", build.rounded("mul")),
@@ -224,6 +245,7 @@ FORMS: tuple[Form, ...] = (
     Form("fma.rn{.ftz}{.sat}.half", "a * b + c", build.rounded("fma")),
     Form("fma.rn{.ftz}.relu.half", "a * b + c, at least 0", build.rounded("fma")),
     Form("fma.rn{.relu}.brain", "a * b + c, at least 0 with .relu", build.rounded("fma")),
+    Form("fma.rnd{.sat}.f32.short", "a * b + c, a and b of 16 bits", build.mixed("fma")),
     Form("mad.rnd{.ftz}{.sat}.f32", "a * b + c", build.rounded("fma")),
     Form("mad.rnd.f64", "a * b + c", build.rounded("fma")),
     Form("div.rnd{.ftz}.f32", "a / b", build.rounded("div")),
@@ -400,6 +422,11 @@ def instruction(opcode: str) -> Instruction | None:
         if modifiers is not None:
             return replace(form.build(modifiers), exact=not form.bound)
     return None
+
+
+def mnemonics() -> Container[str]:
+    """The mnemonics that have a row."""
+    return _by_mnemonic()
 
 
 @cache

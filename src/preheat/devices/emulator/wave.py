@@ -19,6 +19,7 @@ from preheat.devices.emulator.access import Base, view
 from preheat.devices.emulator.barrier import Arrival, Barriers
 from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
+from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
@@ -32,6 +33,7 @@ _DEEPEST = 1024  # calls inside one another
 _BUSY = 10  # times its patience a wave may write and pass barriers without any thread ending
 _NEVER = "waits for threads of its warp that never come"
 _SAME_PLACE = "those that a mask names must come to one shuffle or vote, through the same calls"
+_ARRIVALS = "each phase waits for as many arrivals as mbarrier.init was given"
 _CLOCK = 1000  # cycles from one reading of the clock to the next: waits for a time are short
 
 
@@ -47,6 +49,8 @@ class Program:
     addresses: dict[str, int]  # of module variables, and what stands for functions in pointers
     constants: tuple[Symbol, ...]
     memory: Memory
+    heap: Heap
+    reserved: int  # bytes at the beginning of shared memory that are not for variables
     patience: int  # basic blocks that may run without anything coming of it
     sanitize: bool  # its code was generated with checks: see `sanitize`
     located: Callable[..., EmulatorFault]  # a fault with its source lines; see `EmulatorModule.located`
@@ -97,7 +101,8 @@ class Wave:
         self.meeting: list[tuple[Group, Array]] = []  # at any barrier of their warp, with their masks
         self.writes = self.steps = 0
         self._turn = self._ticks = 0
-        self._signs, self._ends = _Watch(), _Watch()
+        self._signs, self._ends, self._stalls = _Watch(), _Watch(), _Watch()
+        self._stalled = 0  # waits at mbarriers that were in vain
 
     def base(self, space: str) -> Base:
         """Where a space begins."""
@@ -175,12 +180,23 @@ class Wave:
         return _ENDS[step.kind](self, group, step, result)
 
     def _check_progress(self, step: Step) -> None:
-        patience, alive = self.program.patience, self.alive_total
-        signs = (alive, self.writes, self.barriers.releases)
-        if self._signs.unchanged(signs, self.steps) > patience:
+        patience = self.program.patience
+        if self._signs.unchanged(self._progress(), self.steps) > patience:
             raise _endless(step, patience, "wrote global or shared memory, passed a barrier or ended")
-        if self._ends.unchanged((alive,), self.steps) > _BUSY * patience:
+        if self._ends.unchanged((self.alive_total,), self.steps) > _BUSY * patience:
             raise _endless(step, _BUSY * patience, "ended")
+
+    def _progress(self) -> tuple[int, ...]:
+        """Numbers of which one changes whenever a thread does what others can notice."""
+        return self.alive_total, self.writes, self.barriers.releases
+
+    def stall(self, site: int, position: int) -> None:
+        """Let other groups run, because a thread of this one waits for them at an mbarrier."""
+        self._turn = _TURN
+        self._stalled += 1
+        if self._stalls.unchanged(self._progress(), self._stalled) > self.program.patience // _TURN:
+            message = "waits at an mbarrier for arrivals or bytes that never come"
+            raise Violation(message, site, position, hint=_ARRIVALS)
 
     def _rendezvous(self, group: Group, step: Step) -> Group | None:
         """The threads whose partners in the warp have all arrived; the others wait."""

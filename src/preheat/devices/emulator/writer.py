@@ -196,7 +196,7 @@ class Writer:
         return plain
 
     def unsupported(self, what: str | None = None) -> UnsupportedInstructionError:
-        """The error for an operation that the emulator does not know."""
+        """The error for an operation that the emulator does not support."""
         return self.code.unsupported(self.op, what)
 
     def needed(self, operand: Operand) -> bool:
@@ -223,6 +223,13 @@ class Writer:
             )
             self.places[key] = self.let(call)
         return self.places[key]
+
+    def address(self, operand: Operand | None, space: str) -> tuple[str, int]:
+        """The place of an address operand, and the distance from it."""
+        if not isinstance(operand, Address):
+            raise self.unsupported()
+        offset = operand.base.offset if isinstance(operand.base, Symbol) else operand.offset
+        return self.place(operand, self.space_of(operand, space)), offset
 
     def space_of(self, address: Address, named: str) -> str:
         """The space that an address counts in: parameters lie in local or in global memory."""

@@ -1,0 +1,152 @@
+"""What asynchronous copies and the barriers that they arrive on look like in Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator import mbarrier
+from preheat.devices.emulator.decode import Negated, Number, Op, Operand, Register
+from preheat.devices.emulator.integer import choose
+from preheat.devices.emulator.writer import BOOL, I64, U32, Writer
+
+__all__ = ["emit_barrier", "emit_copy"]
+
+_HINT = r"(?P<hint>\.L2::cache_hint)?"
+_SHARED = r"(?P<space>\.shared(?:::cta|::cluster)?)?"
+_COPY = re.compile(
+    rf"cp\.async\.(?P<cache>ca|cg)\.shared(?:::cta)?\.global{_HINT}(?:\.L2::(?:64|128|256)B)?"
+)
+_BULK = re.compile(
+    r"cp\.async\.bulk\.(?:(?P<inward>shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes)"
+    rf"|global\.shared::cta\.bulk_group){_HINT}"
+)
+# Copies are done at once, so that groups of them are complete, and prefetching changes nothing.
+_NOTHING = re.compile(
+    r"cp\.async\.(?:(?:bulk\.)?commit_group|wait_all|(?:bulk\.)?wait_group|bulk\.wait_group\.read"
+    r"|bulk\.prefetch\.L2\.global(?:\.L2::cache_hint)?)"
+)
+_ARRIVE = re.compile(rf"cp\.async\.mbarrier\.arrive(?P<counted>\.noinc)?{_SHARED}\.b64")
+_BARRIER = re.compile(
+    r"mbarrier\.(?:(?P<set>init|inval|expect_tx|complete_tx)|(?P<count>pending_count)"
+    r"|(?P<arrive>arrive(?:_drop)?)(?P<bytes>\.expect_tx)?(?P<partial>\.noComplete)?"
+    r"|(?P<wait>test_wait|try_wait)(?P<parity>\.parity)?)"
+    rf"(?:\.(?:release|acquire|relaxed)\.(?:cta|cluster))?{_SHARED}\.b64"
+)
+
+
+def emit_copy(w: Writer, op: Op) -> None:
+    """`cp.async` in all its forms but those of tensors."""
+    if _NOTHING.fullmatch(op.opcode):
+        return
+    if found := _COPY.fullmatch(op.opcode):
+        _copy(w, op, found)
+    elif found := _BULK.fullmatch(op.opcode):
+        _copy_bulk(w, op, found)
+    elif (found := _ARRIVE.fullmatch(op.opcode)) and len(op.operands) == 1:
+        # An arrival that is not counted in advance adds itself to those that the phase waits for.
+        arrivals = int(bool(found["counted"]))
+        w.lines.append(_call(w, mbarrier.arrive, op.operands[0], found, f"arrivals={arrivals}"))
+    else:
+        raise w.unsupported()
+
+
+def _copy(w: Writer, op: Op, found: re.Match[str]) -> None:
+    """Copies of 4, 8 or 16 bytes; a fourth operand is how many to read, or whether to read none."""
+    target, source, size, *rest = _operands(w, op, found, 3, 4)
+    count = int(w.number(size, U32)) if isinstance(size, Number) else 0
+    if count not in ((16,) if found["cache"] == "cg" else (4, 8, 16)):
+        raise w.unsupported()
+    given = w.constant(np.uint32(count))
+    if rest and _is_predicate(rest[0]):
+        zero = w.constant(np.uint32(0))
+        given = f"{w.constant(choose)}({w.read(rest[0], BOOL)}, {zero}, {given})"
+    elif rest:
+        given = w.read(rest[0], U32)
+    places = f"{_where(w, target, 'shared')}, {_where(w, source, 'global')}"
+    w.lines.append(f"copy_each(G, {places}, {count}, {given}, {w.site()})")
+
+
+def _copy_bulk(w: Writer, op: Op, found: re.Match[str]) -> None:
+    """Copies of any multiple of 16 bytes."""
+    inward = bool(found["inward"])
+    target, source, size, *barrier = _operands(w, op, found, 3 + inward, 3 + inward)
+    to, of = ("shared", "global") if inward else ("global", "shared")
+    places = f"{_where(w, target, to)}, {_where(w, source, of)}"
+    told = f", {_where(w, barrier[0], 'shared')}" if barrier else ""
+    w.lines.append(f"copy_bulk(G, {places}, {w.read(size, U32)}, {w.site()}{told})")
+
+
+def _operands(w: Writer, op: Op, found: re.Match[str], least: int, most: int) -> list[Operand | None]:
+    """The operands without the cache policy that a hint adds."""
+    operands = list(op.operands[:-1] if found["hint"] else op.operands)
+    if not least <= len(operands) <= most:
+        raise w.unsupported()
+    return operands
+
+
+def _where(w: Writer, operand: Operand | None, space: str) -> str:
+    place, offset = w.address(operand, space)
+    return f"({place}, {offset})"
+
+
+def _is_predicate(operand: Operand | None) -> bool:
+    register = operand.register if isinstance(operand, Negated) else operand
+    return isinstance(register, Register) and register.kind == "pred"
+
+
+def emit_barrier(w: Writer, op: Op) -> None:
+    """`mbarrier` in all its forms."""
+    found, operands = _BARRIER.fullmatch(op.opcode), op.operands
+    if found is None:
+        raise w.unsupported()
+    if found["set"] and len(operands) == 1 + (found["set"] != "inval"):
+        w.lines.append(_set(w, found, *operands))
+    elif found["count"] and len(operands) == 2:
+        w.write(operands[0], w.let(f"{w.constant(mbarrier.pending)}({w.read(operands[1], I64)})"), I64)
+    elif found["arrive"] and len(operands) in (2, 3):
+        w.write(operands[0], w.let(_arrive(w, found, *operands[1:])), I64)
+    elif found["wait"] and len(operands) in (3, 4):  # the fourth is how long to wait at most
+        parity = f"{w.read(operands[2], U32)} & 1"
+        if not found["parity"]:
+            parity = f"{w.constant(mbarrier.phase)}({w.read(operands[2], I64)})"
+        w.write(operands[0], w.let(_call(w, mbarrier.waited, operands[1], found, parity)), BOOL)
+    else:
+        raise w.unsupported()
+
+
+def _set(w: Writer, found: re.Match[str], at: Operand | None, number: Operand | None = None) -> str:
+    if found["set"] == "inval":
+        return _call(w, mbarrier.invalidate, at, found)
+    if found["set"] == "init":
+        place, offset = w.address(at, "shared" if found["space"] else "generic")
+        return f"initialise(G, {place}, {offset}, {w.site()}, {w.read(number, U32)})"
+    sign = "-" if found["set"] == "complete_tx" else ""
+    return _call(w, mbarrier.arrive, at, found, f"transfer={sign}{_signed(w, number)}")
+
+
+def _arrive(w: Writer, found: re.Match[str], at: Operand | None, number: Operand | None = None) -> str:
+    """An arrival, or `number` of them; with `.expect_tx` that is a number of bytes."""
+    arrivals, transfer = w.constant(np.int64(1)), "0"
+    if found["bytes"]:
+        transfer = _signed(w, number)
+    elif number is not None:
+        arrivals = _signed(w, number)
+    drop, completes = found["arrive"] == "arrive_drop", not found["partial"]
+    counted = f"arrivals={arrivals}, transfer={transfer}, drop={drop}, completes={completes}"
+    return _call(w, mbarrier.arrive, at, found, counted)
+
+
+def _call(
+    w: Writer, run: Callable[..., Any], at: Operand | None, found: re.Match[str], *arguments: str
+) -> str:
+    """The call of a function that takes the place of an mbarrier."""
+    place, offset = w.address(at, "shared" if found["space"] else "generic")
+    return f"{w.constant(run)}({', '.join(('G', place, str(offset), str(w.site()), *arguments))})"
+
+
+def _signed(w: Writer, operand: Operand | None) -> str:
+    return f"{w.read(operand, U32)}.astype({w.constant(I64)})"

@@ -1,0 +1,46 @@
+"""The memory that kernels allocate themselves, with `malloc` and `new`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
+
+__all__ = ["Heap"]
+
+_LIMIT = 8 << 20  # bytes, as on a GPU whose limit nobody changed
+_ALIGN = 16
+
+
+class Heap:
+    """Buffers that live until a kernel frees them or the device is reset."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._buffers: dict[int, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self._used = 0
+
+    def allocate(self, size: int) -> int:
+        """The address of `size` new bytes; 0 when there is no room for them."""
+        if not 0 < _rounded(size) <= _LIMIT - self._used:
+            return 0
+        room = np.full(size + _ALIGN, POISON, np.uint8)
+        address = _rounded(room.ctypes.data)
+        self._buffers[address] = self._memory.add(address, size), room
+        self._used += _rounded(size)
+        return address
+
+    def free(self, address: int) -> None:
+        """Free what `allocate` returned; `KeyError` for any other address."""
+        buffer, _ = self._buffers.pop(address)
+        size = buffer.end - buffer.start
+        ctypes.memset(address, FREED, size)
+        self._memory.free(buffer)
+        self._used -= _rounded(size)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

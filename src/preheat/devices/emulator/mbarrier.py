@@ -1,0 +1,140 @@
+"""Barriers in shared memory: `mbarrier` objects, on which threads and copies arrive.
+
+An object is one 64-bit word. From its lowest bit on it holds how many arrivals the phase still waits
+for (20 bits), how many the next phase will wait for (20), how many bytes of copies are expected and
+not complete (21, biased), the parity of the phase (1), and a mark that the object is initialised (1).
+A phase is complete, and the next one begins, when neither arrivals nor bytes are missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator import access
+from preheat.devices.emulator.atomics import Update, atomic
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.group import Group
+
+__all__ = ["arrive", "initialise", "invalidate", "pending", "phase", "waited"]
+
+_WORD = np.dtype(np.int64)
+_COUNT = (1 << 20) - 1  # the greatest number of arrivals, and of bytes
+_BYTES = (1 << 21) - 1
+_BIAS = 1 << 20
+_MARK = 1
+
+
+def _packed(phase: Any, transfer: Any, expected: Any, missing: Any) -> Any:
+    return _MARK << 62 | phase << 61 | transfer << 40 | expected << 20 | missing
+
+
+def pending(word: Any) -> Any:
+    """How many arrivals the phase of an object, or of a state, still waits for."""
+    return word & _COUNT
+
+
+def phase(word: Any) -> Any:
+    """The parity of the phase of an object or of a state."""
+    return word >> 61 & 1
+
+
+def _transfer(word: Any) -> Any:
+    return word >> 40 & _BYTES
+
+
+def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
+    """An object after arrivals and a change of the bytes that are expected."""
+    missing, transfer = pending(word) - arrivals, _transfer(word) + transfer
+    expected = (word >> 20 & _COUNT) - dropped
+    complete = (missing == 0) & (transfer == _BIAS)
+    missing = missing + complete * expected
+    return _packed(phase(word) ^ complete, transfer & _BYTES, expected, missing)
+
+
+_ARRIVE = Update(_arrived, single=_arrived)
+
+
+def initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> None:
+    """Make an object that waits for `count` arrivals in each phase."""
+    _check_space(at, site)
+    count = count.astype(_WORD)
+    wrong = (count < 1) | (count > _COUNT)
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        number = np.atleast_1d(count)[position]
+        message = f"initialises an mbarrier for {number} arrivals; there may be 1 to {_COUNT}"
+        raise Violation(message, site, position)
+    access.store(group, at, offset, _WORD, site, _packed(0, _BIAS, count, count))
+
+
+def invalidate(group: Group, at: Place, offset: int, site: int) -> None:
+    """End the life of an object, whose memory can be used for something else."""
+    _check_space(at, site)
+    _check_valid(at, offset, site, access.load(group, at, offset, _WORD, site))
+    access.store(group, at, offset, _WORD, site, np.int64(0))
+
+
+def arrive(
+    group: Group,
+    at: Place,
+    offset: int,
+    site: int,
+    *,
+    arrivals: Any = 0,
+    transfer: Any = 0,  # bytes that are expected from now on, less those that are complete
+    drop: bool = False,  # the threads that arrive do not take part in later phases
+    completes: bool = True,
+) -> Any:
+    """Count arrivals and bytes; the state, which is the object as each thread found it."""
+    _check_space(at, site)
+    _check_valid(at, offset, site, access.load(group, at, offset, _WORD, site))
+    counts, changes = (np.asarray(number).astype(_WORD) for number in (arrivals, transfer))
+    numbers = counts, changes, counts * drop
+    before = atomic(group, at, offset, _WORD, site, _ARRIVE, True, *numbers)
+    group.wave.writes += 1
+    after = _transfer(before) + changes
+    wrongs = {
+        "arrives at an mbarrier whose phase waits for fewer arrivals": counts > pending(before),
+        f"expects or completes more than {_COUNT} bytes": np.abs(after - _BIAS) > _COUNT,
+        "completes the phase of an mbarrier by an arrival with .noComplete": (
+            (counts == pending(before)) & (after == _BIAS) & (not completes)
+        ),
+    }
+    # What threads find behind one that went wrong means nothing: the first one tells.
+    found = [(int(np.argmax(wrong)), message) for message, wrong in wrongs.items() if wrong.any()]
+    if found:
+        position, message = min(found)
+        raise Violation(message, site, position)
+    return before
+
+
+def waited(group: Group, at: Place, offset: int, site: int, parity: Any) -> Any:
+    """Whether the phase with this parity is complete: then the object is in the next one."""
+    _check_space(at, site)
+    word = access.load(group, at, offset, _WORD, site)
+    _check_valid(at, offset, site, word)
+    complete = phase(word) != parity
+    if not complete.all():
+        group.wave.stall(site, int(np.argmin(complete)))
+    return complete
+
+
+def _check_valid(at: Place, offset: int, site: int, word: Any) -> None:
+    wrong = word >> 62 != _MARK
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        values = np.atleast_1d(at.values)
+        address = int(values[position if len(values) > 1 else 0]) + offset
+        message = f"uses an mbarrier at shared address {address:#x} that is not initialised"
+        hint = "initialise it in one thread, and let the others wait for that at a barrier"
+        raise Violation(message, site, position, address, hint)
+
+
+def _check_space(at: Place, site: int) -> None:
+    if at.space != "shared":
+        raise Violation(f"uses an mbarrier in {at.space} memory; it has to be in shared memory", site)
