@@ -77,9 +77,8 @@ class _Life:
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
         self.loading: Flights[Module] = Flights(events)
 
-    def end(self, reason: str, hint: str | None = None) -> None:
-        """Nothing of it can be used from now on."""
-        self.context.end(reason, hint)
+    def end(self) -> None:
+        """Keep nothing of it: its context has ended."""
         self.kernels.clear()
         self.modules.clear()
 
@@ -331,6 +330,8 @@ class Gpu:
 
     def _copied(self, data: Any, kind: Kind | None, dtype: object, stream: object) -> Array:
         """A copy of memory that is on a device already; the two sides must agree in place and type."""
+        if isinstance(data, Array):
+            data.require("array()")
         home = self._home(stream)
         found = None if kind is None else kind.read(data, home.handle)
         held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
@@ -516,10 +517,11 @@ class Gpu:
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
-        if self._closed:
+        if not self._context.recovers:
             self._context.require()
         self._context.forbid(RESET)
-        self._life.end("it was reset, and what was on it is gone", "make the array or kernel again")
+        self._context.reset()
+        self._life.end()
         self._device.reset()
         self._life = _Life(self, self._device, self.builder.events)
 
@@ -530,9 +532,10 @@ class Gpu:
         self._context.forbid(RESET)
         self._closed = True
         if self._context.lost is None:
-            self._context.close("it was closed")
+            self._context.close()
             self._device.close()
-        self._life.end("it was closed")
+        self._context.closed()
+        self._life.end()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]

@@ -171,7 +171,7 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     assert "ld.global" in made.saxpy.module.artifact.ptx.decode().splitlines()[fault.line - 1]
     with pytest.raises(ContextLostError, match="is lost since: saxpy, PTX line") as lost:
         made.launch()
-    assert "gpu.reset() will do" in str(lost.value.hint)
+    assert lost.value.hint == "gpu.reset() begins anew; then ask for the kernel again: gpu.kernel(…)"
     with pytest.raises(StaleBufferError, match="is lost since: saxpy, PTX line"):
         made.x.numpy()
     gpu.reset()

@@ -271,6 +271,7 @@ class Device(Protocol):
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
     forks: bool  # whether it can still be used in a forked child
+    recovers: bool  # whether `reset` begins anew after a fault
     on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
 
     def load(self, artifact: Artifact, *, jit: bool = False) -> Module:

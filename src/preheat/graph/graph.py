@@ -39,6 +39,7 @@ __all__ = ["RESERVED", "Graph", "State"]
 
 T = TypeVar("T")
 RESERVED = ("stream", "synchronize", "owner")  # what replays take beside the names of scalars
+_AGAIN = "capture the graph again: gpu.capture()"
 
 
 class State(enum.Enum):
@@ -127,7 +128,7 @@ class Graph:
             raise CaptureError(
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
-        self._context.require()
+        self._context.require(_AGAIN)
         self._context.drain()
         self._capture = Capture(self._context, self._stream, self.mode, self)
         try:
@@ -425,7 +426,7 @@ class Graph:
 
     def _check(self, act: Act) -> None:
         """Raise where this graph cannot be used."""
-        self._context.require()
+        self._context.require(_AGAIN)
         self._context.forbid(act)
         if self._executable is None and self._raw is None:
             raise self._unusable()

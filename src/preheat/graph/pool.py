@@ -35,6 +35,7 @@ from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act, Window
 
 __all__ = ["Piece", "Pool"]
 
+_AGAIN = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _BLOCK = 2 << 20  # a pool that grows by itself does so by at least this much
 _MEASURE = Act("measuring a pool", "measure before the capture: it runs the body for real")
@@ -250,7 +251,7 @@ class Pool:
         """An array from the pool, holding nothing in particular."""
         extents, kind = shape_of(shape), dtype_of(dtype)
         size = math.prod(extents) * kind.size
-        self._context.require()
+        self._context.require(_AGAIN)
         window = self._context.window()
         with nullcontext() if window is None else window.attempt():
             return Array(self._piece(size, window), kind, extents)
@@ -293,7 +294,7 @@ class Pool:
             )
 
     def _require_open(self, wanted: str) -> None:
-        self._context.require()
+        self._context.require(_AGAIN)
         if self._closed:
             raise InputError(f"this pool is closed: {wanted}")
 

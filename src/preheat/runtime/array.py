@@ -47,6 +47,8 @@ class Array:
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
 
+    _AGAIN = "make the array again: gpu.array(…)"
+
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
         self.buffer, self.dtype, self.shape = buffer, dtype, shape
         self.address = buffer.address + offset
@@ -126,7 +128,7 @@ class Array:
         """A copy on the host, after all work on this array. Types NumPy lacks come as raw bits."""
         import numpy
 
-        self._require("numpy()")
+        self.require("numpy()")
         self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
@@ -137,7 +139,7 @@ class Array:
 
     def write(self, data: object) -> Array:
         """Copy `data`, of this shape, from the host into this array; returns the array."""
-        self._require("write()")
+        self.require("write()")
         self.buffer.context.forbid(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
@@ -150,7 +152,7 @@ class Array:
 
     def fill(self, value: complex) -> Array:
         """Set every element; returns the array."""
-        self._require("fill()")
+        self.require("fill()")
         window = self.buffer.context.window()
         if window is None:
             self._fill(element_bytes(value, self.dtype))
@@ -191,8 +193,8 @@ class Array:
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
-        self._require("copy_from()")
-        other._require("copy_from()")
+        self.require("copy_from()")
+        other.require("copy_from()")
         context = self.buffer.context
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)
         if not alike or other.buffer.context is not context:
@@ -231,9 +233,15 @@ class Array:
     def _device(self) -> base.Device:
         return self.buffer.context.device
 
-    def _require(self, doing: str) -> None:
+    def require(self, doing: str) -> None:
+        """Raise when the memory cannot be used any more; `doing` says what for."""
         if self.buffer.lost is not None:
-            raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}")
+            raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}", hint=self.remedy)
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do once the memory was lost with its context."""
+        return self.buffer.context.remedy(self._AGAIN) if self.buffer.open else None
 
     # Other libraries
 
@@ -250,7 +258,7 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
-        self._require("export")
+        self.require("export")
         if self._device.dlpack[0] == ON_HOST or stream == -1:
             handles = []
         else:
@@ -307,7 +315,7 @@ class Array:
         The protocol does not tell which library asks, so the current stream of every loaded library
         waits, and so does the stream that the interface names.
         """
-        self._require("export")
+        self.require("export")
         on_host, uses = self._device.dlpack[0] == ON_HOST, self.buffer.uses
         streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
         before, shared, uses.by_interface = uses.by_interface, uses.shared, True
@@ -331,6 +339,8 @@ class Scalar(Array):
     """One value at a fixed device address: kernels take it as a pointer and read its newest value."""
 
     __slots__ = ("name",)
+
+    _AGAIN = "make the scalar again: gpu.scalar(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, name: str | None = None) -> None:
         super().__init__(buffer, dtype, ())

@@ -23,6 +23,8 @@ from preheat.runtime.window import FROM_HOST, RESOLVE, TO_HOST
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
+_LOAD = "load the module again: gpu.module(…)"
+_LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
 _SHAPES = 512  # geometries of one kernel kept ready
 
 
@@ -47,7 +49,7 @@ class Module:
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
         """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
-        self.context.require()
+        self.context.require(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
         if found is None:
             raise InputError(
@@ -64,7 +66,7 @@ class Module:
         self.context.forbid(RESOLVE)
         with self.context.resolving:  # one thread does, the others find it
             if entry.name not in self._functions:
-                self.context.require()
+                self.context.require(_LOAD)
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
                 self._tell(entry)
             return self._functions[entry.name]
@@ -98,7 +100,7 @@ class SymbolView:
         import numpy
 
         context = self._module.context
-        context.require()
+        context.require(_LOOK_UP)
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
         context.wait()  # whatever stream wrote it
@@ -111,7 +113,7 @@ class SymbolView:
         `data` is bytes, an array, or numbers of this variable's element type.
         """
         context = self._module.context
-        context.require()
+        context.require(_LOOK_UP)
         context.forbid(FROM_HOST)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
         given = memoryview(data) if isinstance(data, bytes | bytearray) else data
@@ -146,7 +148,7 @@ class Kernel:
     @property
     def attributes(self) -> base.Attributes:
         """Registers, shared, local and constant memory, and most threads a block can have."""
-        self._context.require()
+        self._context.require(Launch.AGAIN)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
@@ -339,7 +341,7 @@ class Bound:
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require()
+        launch.context.require(Launch.AGAIN)
         self._stream = launch.choose(args)
         gathered = launch.gather(args, UNORDERED)  # checked now; each launch orders for itself
         for array in gathered.arrays.values():

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from preheat.artifact import Artifact
 from preheat.devices import base
@@ -59,8 +59,10 @@ class Call(ABC):
     """Work on arguments that a signature describes, in a stream where the caller named one.
 
     Without one it goes to the stream that the library of its operands (torch, CuPy) is working in, else
-    to the device's own.
+    to the device's own. `AGAIN` says how to replace one whose context is lost.
     """
+
+    AGAIN: ClassVar[str]
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Call(ABC):
         In a thread that captures it becomes part of the capture; what makes its operands is ordered
         by whoever replays.
         """
-        self.context.require()
+        self.context.require(self.AGAIN)
         window = self.context.window(self.stream)
         if window is not None:
             with window.attempt():
@@ -115,7 +117,7 @@ class Call(ABC):
                     gathered.use(array, write=slot.writes)
                     gathered.arrays[position] = array
             except (Refusal, InputError) as bad:
-                raise self._refused(bad, position, given) from None
+                raise self._refused(bad, position) from None
         return gathered
 
     def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
@@ -141,7 +143,7 @@ class Call(ABC):
     def _own(self, slot: Slot, array: Array) -> int:
         buffer = array.buffer
         if buffer.lost is not None:
-            raise _Gone(buffer.lost)
+            raise _Gone(f"{array!r}: {buffer.lost}", array.remedy)
         if buffer.context is not self.context:
             raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
         if slot.dtypes is not None and array.dtype not in slot.dtypes:
@@ -171,10 +173,9 @@ class Call(ABC):
             gathered.held.append(found.owner)
         return found.address
 
-    def _refused(self, bad: Refusal | InputError, position: int, given: Any) -> LaunchError:
+    def _refused(self, bad: Refusal | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(bad, _Gone) else LaunchError
-        shown = f"{given!r}: {bad}" if isinstance(bad, _Gone) else str(bad)
-        return kind(self.signature.kernel, shown, argument=position, hint=bad.hint)
+        return kind(self.signature.kernel, str(bad), argument=position, hint=bad.hint)
 
     # Streams
 
@@ -201,6 +202,8 @@ class Call(ABC):
 
 class Launch(Call):
     """One kernel with a geometry."""
+
+    AGAIN = "ask for the kernel again: gpu.kernel(…)"
 
     def __init__(
         self,

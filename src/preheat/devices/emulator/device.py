@@ -63,7 +63,7 @@ class EmulatorDevice:
         self.arch = Arch.parse(arch)
         self.limits = base.Limits()
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
-        self.forks = True
+        self.forks = self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
         self.patience, self.schedule = patience, schedule
         self.lock = threading.RLock()
