@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from preheat import container
 from preheat.arch import Arch
 from preheat.container import rows, text
-from preheat.errors import InputError, UnknownEntryError
+from preheat.errors import InputError, UnknownEntryError, brief
 from preheat.key import Part
 from preheat.lazy import lazy
 
-__all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
+__all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources", "check_name"]
 
 _MOST = 1 << 48  # no size, count or number of seconds is larger
 
@@ -114,6 +114,7 @@ class Artifact:
 
         `UnknownEntryError` lists what there is; a name that several kernels share is not guessed.
         """
+        check_name("a kernel", name)
         found = self._by_name.get(self.names.get(name, name))
         if found is not None:
             return found
@@ -244,6 +245,15 @@ def _texts(rows: Any) -> dict[str, str]:
     if not all(type(source) is str for source in rows.values()):
         raise TypeError("a source is not text")
     return {text(name): source for name, source in rows.items()}
+
+
+def check_name(what: str, name: object) -> None:
+    """Refuse the name of a kernel or variable that is not text."""
+    if not isinstance(name, str):
+        raise InputError(
+            f"{what} is asked for by its name, not by {brief(name)}",
+            hint="pass the name as a string",
+        )
 
 
 def _folded(name: str) -> str:

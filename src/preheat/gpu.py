@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
-from preheat.artifact import Artifact
+from preheat.artifact import Artifact, check_name
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.devices import base
@@ -26,6 +27,7 @@ from preheat.errors import (
     NoGpuError,
     SealedError,
     TargetError,
+    brief,
     did_you_mean,
 )
 from preheat.events import Events, JsonLines
@@ -160,6 +162,7 @@ class Gpu:
         be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
         for `module`. Asking again gives the same kernel.
         """
+        check_name("a kernel", name)
         source = _whole_path(source)
         key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
@@ -336,9 +339,12 @@ class Gpu:
         found = None if kind is None else kind.read(data, home.handle)
         held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
         if held is None or (dtype is not None and dtype_of(dtype) is not held):
-            raise InputError(f"{type(data).__name__} of {data.dtype} cannot be copied as {dtype}")
+            hint = "convert it where it is, or on the host: gpu.array(a.numpy(), dtype)"
+            what = f"{type(data).__name__} of {data.dtype}"
+            raise InputError(f"{what} cannot be copied as {dtype}", hint=hint)
         if place != self._device.dlpack or (found is None and data.buffer.context is not self._context):
-            raise InputError(f"{type(data).__name__} is on another device than {self.name}")
+            what = repr(data) if found is None else type(data).__name__
+            raise InputError(f"{what} is on another device than {self.name}")
         if found is not None and not found.contiguous:
             raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
         made = self._new(tuple(data.shape), held, stream)
@@ -363,6 +369,8 @@ class Gpu:
 
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
         """One value on the device, at an address that never changes; a graph sets it by `name`."""
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"the name of a scalar is text, not {brief(name)}")
         if name in RESERVED:
             raise InputError(
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
@@ -385,6 +393,8 @@ class Gpu:
 
     def stream(self, *, priority: int = 0) -> Stream:
         """A stream beside the device's own; lower `priority` numbers go first."""
+        if not isinstance(priority, int):
+            raise InputError(f"the priority of a stream is an integer, not {brief(priority)}")
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:
@@ -591,7 +601,7 @@ def _plain(data: object) -> object:
 
 # Opening a device
 
-_open: dict[object, Gpu] = {}
+_open: dict[str, Gpu] = {}  # by name
 _opening = threading.Lock()
 _alive: weakref.WeakSet[Gpu] = weakref.WeakSet()
 
@@ -620,22 +630,28 @@ def device(
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
     `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
-    `schedule` the seed of an emulator whose streams execute their work late. Asking again gives the
-    same device.
+    `schedule` the seed of an emulator whose streams execute their work late. Emulators that differ in
+    these are different devices, and their names tell: `"emulator:0[sm_100]"` is one with
+    `arch="sm_100"`, and is taken for `which` as well. Asking again gives the same device.
     """
     config = Config.from_env()
-    kind, index = _parsed(config.device if which is None else which)
+    kind, index, settings = _parsed(config.device if which is None else which)
+    given = {"arch": arch, "patience": patience, "schedule": schedule}
+    settings |= {setting: value for setting, value in given.items() if value is not None}
     with _opening:
         if kind == "auto":
             kind = _whichever()
-        key = (kind, index, arch and Arch.parse(arch), patience, schedule)
-        if key not in _open:
-            given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
-            given["blocking"] = config.blocking if blocking is None else blocking
-            made = _make(kind, index, arch, patience, schedule)
-            builder = default_builder()
-            _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
-        gpu = _open[key]
+        name, make = _offer(kind, index, settings)
+        if name not in _open:
+            made, builder = make(), default_builder()
+            _open[name] = Gpu(
+                made,
+                builder,
+                jit=config.jit if jit is None else jit,
+                blocking=config.blocking if blocking is None else blocking,
+                switches=_switches(config, builder.events),
+            )
+        gpu = _open[name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             hint = "close it first, or ask for it with the same settings everywhere"
@@ -650,32 +666,40 @@ def _switches(config: Config, events: Events) -> Switches:
     return Switches(profile, config.graph_upload, config.graph_sync)
 
 
-def _parsed(which: str | int) -> tuple[str, int]:
+def _parsed(which: str | int) -> tuple[str, int, dict[str, Any]]:
+    """A device's name as its kind, its number, and the settings in brackets."""
     if isinstance(which, int) and not isinstance(which, bool):
-        return "cuda", which
-    kind, colon, number = str(which).strip().partition(":")
-    known = ("cuda", "emulator", "auto")
-    if kind not in known or (colon and not number.isdecimal()) or (kind == "auto" and colon):
+        return "cuda", which, {}
+    found = _NAME.fullmatch(str(which).strip())
+    if found is None:
+        hint = did_you_mean(str(which).partition(":")[0].strip(), ("cuda", "emulator", "auto"))
         raise InputError(
-            f"{which!r} is not a device",
-            hint=did_you_mean(kind, known) or "use cuda, cuda:1, emulator, emulator:1 or auto",
+            f"{which!r} is not a device", hint=hint or "use cuda, cuda:1, emulator, emulator:1 or auto"
         )
-    return kind, int(number or 0)
+    settings: dict[str, Any] = {}
+    for part in filter(None, (found["settings"] or "").split(",")):
+        setting, _, value = part.rpartition("=")
+        settings[setting or "arch"] = int(value) if setting else value
+    return found["kind"] or "auto", int(found["number"] or 0), settings
 
 
-def _make(
-    kind: str, index: int, arch: Arch | str | None, patience: int | None, schedule: int | None = None
-) -> base.Device:
+_NAME = re.compile(
+    r"(auto|(?P<kind>cuda|emulator)(:(?P<number>\d+))?)"
+    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+)(,|(?=\])))*)\])?"
+)
+
+
+def _offer(kind: str, index: int, settings: Mapping[str, Any]) -> tuple[str, Callable[[], base.Device]]:
+    """The name of a device, and what makes it."""
     if kind == "emulator":
-        from preheat.devices.emulator.device import EmulatorDevice
+        from preheat.devices.emulator.device import EmulatorDevice, name_of
 
-        given = {} if patience is None else {"patience": patience}
-        return EmulatorDevice(index, arch or "sm_90", schedule=schedule, **given)
-    if arch is not None or patience is not None or schedule is not None:
+        return name_of(index, **settings), partial(EmulatorDevice, index, **settings)
+    if settings:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 
-    return CudaDevice(index)
+    return f"cuda:{index}", partial(CudaDevice, index)
 
 
 def _whichever() -> str:

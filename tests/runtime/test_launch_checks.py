@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,10 +117,27 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
 
 def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
     made = bench(device)
+    launcher, said = made.saxpy[5, 64], set()
     for _ in range(5):
-        with pytest.raises(TypeError, match="keyword"):
-            made.saxpy[5, 64](2.0, made.x, made.y, a3=made.n)
+        for launch in (
+            made.saxpy[5, 64],
+            launcher,  # which becomes quick by another way
+            partial(made.saxpy.launch, grid=5, block=64),
+            partial(made.saxpy.bind, grid=5, block=64),
+        ):
+            with pytest.raises(LaunchError) as caught:
+                launch(2.0, made.x, made.y, a3=made.n, stream_=None)
+            said.add((str(caught.value), caught.value.hint))
         made.launch()
+    assert said == {
+        (
+            "saxpy: a3=, stream_= was given by name; arguments are given in order, "
+            "it takes 4 (float, float const*, float*, int)",
+            "settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
+            "cluster=, cooperative=, programmatic=)",
+        )
+    }
+    made.check(5)
 
 
 def test_a_struct_of_another_library_is_taken_by_its_own_size(device: Gpu) -> None:

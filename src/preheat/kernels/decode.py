@@ -176,9 +176,11 @@ class DecodeKernel:
         """The launch with this grid and block."""
         return partial(self._run, config)
 
-    def _run(self, config: Any, *args: Any, state: DecodeState, device_state: bool = True) -> None:
+    def _run(
+        self, config: Any, *args: Any, state: DecodeState, device_state: bool = True, **named: Any
+    ) -> None:
         kernel, more = self._variant(state, device_state)
-        kernel[config](*args, *more)
+        kernel[config](*args, *more, **named)
 
     def launch(self, *args: Any, state: DecodeState, device_state: bool = True, **how: Any) -> None:
         """Launch once, with everything that `Kernel.launch` can be told."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.dtypes import DType, pointee_dtypes
-from preheat.errors import LaunchError
+from preheat.errors import LaunchError, brief
 from preheat.lazy import lazy
 from preheat.runtime.host import bfloat16_bytes
 
@@ -112,7 +112,7 @@ class Slot:
         bits = 8 * self.parameter.size
         word = given + (1 << bits) if value.loose and -(1 << bits - 1) <= given < 0 else int(given)
         if not _fits(value.code, word):
-            raise Refusal(f"{self.title} cannot hold {given!r}")
+            raise Refusal(f"{self.title} cannot hold {brief(given)}")
         return int(word)
 
     def _real(self, number: float, value: Value) -> float:
@@ -196,6 +196,16 @@ class Signature:
         if len(args) != len(self.slots):
             raise LaunchError(self.kernel, f"{len(args)} arguments given, it takes {self.wants}")
 
+    def refuse_names(self, named: Iterable[str]) -> NoReturn:
+        """Refuse a launch with arguments that were given by name."""
+        names = ", ".join(f"{name}=" for name in named)
+        raise LaunchError(
+            self.kernel,
+            f"{names} was given by name; arguments are given in order, it takes {self.wants}",
+            hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
+            "cluster=, cooperative=, programmatic=)",
+        )
+
 
 class Block(NamedTuple):
     """Room for one launch's parameters: `pack` fills it, `pointers` is what a launch is given."""
@@ -252,4 +262,4 @@ def _describe(given: object) -> str:
     kind = type(given)
     home = kind.__module__.partition(".")[0]
     name = kind.__name__ if home in ("builtins", "preheat") else f"{kind.__module__}.{kind.__name__}"
-    return f"{given!r} ({name})" if isinstance(given, int | float | str) else name
+    return f"{brief(given)} ({name})" if isinstance(given, complex | int | float | str) else name

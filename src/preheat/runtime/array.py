@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.dtypes import DType
-from preheat.errors import InputError, StaleBufferError
+from preheat.errors import InputError, StaleBufferError, brief
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context
 from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes, shape_of
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
+_COPY = "pass the whole array and index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"
+_READ = "a.numpy() has its elements on the host"
 _LEGACY_STREAM = LEGACY_STREAMS[-1]  # which DLPack means by no stream
 
 #: The uses of an array that cannot be used any more.
@@ -35,8 +37,7 @@ class Array:
     """A contiguous array in device memory. `close`, `with` or dropping it give the memory back.
 
     torch, CuPy, NumPy (on the emulator) and others take it without a copy, by DLPack or the array
-    interfaces. `a[3]` and `a[2:5]` are views of the first axis that share the memory, and so is
-    `a.reshape(…)`.
+    interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and `a.reshape(…)` are views, which share the memory.
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
@@ -59,7 +60,9 @@ class Array:
         """Fresh memory, holding nothing in particular."""
         size = math.prod(shape) * dtype.size
         if size >= 1 << 48:
-            raise InputError(f"an array of shape {shape} and {dtype} has {size:,} bytes")
+            raise InputError(
+                f"an array of shape {shape} and {dtype} has {size:,} bytes, more than any device"
+            )
         return cls(Buffer(context, size, home), dtype, shape)
 
     @property
@@ -87,21 +90,42 @@ class Array:
             raise TypeError("an array without axes has no length")
         return self.shape[0]
 
-    def __getitem__(self, index: int | slice) -> Array:
-        if not self.shape:
-            raise InputError("an array without axes cannot be sliced")
-        row = math.prod(self.shape[1:]) * self.dtype.size
+    def __getitem__(self, index: Any) -> Array:
+        """A view: integers for leading axes, then one slice with step 1, so that it is contiguous."""
+        parts = index if isinstance(index, tuple) else (index,)
+        parts = parts[:-1] if parts and parts[-1] is ... else parts
+        if len(parts) > self.ndim:
+            many = f"{len(parts)} {'index' if len(parts) == 1 else 'indices'}"
+            raise InputError(f"{self!r} has {self.ndim} axes and cannot take {many}", hint=_READ)
+        kept: tuple[int, ...] = ()
         offset = self.address - self.buffer.address
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self.shape[0])
+        for axis, part in enumerate(parts):
+            if kept and part != slice(None):
+                raise InputError(
+                    f"{self!r}: an index behind a slice takes elements that are not contiguous",
+                    hint=_COPY,
+                )
+            start, extent = self._part(axis, part)
+            offset += start * math.prod(self.shape[axis + 1 :]) * self.dtype.size
+            kept += extent
+        return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
+
+    def _part(self, axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
+        """Where an index of one axis begins, and the extent of the axis unless the index removes it."""
+        extent, which = self.shape[axis], "the first axis" if axis == 0 else f"axis {axis}"
+        if isinstance(part, slice):
+            start, stop, step = part.indices(extent)
             if step != 1:
-                raise InputError(f"a slice of the first axis has step 1, not {step}")
-            shape = (max(stop - start, 0), *self.shape[1:])
-            return Array(self.buffer, self.dtype, shape, offset + start * row)
-        at = operator.index(index)
-        if not -self.shape[0] <= at < self.shape[0]:
-            raise IndexError(f"index {at} is outside the first axis of {self.shape}")
-        return Array(self.buffer, self.dtype, self.shape[1:], offset + at % self.shape[0] * row)
+                raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
+            return start, (max(stop - start, 0),)
+        try:
+            at = operator.index(part)
+        except TypeError:
+            why = f"an array is indexed by integers and slices, not by {brief(part)}"
+            raise InputError(why, hint=_COPY) from None
+        if not -extent <= at < extent:
+            raise IndexError(f"index {at} is outside {which} of {self.shape}")
+        return at % extent, ()
 
     def reshape(self, *shape: Any) -> Array:
         """A view of the same elements with other axes; one extent may be -1, for what is left."""
@@ -194,6 +218,11 @@ class Array:
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
         self.require("copy_from()")
+        if not isinstance(other, Array):
+            raise InputError(
+                f"copy_from() takes an array of {self.device}, not {type(other).__name__}",
+                hint="write(…) copies from the host, gpu.array(…) from another library",
+            )
         other.require("copy_from()")
         context = self.buffer.context
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)

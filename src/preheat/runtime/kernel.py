@@ -7,12 +7,12 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
-from preheat.artifact import Artifact, EntryPoint
+from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, LaunchError
+from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, host_bytes
@@ -25,6 +25,7 @@ __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
 _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
+_DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
 _SHAPES = 512  # geometries of one kernel kept ready
 
 
@@ -49,6 +50,7 @@ class Module:
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
         """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
+        check_name("a variable", name)
         self.context.require(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
         if found is None:
@@ -116,10 +118,10 @@ class SymbolView:
         context.require(_LOOK_UP)
         context.forbid(FROM_HOST)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
-        given = memoryview(data) if isinstance(data, bytes | bytearray) else data
-        host = host_bytes(host_array(given, None if raw else self.dtype))
+        host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
-            raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
+            hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
+            raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}", hint=hint)
         context.wait()
         context.device.copy_in(self.address, host, context.stream)
         context.stream.synchronize()
@@ -163,12 +165,25 @@ class Kernel:
         except (KeyError, TypeError):
             return self._configure(config)
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a launch needs a grid and a block."""
+        raise LaunchError(
+            self.name, "a launch needs a grid and a block", hint=f"{self.name}[grid, block](…)"
+        )
+
     def _configure(self, config: Any) -> Callable[..., None]:
-        if not isinstance(config, tuple) or len(config) != 2:
+        if not isinstance(config, tuple):
             raise LaunchError(
                 self.name,
-                "kernel[grid, block] takes two things",
-                hint="the rest goes by keyword: kernel.launch(…, grid=, block=, shared=, stream=)",
+                f"kernel[grid, block] takes a grid and a block, not {brief(config)} alone",
+                hint="say how many threads a block has: kernel[grid, 256]",
+            )
+        if len(config) != 2:
+            raise LaunchError(
+                self.name,
+                f"kernel[grid, block] takes a grid and a block, not {len(config)} things",
+                hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
+                "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
         return self._keep(config, self._launch(self.geometry(*config), None))
 
@@ -195,12 +210,15 @@ class Kernel:
         cluster: object = None,
         cooperative: bool = False,
         programmatic: bool = False,
+        **named: Any,
     ) -> None:
         """Launch once, with everything a launch can be told.
 
         `shared` is dynamic shared memory in bytes, `cluster` the blocks of a cluster, `cooperative`
         allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
         """
+        if named:
+            self._signature.refuse_names(named)
         raw = None if stream is None else raw_stream(self._context, stream)
         key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.id)
         try:
@@ -217,10 +235,15 @@ class Kernel:
         block: object,
         shared: int = 0,
         stream: object = None,
-        **more: Any,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+        **named: Any,
     ) -> Bound:
         """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
-        geometry = self.geometry(grid, block, shared, **more)
+        if named:
+            self._signature.refuse_names(named)
+        geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
         return Bound(launch, args, stream)
 
@@ -275,16 +298,20 @@ class Kernel:
         try:
             return operator.index(shared)
         except TypeError:
-            raise LaunchError(self.name, f"shared {shared!r} is not a number of bytes") from None
+            raise LaunchError(self.name, f"shared {brief(shared)} is not a number of bytes") from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
         parts = given if isinstance(given, tuple | list) else (given,)
         try:
             sizes = [operator.index(part) for part in parts]
         except TypeError:
-            raise LaunchError(self.name, f"{what} {given!r} is not one to three integers") from None
+            raise LaunchError(
+                self.name, f"{what} {brief(given)} is not one to three integers", hint=_DIM
+            ) from None
         if not 1 <= len(sizes) <= 3 or any(size < 1 for size in sizes):
-            raise LaunchError(self.name, f"{what} {given!r} is not one to three positive integers")
+            raise LaunchError(
+                self.name, f"{what} {brief(given)} is not one to three positive integers", hint=_DIM
+            )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
             raise LaunchError(self.name, f"{what} {(x, y, z)} is beyond the device's {limits}")
@@ -322,11 +349,11 @@ class _Launcher:
         self._seen = False
         self._quick: Callable[..., None] | None = None
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, **named: Any) -> None:
         if self._quick is not None:  # someone kept this object
-            self._quick(*args)
+            self._quick(*args, **named)
             return
-        self._launch.run(*args)
+        self._launch.run(*args, **named)
         if self._seen:
             self._quick = quick(self._launch, args)
             if (kernel := self._kernel()) is not None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
-from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError
+from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, brief
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -75,12 +75,14 @@ class Call(ABC):
         self.context, self.signature = context, signature
         self.stream, self.blocking = stream, blocking
 
-    def run(self, *args: Any) -> None:
+    def run(self, *args: Any, **named: Any) -> None:
         """Check, order and submit. Raises `LaunchError` before anything happened.
 
         In a thread that captures it becomes part of the capture; what makes its operands is ordered
         by whoever replays.
         """
+        if named:
+            self.signature.refuse_names(named)
         self.context.require(self.AGAIN)
         window = self.context.window(self.stream)
         if window is not None:
@@ -136,8 +138,8 @@ class Call(ABC):
         if slot.value is not None:
             return slot.number(given)
         if slot.pointer:
-            hint = "pass an array; for a bare address, preheat.Pointer(address)"
-            raise Refusal(f"{slot.title} cannot take {type(given).__name__} {given!r}"[:200], hint)
+            hint = "pass an array, such as gpu.array(…); for a bare address, preheat.Pointer(address)"
+            raise Refusal(f"{slot.title} cannot take {type(given).__name__} {brief(given)}", hint)
         return slot.block(given)
 
     def _own(self, slot: Slot, array: Array) -> int:

@@ -5,11 +5,12 @@ function made for it: one `if` that tests everything `Launch.run` would test, th
 the driver reads them, the driver's call. Arguments that fail the test go to `Launch.run`, which either
 copes or says what is wrong. The function for saxpy(float, float const*, float*, int):
 
-    def quick(a0=missing, a1=missing, a2=missing, a3=missing, /, *more):
+    def quick(a0=missing, a1=missing, a2=missing, a3=missing, /, *more, **named):
         go = cell = None
         try:
             if (
-                context.alert is None and not more and (type(a0) is float or type(a0) is int)
+                context.alert is None and not more and not named
+                and (type(a0) is float or type(a0) is int)
                 and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
                 and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
             ):
@@ -138,7 +139,7 @@ def _maker(
 
 def _section(name: str, api: str, slots: Sequence[Slot], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
-    tests = [*([] if first else ["go is None"]), "context.alert is None", "not more"]
+    tests = [*([] if first else ["go is None"]), "context.alert is None", "not more", "not named"]
     stores, element = [], 0
     for position, slot in enumerate(slots):
         given = f"a{position}"
@@ -200,11 +201,11 @@ def make(launch, submit, stream, block, cell, {values}):
     cells = [cell]  # a launch takes the one there is: two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain
-    def quick({parameters}*more):
+    def quick({parameters}*more, **named):
         go = cell = None
 {sections}
         if go is None:
-            return run(*[a for a in ({given}) if a is not missing], *more)
+            return run(*[a for a in ({given}) if a is not missing], *more, **named)
         status = go(pointers, 0)
         give(cell)
         if status[0]:
