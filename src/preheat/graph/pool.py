@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.callers import caller
@@ -65,18 +64,24 @@ class Piece(Buffer):
         self.stretch.block.export()
         self._backing = self.stretch.block._backing
 
-    def _give_back(self) -> partial[None]:
-        return partial(_return, self.stretch, self.uses, self._returns)
+    def _give_back(self) -> Callable[[], None]:
+        back, stretch, uses, returns = self._back, self.stretch, self.uses, self._returns
+        return lambda: back(stretch, uses, returns)
+
+    @staticmethod
+    def _back(
+        stretch: Stretch,
+        uses: Uses,
+        returns: deque[Returned],
+        returned: type[Returned] = Returned,  # which finalizers need, and so no global name
+    ) -> None:
+        """Give a stretch back to its pool; its block is freed after these uses, whatever is first."""
+        stretch.block.uses.inherited[id(uses)] = uses
+        returns.append(returned(stretch, uses))
 
     def __del__(self) -> None:
         if self.open or self._backing:
             self._give_back()()
-
-
-def _return(stretch: Stretch, uses: Uses, returns: deque[Returned]) -> None:
-    """Give a stretch back to its pool; its block is freed after these uses, whatever comes first."""
-    stretch.block.uses.inherited[id(uses)] = uses
-    returns.append(Returned(stretch, uses))
 
 
 _ENDED = "the frame of its pool has ended"

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
@@ -237,9 +237,10 @@ class _Handle:
         self._library.call("destroy", self.number)
 
     def __del__(self) -> None:
-        context = self._library.context
+        context, call = self._library.context, self._library.call
         if hasattr(self, "number") and context.lost is None:
-            context.garbage.append(partial(self._library.call, "destroy", self.number))
+            number = self.number
+            context.garbage.append(lambda: call("destroy", number))
 
 
 class _Seat:

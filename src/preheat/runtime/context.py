@@ -19,6 +19,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
 from preheat.runtime.turn import Turn, exclusively
+from preheat.runtime.uses import Uses
 from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
 
 __all__ = ["Context"]
@@ -67,7 +68,8 @@ class Context:
     begin another life. `windows` are the captures under way, each by the thread it belongs to. Where
     there is neither, `alert` is None: that is the one thing every launch tests. Finalizers take no
     lock and call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
-    `drain` does it at the next safe point, which is never inside a capture. Streams are never
+    `drain` does it at the next safe point, which is never inside a capture. Nor do they use a global
+    name: at exit Python sets those to None before it collects what is left. Streams are never
     destroyed but reused, so nothing can be left holding one that is gone.
     """
 
@@ -259,6 +261,15 @@ class Context:
             self._let_go()
             self.drain()
             return self.device.allocate(size, stream)
+
+    def free(self, address: int, home: base.Stream, uses: Uses) -> None:
+        """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
+        try:
+            self.order.section(home, {uses: True}).enter()
+        except CaptureError:
+            self.garbage.append(partial(self.free, address, home, uses))
+            return
+        self.device.free(address, home)
 
     def hold(self, until: Done, what: object) -> None:
         """Keep a reference to `what` until the work before an event has ended."""
