@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _INTEGERS = {
 _FLOATS = {"float": "f", "double": "d", "__half": "e"}
 _KINDS = {"f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
 _WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped: signed and unsigned values both fit
-_BITS = {"b32": "<f", "b64": "<d"}  # untyped PTX words, which may hold a float
+_BITS = {"b32": "f", "b64": "d"}  # untyped PTX words, which may hold a float
 _NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
           "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"}  # fmt: skip
 
@@ -104,7 +105,8 @@ class Slot:
         if value.real:
             return self._real(given, value)
         if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
-            return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
+            code = _BITS[self.parameter.kind]
+            return int.from_bytes(struct.pack(f"<{code}", self._real(given, Value(code))), "little")
         if isinstance(given, float):
             raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
         if value.truth:
@@ -135,6 +137,17 @@ class Slot:
         if ctypes.sizeof(given) != wanted or not plain:
             raise Refusal(f"{self.title} cannot take {_describe(given)}")
         return self._python(given.value, value)
+
+    def address(self, given: Any) -> int:
+        """A bare address; `Refusal` when it is none."""
+        try:
+            number = operator.index(given)
+        except TypeError:
+            number = -1
+        if not _fits("Q", number):
+            why = f"{self.title} cannot take {brief(given)} as an address"
+            raise Refusal(why, "an address is an integer from 0 to 2**64 - 1")
+        return number
 
     def block(self, given: Any) -> bytes:
         """The bytes of a struct or tensor map given by value; `Refusal` unless the size is right."""

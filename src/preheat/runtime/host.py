@@ -77,7 +77,7 @@ def bfloat16_bytes(value: float) -> bytes:
         return b"\xff\x7f"
     try:
         single = struct.pack("<f", value)
-    except OverflowError:
+    except (struct.error, OverflowError):
         raise InputError(f"{brief(value)} does not fit bfloat16") from None
     (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
     if near != value:  # a bit for what is cut off, so that it is not rounded twice

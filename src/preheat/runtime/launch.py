@@ -132,7 +132,7 @@ class Call(ABC):
                 raise Refusal(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
             return self._foreign(slot, kind, found, tensor, gathered)
         if slot.pointer and isinstance(given, Pointer):
-            return given.address
+            return slot.address(given.address)
         if slot.pointer and given is None:
             return 0
         if slot.value is not None:
