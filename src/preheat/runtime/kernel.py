@@ -355,9 +355,10 @@ class _Launcher:
             return
         self._launch.run(*args, **named)
         if self._seen:
-            self._quick = quick(self._launch, args)
+            made = quick(self._launch, args)
             if (kernel := self._kernel()) is not None:
-                kernel.replace(self._key, self._quick)
+                kernel.replace(self._key, made)
+            self._quick = made  # Only now: an interrupt before would leave this object in its place.
         self._seen = True
 
 

@@ -14,7 +14,7 @@ copes or says what is wrong. The function for saxpy(float, float const*, float*,
                 and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
                 and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
             ):
-                pointers, vf, vQ, vi = cell = take()
+                pointers, vf, vQ, vi, owner = cell = take()
                 vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
                 go = submit
         except Unfit:
@@ -32,7 +32,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.runtime.arguments import Block, Slot, new_block
+from preheat.runtime.arguments import Signature, Slot, new_block
 from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import kind_of
@@ -95,10 +95,8 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
     sections = tuple((name, known[name].api if name in known else "") for name in names)
     make = _maker(sections, slots, tuple(values))
-    block = new_block(launch.signature)
-    made: Callable[..., None] = make(
-        launch, launch.prepared(stream), stream, block, _cell(slots, block), **values
-    )
+    new_cell = functools.partial(_cell, launch.signature)
+    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_cell, **values)
     return made
 
 
@@ -107,11 +105,12 @@ def _plain(slot: Slot) -> bool:
     return (slot.pointer or slot.value is not None) and code in _STORABLE
 
 
-def _cell(slots: Sequence[Slot], block: Block) -> tuple[Any, ...]:
-    """A parameter block as the function uses it: the pointers, and one view for each format."""
+def _cell(signature: Signature) -> tuple[Any, ...]:
+    """A new block as the function uses it: its pointers, a view for each format, and its owner."""
+    block = new_block(signature)
     data: Any = block.data
-    formats = dict.fromkeys(slot.format for slot in slots)
-    return (block.pointers, *(data.cast(code) for code in formats))
+    formats = dict.fromkeys(slot.format for slot in signature.slots)
+    return (block.pointers, *(data.cast(code) for code in formats), block)
 
 
 @functools.lru_cache(maxsize=256)
@@ -186,7 +185,7 @@ def _array_test(section: _Section, slot: Slot, given: str, elements: Sequence[st
 _SECTION = """
         try:
             if {tests}:
-                pointers, {views} = cell = take()
+                pointers, {views}owner = cell = take()
                 {stores}
                 go = {go}
         except Unfit:
@@ -195,21 +194,22 @@ _SECTION = """
                 cell = None
 """
 _FUNCTION = """\
-def make(launch, submit, stream, block, cell, {values}):
+def make(launch, submit, stream, new_cell, {values}):
     context, submits, number = launch.context, launch.submits, stream.id
     index = context.device.dlpack[1]
-    cells = [cell]  # a launch takes the one there is: two threads never share it
+    cells = [new_cell()]  # a launch takes one, so that two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain
     def quick({parameters}*more, **named):
         go = cell = None
 {sections}
         if go is None:
+            if not cells:  # They are all in use by other threads, or lost to interrupts.
+                give(new_cell())
             return run(*[a for a in ({given}) if a is not missing], *more, **named)
         status = go(pointers, 0)
         give(cell)
         if status[0]:
             complain(status)
-    quick.block = block  # which owns what the pointers are addresses in
     return quick
 """
