@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
-from preheat.artifact import Artifact, check_name
+from preheat.artifact import Artifact, check_name, without_types
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.devices import base
@@ -159,8 +159,9 @@ class Gpu:
         """The kernel `name` of `source`, compiled at most once, ever, and loaded once.
 
         `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
-        be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
-        for `module`. Asking again gives the same kernel.
+        be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types behind it
+        choose an overload: `"f(float*)"`. Everything else is as for `module`. Asking again gives the
+        same kernel.
         """
         check_name("a kernel", name)
         source = _whole_path(source)
@@ -170,7 +171,8 @@ class Gpu:
         if found is not None:
             return found
         if "<" in name and not isinstance(source, Program):
-            program = {**program, "names": (name, *program.get("names", ()))}
+            instance = without_types(name)
+            program = {**program, "names": (instance, *program.get("names", ()))}
         try:
             module = self.module(source, **program)
         except SealedError as error:

@@ -143,6 +143,32 @@ def test_a_float_too_large_is_infinite_in_every_kind_of_word(
     assert packing(context, parameter)(value) == struct.pack("<f", expected)
 
 
+@pytest.mark.parametrize(
+    ("cpp", "value", "expected"),
+    [
+        ("double2", 1 + 2j, struct.pack("<2d", 1, 2)),
+        ("float2", complex(1e39, -0.0), struct.pack("<2f", math.inf, -0.0)),
+        ("thrust::complex<double>", 1j, struct.pack("<2d", 0, 1)),
+        ("cuda::std::complex<float>", -1j, struct.pack("<2f", -0.0, -1)),
+        (None, 3j, struct.pack("<2d", 0, 3)),
+    ],
+)
+def test_a_complex_number_is_taken_as_numpy_has_it(
+    cpp: str | None, value: complex, expected: bytes, context: Context
+) -> None:
+    packed = packing(context, Parameter(0, len(expected), 8, "b8", type=cpp))
+    assert packed(value) == expected
+    with np.errstate(over="ignore"):
+        assert packed(np.dtype(f"complex{8 * len(expected)}").type(value)) == expected
+
+
+@pytest.mark.parametrize("cpp", ["Pair", "float", "int", "float*"])
+def test_a_complex_number_is_refused_elsewhere(cpp: str, context: Context) -> None:
+    kind, size = CPP[cpp]
+    with pytest.raises(LaunchError, match=r"cannot take|not 1j \(complex\)"):
+        packing(context, Parameter(0, size, size, kind, type=cpp))(1j)
+
+
 @pytest.mark.parametrize("address", [-1, 1 << 64, 1.5, "x", None, Odd()], ids=range(6))
 @pytest.mark.parametrize("parameter", [p for p in PARAMETERS if "*" in str(p)], ids=str)
 def test_a_pointer_is_an_address(address: Any, parameter: Parameter, context: Context) -> None:

@@ -296,6 +296,59 @@ def test_bfloat16_is_rounded_once_to_the_nearest(device: Gpu) -> None:
         one.set(1e39)
 
 
+def read_float8(bits: int, fraction: int, bias: int) -> float:
+    """What the bits of a float8 with so many bits of fraction stand for, by the book."""
+    sign = -1.0 if bits >> 7 else 1.0
+    exponent, rest = (bits & 127) >> fraction, bits & (1 << fraction) - 1
+    top = (127 >> fraction) if fraction == 2 else None  # e5m2 has infinities, e4m3fn one NaN
+    if (top is None and bits & 127 == 127) or (exponent == top and rest):
+        return math.copysign(math.nan, sign)
+    if exponent == top:
+        return sign * math.inf
+    if exponent == 0:
+        return sign * rest * 2.0 ** (1 - bias - fraction)
+    return sign * (1 + rest / (1 << fraction)) * 2.0 ** (exponent - bias)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether the bits are the same, except for those of what is no number."""
+    found, expected = np.asarray(found), np.asarray(expected, found.dtype)
+    signs = np.array_equal(np.signbit(found), np.signbit(expected))
+    return signs and np.array_equal(found, expected, equal_nan=True)
+
+
+def test_bits_that_numpy_lacks_become_numbers(device: Gpu) -> None:
+    words = np.arange(1 << 16, dtype=np.uint16)
+    found = device.array(words, "bfloat16").numpy("float32")
+    assert found.dtype == np.float32
+    assert np.array_equal(found.view(np.uint32), words.astype(np.uint32) << 16)
+    for name, fraction, bias in (("float8_e4m3fn", 3, 7), ("float8_e5m2", 2, 15)):
+        bits = np.arange(256, dtype=np.uint8)
+        small = device.array(bits, name).numpy("float32")
+        assert small.dtype == np.float32
+        assert same(small, [read_float8(int(each), fraction, bias) for each in bits])
+    made = device.array([[1.5, -2.0]], "bfloat16")
+    assert made.numpy("float64").tolist() == [[1.5, -2.0]]
+    assert made.numpy(np.float16).dtype == np.float16
+    assert made.numpy("bfloat16").tolist() == made.numpy().tolist() == [[0x3FC0, 0xC000]]
+    assert device.scalar("bfloat16", 1.5).numpy("float32") == np.float32(1.5)
+
+
+def test_a_copy_on_the_host_has_the_type_that_was_asked_for(device: Gpu) -> None:
+    made = device.array([1, 2, 300], "int32")
+    for name in ("int16", "int64", "float32", "float64", "complex64"):
+        found = made.numpy(name)
+        assert found.dtype == name
+        assert found.tolist() == [1, 2, 300]
+    assert made.numpy("bfloat16").tolist() == [0x3F80, 0x4000, 0x4396]
+    with pytest.raises(InputError, match="values from 1 to 300 do not fit uint8"):
+        made.numpy("uint8")
+    with pytest.raises(InputError, match="float32 does not turn into int32 without loss"):
+        device.array([1.5], "bfloat16").numpy("int32")
+    with pytest.raises(InputError, match="'flot' is not an element type"):
+        made.numpy("flot")
+
+
 def test_float8_and_bfloat16_take_their_bits(device: Gpu) -> None:
     bits = np.arange(256, dtype=np.uint8)
     for name in ("float8_e4m3fn", "float8_e5m2"):

@@ -28,6 +28,8 @@ _FLOATS = {"float": "f", "double": "d", "__half": "e"}
 _KINDS = {"f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
 _WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped: signed and unsigned values both fit
 _BITS = {"b32": "f", "b64": "d"}  # untyped PTX words, which may hold a float
+_COMPLEX = {8: "f", 16: "d"}  # by the bytes of both parts
+_PAIRS = ("float2", "double2")  # which cuComplex.h has for complex numbers
 _NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
           "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"}  # fmt: skip
 
@@ -154,6 +156,8 @@ class Slot:
         size = self.parameter.size
         if self.parameter.type == "__nv_bfloat16":
             return self._bfloat16(given)
+        if type(given) is complex and self._complex is not None:
+            return struct.pack(f"<2{self._complex}", *self._parts(given, self._complex))
         if type(given).__name__ == "CUtensorMap" and size == _TENSOR_MAP:  # of cuda.bindings
             return ctypes.string_at(int(given.getPtr()), size)
         try:
@@ -166,6 +170,15 @@ class Slot:
         if len(data) != size:
             raise Refusal(f"{self.title} has {size} bytes, not {len(data)}")
         return data
+
+    @property
+    def _complex(self) -> str | None:
+        """The format of either part of a complex number; None where the parameter cannot be one."""
+        name = (self.parameter.type or "complex").lower()  # An unknown type may be one.
+        return _COMPLEX.get(self.parameter.size) if "complex" in name or name in _PAIRS else None
+
+    def _parts(self, given: complex, code: str) -> tuple[float, float]:
+        return self._real(given.real, Value(code)), self._real(given.imag, Value(code))
 
     def _bfloat16(self, given: Any) -> bytes:
         if type(given) in (bool, int, float):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
-from preheat.dtypes import DType
+from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, StaleBufferError, brief
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context
-from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes, shape_of
+from preheat.runtime.host import element_bytes, host_array, host_bytes, numbers, shape_of
 from preheat.runtime.libraries import consumers, working
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
@@ -148,9 +148,14 @@ class Array:
 
     # Contents
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host, after all work on this array. Types NumPy lacks come as raw bits."""
+    def numpy(self, dtype: object = None) -> np.ndarray[Any, Any]:
+        """A copy on the host, after all work on this array, converted to `dtype` if one is given.
+
+        Types NumPy lacks come as raw bits, or as numbers where a `dtype` is given: `.numpy("float32")`.
+        """
         import numpy
+
+        wanted = None if dtype is None else dtype_of(dtype)
 
         self.require("numpy()")
         self.buffer.context.forbid(TO_HOST)
@@ -159,7 +164,7 @@ class Array:
             flat, stream = host_bytes(out), self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
-        return out
+        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
 
     def write(self, data: object) -> Array:
         """Copy `data`, of this shape, from the host into this array; returns the array."""
@@ -387,8 +392,7 @@ class Scalar(Array):
 
     def get(self) -> Any:
         """Its value, after all work submitted so far."""
-        value = self.numpy()[()].item()
-        return bfloat16_value(value) if self.dtype.name == "bfloat16" else value
+        return self.numpy("float32" if self.dtype.name == "bfloat16" else None)[()].item()
 
     def __repr__(self) -> str:
         plain = super().__repr__()

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bfloat16_bytes",
-    "bfloat16_value",
     "element_bytes",
     "host_array",
     "host_bytes",
+    "numbers",
     "packer",
     "shape_of",
 ]
@@ -85,10 +85,21 @@ def bfloat16_bytes(value: float) -> bytes:
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-def bfloat16_value(bits: int) -> float:
-    """The number that the bits of a bfloat16 stand for."""
-    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
-    return float(value)
+def numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """The elements of an array as numbers: raw bits of types NumPy lacks become float32, exactly."""
+    import numpy
+
+    if dtype.name == "bfloat16":
+        return (host.astype("uint32") << 16).view("float32")
+    if dtype.name == "float8_e5m2":  # the upper half of a float16
+        return (host.astype("uint16") << 8).view("float16").astype("float32")
+    if dtype.name == "float8_e4m3fn":  # without infinities: all ones are the one NaN of either sign
+        exponent, fraction = (host >> 3 & 15).astype("int32"), (host & 7).astype("float32")
+        normal = numpy.ldexp(fraction + 8, exponent - 10)
+        value = numpy.where(exponent == 0, numpy.ldexp(fraction, -9), normal)
+        value = numpy.where(host & 127 == 127, numpy.float32(numpy.nan), value)
+        return numpy.copysign(value, numpy.where(host & 128, -1, 1)).astype("float32")
+    return host
 
 
 def shape_of(shape: object) -> tuple[int, ...]:

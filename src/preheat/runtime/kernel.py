@@ -15,7 +15,7 @@ from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
-from preheat.runtime.host import host_array, host_bytes
+from preheat.runtime.host import host_array, host_bytes, numbers
 from preheat.runtime.launch import UNORDERED, Launch, ordered
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
@@ -43,7 +43,7 @@ class Module:
         return Kernel(self, self.artifact.entry(name))
 
     def __iter__(self) -> Iterator[str]:
-        return (entry.title for entry in self.artifact.entries)
+        return map(self.artifact.name_of, self.artifact.entries)
 
     def __len__(self) -> int:
         return len(self.artifact.entries)
@@ -97,17 +97,18 @@ class SymbolView:
         if symbol.size % dtype.size:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
 
-    def numpy(self) -> Any:
-        """Its value on the host, after all work on the device."""
+    def numpy(self, dtype: object = None) -> Any:
+        """Its value on the host, after all work on the device, converted like `Array.numpy`."""
         import numpy
 
+        wanted = None if dtype is None else dtype_of(dtype)
         context = self._module.context
         context.require(_LOOK_UP)
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
         context.wait()  # whatever stream wrote it
         context.device.copy_out(host_bytes(out), self.address, context.stream)
-        return out
+        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
 
     def write(self, data: object) -> None:
         """Set it from the host, between the work before and the work after on the whole device.
@@ -149,7 +150,7 @@ class Kernel:
 
     @property
     def attributes(self) -> base.Attributes:
-        """Registers, shared, local and constant memory, and most threads a block can have."""
+        """Registers, memory of each kind, most threads and dynamic shared memory, versions."""
         self._context.require(Launch.AGAIN)
         return self._function.attributes
 
@@ -157,6 +158,51 @@ class Kernel:
         """How many blocks of this size one processor holds, and what share of its threads that is."""
         geometry = self.geometry(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
+
+    def max_potential_block_size(
+        self, shared: int | Callable[[int], int] = 0, *, limit: int | None = None
+    ) -> base.BlockSize:
+        """A block size with the best occupancy, and the smallest grid that then fills the device.
+
+        `shared` is dynamic shared memory in bytes, or a function that gives it for a block size;
+        `limit` is the most threads to try. The result can be launched: `kernel[size](…)`.
+        """
+        uses, limits = self.attributes, self._context.device.limits
+        most = min(limits.threads, uses.threads) if limit is None else self.geometry(1, limit).block[0]
+        best, filled = None, 0
+        for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
+            block = min(aligned, most)
+            room = self._bytes(shared(block) if callable(shared) else shared)
+            if not 0 <= room <= uses.dynamic_shared:
+                continue
+            blocks = self._function.occupancy(block, room).blocks
+            if blocks * block > filled:  # Of equals the largest: it has the fewest blocks.
+                best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
+        if best is None:
+            raise LaunchError(
+                self.name,
+                f"no block of up to {most} threads can run with this dynamic shared memory; "
+                f"a block can have {uses.dynamic_shared} bytes of it",
+            )
+        return best
+
+    @property
+    def carveout(self) -> int | None:
+        """The part of a processor's cache preferred as shared memory, in percent; None for any.
+
+        It can be set. It is a hint: a launch that needs more shared memory gets it all the same.
+        """
+        self._context.require(Launch.AGAIN)
+        percent = self._function.carveout()
+        return None if percent < 0 else percent
+
+    @carveout.setter
+    def carveout(self, percent: int | None) -> None:
+        self._context.require(Launch.AGAIN)
+        if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
+            why = f"carveout {brief(percent)} is not a percentage"
+            raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")
+        self._function.set_carveout(-1 if percent is None else percent)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
         """The launch with this grid and block, each an integer or up to three."""

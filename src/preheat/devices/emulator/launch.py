@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from preheat.devices.base import Geometry
+from preheat.devices.base import Geometry, Limits
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.layout import Layout
@@ -30,13 +30,14 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, its streams, their captures and queues, its patience."""
+    """The device of a launch: its lock, its streams, their captures and queues, its bounds."""
 
     lock: threading.RLock
     captures: Captures
     streams: Streams
     scheduler: Scheduler | None
     patience: int
+    limits: Limits
 
     def lost(self, fault: DeviceError) -> None:
         """Take note of a fault of the work that is done now."""
