@@ -46,6 +46,9 @@ class Event:
         if hasattr(self, "raw"):
             self._context.garbage.append(self.raw.close)
 
+    def __repr__(self) -> str:
+        return f"<Event on {self._context.device.name}>"
+
 
 def record(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
     """An event after everything submitted to `stream` so far."""
