@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import preheat
 from preheat import api
 from preheat.artifact import Artifact
 from preheat.builder import Builder, Miss
@@ -465,3 +467,55 @@ def test_why_tells_a_miss_from_a_hit_without_building(builder: Builder, recorder
     builder.build(PROGRAM, "sm_90")
     assert isinstance(builder.why(PROGRAM, "sm_90"), Artifact)
     assert recorder.named("hit") == []
+
+
+def test_cleared_memory_is_read_again_from_disk(builder: Builder, recorder: Recorder) -> None:
+    program = Program.of(SAXPY)
+    made = builder.build(program, "sm_90")
+    assert builder.build(program, "sm_90") is made
+    builder.clear_memory()
+    again = builder.build(program, "sm_90")
+    assert again == made
+    assert again is not made
+    assert [hit["tier"] for hit in recorder.named("hit")] == ["memory", "disk"]
+    assert len(recorder.named("compile")) == 1
+
+
+def test_a_call_chooses_the_cache_directory(tmp_path: Path) -> None:
+    place = tmp_path / "chosen"
+    builder = Builder.open(cache_dir=place)
+    made = builder.build(Program.of(SAXPY), "sm_90")
+    builder.close()
+    assert builder.disk is not None
+    assert builder.disk.root == place
+    assert preheat.compile(SAXPY, "sm_90", cache_dir=str(place)).digest == made.digest
+    assert preheat.default_builder(place).stats()["process"].get("compiles", 0) == 0
+    assert preheat.default_builder(place) is preheat.default_builder(str(place))
+    with preheat.device("emulator:6", cache_dir=place) as gpu:
+        gpu.kernel(SAXPY, "saxpy")
+        assert preheat.device("emulator:6") is gpu
+        assert preheat.device("emulator:6", cache_dir=place) is gpu
+        with pytest.raises(InputError, match="emulator:6 is open already, with another cache dir"):
+            preheat.device("emulator:6", cache_dir=tmp_path / "other")
+    assert preheat.default_builder(place).stats()["process"].get("compiles", 0) == 0
+    preheat.default_builder(place).close()
+
+
+def test_a_chosen_directory_that_cannot_be_used_is_not_replaced_by_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    builder = Builder.open(cache_dir=tmp_path / "file" / "cache")
+    assert builder.disk is None
+    assert str(tmp_path / "file") in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [5, b"/tmp", "", "a\0b"])
+def test_a_cache_directory_that_is_no_path_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="cache_dir"):
+        Builder.open(cache_dir=wrong)
+
+
+def test_a_config_and_a_cache_directory_are_not_both_taken(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not both"):
+        Builder.open(config, cache_dir=tmp_path)

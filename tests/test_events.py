@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
-from preheat.events import EVENTS, Events, JsonLines, log_faults, merge
+from preheat.builder import Builder
+from preheat.config import Config
+from preheat.events import EVENTS, Events, JsonLines, log_events, merge
+from preheat.program import Program
+from tests.conftest import SAXPY
 
 
 def test_an_event_that_does_not_exist_is_an_error() -> None:
@@ -60,7 +65,7 @@ def test_an_unwritable_event_file_is_reported_once(
 
 
 def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    events = Events(log_faults())
+    events = Events(log_events())
     with caplog.at_level(logging.WARNING, "preheat"):
         for _ in range(3):
             events.fault("disk", "write", OSError("full"))
@@ -71,6 +76,47 @@ def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
         "disk: cannot write: OSError: full",
         "/x is not used: it is not yours",
         "disk: entry abababababab is damaged (too short)",
+    ]
+
+
+def test_trouble_that_is_known_is_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(log_events())
+    with caplog.at_level(logging.INFO, "preheat"):
+        for _ in range(3):
+            events.fault("disk", "write", OSError("full"))
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO", "INFO"]
+
+
+def test_a_compile_a_load_a_loss_and_hits_are_logged_at_their_levels(
+    caplog: pytest.LogCaptureFixture, config: Config
+) -> None:
+    builder = Builder.open(config)
+    program = Program.of(SAXPY, label="saxpy.cu")
+    with caplog.at_level(logging.DEBUG, "preheat"):
+        builder.build(program, "sm_90")
+        builder.build(program, "sm_90")
+        builder.events.emit("load", device="cuda:0", program="saxpy.cu", key="k", seconds=0.0123)
+        builder.events.emit("lost", device="cuda:0", reason="an illegal address was accessed")
+    builder.close()
+    seen = [(r.levelname, re.sub(r"in [\d.]+ s", "in … s", r.message)) for r in caplog.records]
+    assert seen == [
+        ("DEBUG", "saxpy.cu for sm_90 was not found: absent: nothing is stored under this key"),
+        ("INFO", "saxpy.cu was compiled for sm_90 in … s"),
+        ("DEBUG", "saxpy.cu for sm_90 was found in the memory tier"),
+        ("INFO", "saxpy.cu was loaded on cuda:0 in … s"),
+        ("INFO", "cuda:0 can no longer be used: an illegal address was accessed"),
+    ]
+
+
+def test_a_rejected_program_is_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(log_events())
+    with caplog.at_level(logging.INFO, "preheat"):
+        events.emit("reject", key="k", program="k.cu", arch="sm_90", seconds=0.5)
+        events.emit("uncached", program="k.cu", arch="sm_90", reason="it uses __TIME__")
+        events.emit("hit", tier="disk", key="k", program="k.cu", arch="sm_90", bytes=1, seconds_saved=1)
+    assert [r.message for r in caplog.records] == [
+        "k.cu was rejected by the compiler for sm_90 after 0.500 s",
+        "k.cu for sm_90 was not stored: it uses __TIME__",
     ]
 
 

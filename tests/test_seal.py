@@ -28,7 +28,7 @@ from preheat.errors import (
     ToolchainNotFoundError,
     WarmError,
 )
-from preheat.events import Events, log_faults
+from preheat.events import Events, log_events
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
 from preheat.program import Program
@@ -413,7 +413,7 @@ def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
 def test_a_warning_seal_counts_logs_and_compiles(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    builder = Builder.open(replace(config, sealed=Mode.WARN), events=Events(log_faults()))
+    builder = Builder.open(replace(config, sealed=Mode.WARN), events=Events(log_events()))
     with caplog.at_level(logging.WARNING, "preheat"):
         builder.build(PLAIN, "sm_90")
         builder.build(PLAIN, "sm_90")

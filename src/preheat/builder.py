@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ from preheat.callers import caller
 from preheat.config import Config
 from preheat.errors import (
     CompileError,
+    InputError,
     PreheatError,
     SealedError,
     ToolchainChangedError,
@@ -29,7 +31,7 @@ from preheat.errors import (
     UnknownEntryError,
     fresh,
 )
-from preheat.events import Events, JsonLines, Stats, log_faults
+from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.flights import Flights
 from preheat.key import Key, bundle_key, request_key
 from preheat.lazy import lazy
@@ -55,9 +57,11 @@ from preheat.toolchain.headers import (
     mismatch,
     observe,
 )
-from preheat.toolchain.sources import sources_of
+from preheat.toolchain.sources import own_texts, sources_of
+from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
+    from preheat.toolchain.lines import Lines
     from preheat.toolchain.translate import Compiled
 
 __all__ = ["Builder", "Failure", "Miss", "open_disk"]
@@ -155,10 +159,24 @@ class Builder:
         _alive.add(self)
 
     @classmethod
-    def open(cls, config: Config | None = None, *, events: Events | None = None) -> Builder:
-        """The builder that the settings describe; the environment's when none are given."""
-        config = config or Config.from_env()
-        events = events or Events(log_faults())
+    def open(
+        cls,
+        config: Config | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        events: Events | None = None,
+    ) -> Builder:
+        """The builder that the settings describe; the environment's when none are given.
+
+        `cache_dir` keeps the cache in that directory and everything else as the environment says.
+        """
+        if config is not None and cache_dir is not None:
+            raise InputError(
+                "Builder.open takes a config or a cache_dir, not both",
+                hint="config=Config.from_env(cache_dir=…) has both",
+            )
+        config = config or Config.from_env(cache_dir=cache_dir)
+        events = events or Events(log_events())
         if config.events is not None:
             events.sinks.append(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
@@ -196,12 +214,19 @@ class Builder:
         """
         release_lost()
         try:
-            made = self._build(self._request(program, arch))
-        except ToolchainChangedError:  # the compiler was upgraded under a running process
-            self.toolchain.look_again()
-            made = self._build(self._request(program, arch))
+            made = self._built(program, arch)
+        except PreheatError as error:
+            shorten(error)
+            raise
         self._show(program, Arch.parse(arch), made)
         return made
+
+    def _built(self, program: Program, arch: Arch | str) -> Artifact:
+        try:
+            return self._build(self._request(program, arch))
+        except ToolchainChangedError:  # the compiler was upgraded under a running process
+            self.toolchain.look_again()
+            return self._build(self._request(program, arch))
 
     def _build(self, request: _Request) -> Artifact:
         found = self._find(request)
@@ -261,6 +286,30 @@ class Builder:
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
         state = self._state(request, artifact)
         return Promise(request.asked.digest, artifact, state, entries, note, program.asked_include)
+
+    def lines(self, program: Program | None, artifact: Artifact) -> Lines | None:
+        """The source lines of `artifact`, which was made from `program`; None where they are not known.
+
+        Code without line information is built once more with it, unless this process is sealed. That is
+        stored under a key of its own, and no watcher is told: a manifest has what was asked for.
+        """
+        from preheat.toolchain.lines import Lines, has_lines  # only faults need it
+
+        try:
+            lined = artifact if has_lines(artifact.ptx) else self._lined(program, artifact.arch)
+            if lined is None:
+                return None
+            own = {} if program is None else own_texts(program)  # bundles hold no sources
+            return Lines(lined.ptx.decode(), {**lined.sources, **own})
+        except (PreheatError, ValueError):  # the fault that asks is more important than its line
+            return None
+
+    def _lined(self, program: Program | None, arch: Arch) -> Artifact | None:
+        if program is None or program.language != "cuda":
+            return None
+        request = self._request(replace(program, options=(*program.options, "-lineinfo")), arch)
+        found = self._build(request) if self.sealed is Mode.OFF else self._find(request)
+        return found if isinstance(found, Artifact) else None
 
     def _show(self, program: Program, arch: Arch, artifact: Artifact) -> None:
         for watch in self.watchers:
@@ -357,16 +406,35 @@ class Builder:
             return Miss(f"headers: {changed}")
         return self._in_use.setdefault(digest, promise.artifact)
 
-    def _changed(self, request: _Request, state: HeaderState) -> str | None:
+    def _changed(
+        self, request: _Request, state: HeaderState, rule: Callable[..., str | None] = mismatch
+    ) -> str | None:
         memo = self._memo(request.asked)
-        changed = mismatch(state, request.roots, memo)
+        changed = rule(state, request.roots, memo)
         self._keep_memo(request.asked, memo)
         return changed
+
+    def header_change(self, program: Program, artifact: Artifact) -> Callable[[], str | None] | None:
+        """A function that says which header of `artifact` has changed since; None when it has none.
+
+        The headers of the toolkit do not count, but a file that would hide one of them does.
+        """
+        if not artifact.headers:
+            return None
+        request, toolkit = self._request(program, artifact.arch), self.toolchain.located.roots
+        state = self._state(request, artifact)
+        own = tuple(header for header in state.headers if header.root not in toolkit)
+        if not own and not program.include:
+            return None
+        return partial(self._changed, request, replace(state, headers=own), change)
 
     def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
         """The files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
+        for answer in self._shelf.answers(request.asked.digest, self._in_use):
+            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
+                return answer.state
         for found in self.store.each(request.digest):
             with suppress(container.DamagedEntryError):
                 for state, digest in decode_states(container.unpack_checked(found.blob).meta):
@@ -566,6 +634,17 @@ class Builder:
         """Try rejected programs again."""
         self._failures.clear()
 
+    def clear_memory(self) -> None:
+        """Drop what this process keeps in memory; the next lookup reads the other tiers.
+
+        Artifacts that are in use, bundles that are mounted and loaded kernels stay.
+        """
+        for tier in self.store.tiers:
+            if isinstance(tier, MemoryStore):
+                tier.clear()
+        self._in_use.clear()
+        self._memos.clear()
+
     def _remember_failure(self, request: _Request, error: PreheatError) -> None:
         """Keep a rejection that nothing outside the program could change."""
         if not request.program.may_include and not request.program.uncacheable:
@@ -652,10 +731,10 @@ class Builder:
                 self.events.fault("disk", "note header stamps", fault)
 
     def _tell_hit(self, tier: str, artifact: Artifact) -> None:
-        saved = artifact.provenance.seconds
         self.events.emit(
-            "hit", tier=tier, key=artifact.digest, bytes=artifact.size, seconds_saved=saved
-        )
+            "hit", tier=tier, key=artifact.digest, program=artifact.label, arch=str(artifact.arch),
+            bytes=artifact.size, seconds_saved=artifact.provenance.seconds,
+        )  # fmt: skip
         self._write_journal(_JOURNAL_EVERY)
 
     def _tell(self, event: str, request: _Request, **fields: Any) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["Place", "caller", "place", "shown"]
+__all__ = ["Place", "caller", "place", "shown", "warn_caller"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
@@ -29,6 +29,14 @@ def place() -> Place:
 def shown(where: Place) -> str:
     """A line as `file:line`, no line as `?`."""
     return f"{os.path.basename(where[0])}:{where[1]}" if where[1] else where[0]
+
+
+def warn_caller(warning: Warning) -> None:
+    """Issue a warning at the line of the program that called preheat; filters may make it an error."""
+    import warnings
+
+    file, line = place()
+    warnings.warn_explicit(warning, type(warning), file, line)
 
 
 def caller() -> str:

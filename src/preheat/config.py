@@ -6,11 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from preheat.errors import ConfigError
+from preheat.errors import ConfigError, InputError
 from preheat.seal import Mode
 
 __all__ = ["VARIABLES", "Config", "Variable", "environ"]
@@ -90,6 +90,13 @@ def strictness(name: str, text: str) -> Mode:
         raise ConfigError(name, text, "a switch: use 1 or 0 (true, yes, on, …), or warn") from None
 
 
+def traceback(name: str, text: str) -> str:
+    """`short` or `full`."""
+    if (chosen := text.strip().lower()) not in ("short", "full"):
+        raise ConfigError(name, _start(text), "a kind of traceback: use short or full")
+    return chosen
+
+
 def word(name: str, text: str) -> str:
     """A word, white space around it gone."""
     del name
@@ -165,6 +172,12 @@ VARIABLES: tuple[Variable, ...] = (
         "what `preheat.device()` gives: `cuda`, `cuda:1`, `emulator`, or `auto` for whichever there is",
     ),
     Variable(
+        "PREHEAT_EMULATOR_SANITIZE",
+        boolean,
+        "off",
+        "on: the emulator stops a kernel at a value that CUDA leaves undefined",
+    ),
+    Variable(
         "PREHEAT_BLOCKING",
         boolean,
         "off",
@@ -175,6 +188,12 @@ VARIABLES: tuple[Variable, ...] = (
         boolean,
         "off",
         "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
+    ),
+    Variable(
+        "PREHEAT_RELOAD",
+        boolean,
+        "on",
+        "off: a file is not looked at again once its program is loaded in this process",
     ),
     Variable(
         "PREHEAT_GRAPH_PROFILE",
@@ -192,6 +211,9 @@ VARIABLES: tuple[Variable, ...] = (
         "on: wait after every replay, so that an error names the graph that caused it",
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
+    Variable(
+        "PREHEAT_TRACEBACK", traceback, "short", "full: errors show their way through preheat, too"
+    ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -219,17 +241,30 @@ class Config:
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
     device: str = "cuda"
+    emulator_sanitize: bool = False
     blocking: bool = False
     jit: bool = False
+    reload: bool = True
     graph_profile: bool = False
     graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
+    traceback: str = "short"
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Settings from the environment; a value that cannot be read is a `ConfigError`."""
+    def from_env(
+        cls,
+        env: Mapping[str, str] | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> Config:
+        """Settings from the environment; a value that cannot be read is a `ConfigError`.
+
+        With `cache_dir` the cache is there or, where that cannot be used, in memory alone.
+        """
         env = environ() if env is None else env
+        if cache_dir is not None:
+            return replace(cls.from_env(env), cache_dirs=(_given_directory(cache_dir),))
 
         def value(name: str, otherwise: Any) -> Any:
             return _BY_NAME[name].read(env, otherwise)
@@ -255,13 +290,24 @@ class Config:
             lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
             compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
             device=value("PREHEAT_DEVICE", cls.device),
+            emulator_sanitize=value("PREHEAT_EMULATOR_SANITIZE", cls.emulator_sanitize),
             blocking=value("PREHEAT_BLOCKING", cls.blocking),
             jit=value("PREHEAT_JIT", cls.jit),
+            reload=value("PREHEAT_RELOAD", cls.reload),
             graph_profile=value("PREHEAT_GRAPH_PROFILE", cls.graph_profile),
             graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
             graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),
             events=value("PREHEAT_EVENTS", cls.events),
+            traceback=value("PREHEAT_TRACEBACK", cls.traceback),
         )
+
+
+def _given_directory(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
+        raise InputError(f"cache_dir must be a path, not {type(path).__name__}: {path!r}")
+    if not text or "\0" in text:
+        raise InputError(f"cache_dir {text!r} is not a path")
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:

@@ -28,8 +28,10 @@
           StaleGraphError        memory the graph uses was freed; names kernel and argument
           BakedError             a replay would use values that were captured for another call
           PoolSealedError        a sealed pool was asked for memory
-        EmulatorFault            the emulated kernel did something wrong; carries PTX line and thread
+        EmulatorFault            the emulated kernel did something wrong; carries source line and thread
           UnsupportedInstructionError   the emulator does not know this instruction
+
+`CaptureWarning` is the one warning: a step that cannot be captured runs without a graph.
 
 Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
 hand should never lose it to a full disk.
@@ -39,14 +41,15 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 __all__ = [
     "BakedError",
     "BundleError",
     "CaptureError",
+    "CaptureWarning",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",
@@ -66,6 +69,7 @@ __all__ = [
     "PreheatError",
     "PtxError",
     "SealedError",
+    "SourceLine",
     "StaleBufferError",
     "StaleGraphError",
     "TargetError",
@@ -363,6 +367,10 @@ class CaptureError(GraphError):
         super().__init__(message if where is None else f"{where}: {message}", hint=hint)
 
 
+class CaptureWarning(RuntimeWarning):
+    """A step could not be captured and runs without a graph: correct, and slower than a replay."""
+
+
 class StaleGraphError(GraphError):
     """Memory that a graph uses was freed: replaying it would use somebody else's."""
 
@@ -379,12 +387,26 @@ class PoolSealedError(GraphError):
     """A sealed pool was asked for memory."""
 
 
+class SourceLine(NamedTuple):
+    """A line of CUDA source; `text` is None where the file is not at hand any more, or has changed."""
+
+    file: str
+    line: int
+    text: str | None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
 class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kernel's fault, not ours)
     """The emulated kernel did something a GPU would not survive.
 
     `line` is the line of the PTX, `block` and `thread` the first thread that did it, `address` the
-    memory it touched, where it was about memory.
+    memory it touched, where it was about memory. `source` is the line of the CUDA source, followed by
+    those of the calls around it; it is empty where nothing is known about them.
     """
+
+    SHOWN = 8
 
     def __init__(
         self,
@@ -396,14 +418,35 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
         block: tuple[int, int, int] | None = None,
         thread: tuple[int, int, int] | None = None,
         address: int | None = None,
+        source: Sequence[SourceLine] = (),
         hint: str | None = None,
     ) -> None:
-        self.kernel, self.line, self.text = kernel, line, text
+        self.kernel, self.message, self.line, self.text = kernel, message, line, text
         self.block, self.thread, self.address = block, thread, address
-        where = "" if line is None else f", PTX line {line}"
+        self.source = tuple(source)
+        where = "".join(f", {place}" for place in self.source[:1])
+        where += "" if line is None else f", PTX line {line}"
         who = "" if thread is None else f" (block {block}, thread {thread})"
-        shown = f"\n    {text}" if text else ""
-        super().__init__(f"{kernel}{where}{who}: {message}{shown}", hint=hint)
+        head = f"{kernel}{where}{who}: {message}"
+        super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
+
+    def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
+        """The same fault with the lines of its source; `hint` where it has none of its own."""
+        return type(self)(
+            self.kernel, self.message, line=self.line, text=self.text, block=self.block,
+            thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
+        )  # fmt: skip
+
+    def _evidence(self) -> Iterator[str]:
+        """The text of the source line, the calls around it, and the text of the PTX."""
+        for depth, place in enumerate(self.source[: self.SHOWN]):
+            where, text = f"called from {place}" if depth else "", place.text or ""
+            if where or text:
+                yield ": ".join(filter(None, (where, text)))
+        if len(self.source) > self.SHOWN:
+            yield f"… and {len(self.source) - self.SHOWN} more calls in .source"
+        if self.text:
+            yield self.text
 
 
 class UnsupportedInstructionError(EmulatorFault):

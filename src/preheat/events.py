@@ -17,11 +17,11 @@ from typing import Any
 from preheat.files import opened
 from preheat.locks import Lock
 
-__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_faults", "merge", "warn"]
+__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_events", "merge", "warn"]
 
 #: Every event there is: name, and what it says. The fields follow in brackets.
 EVENTS: Mapping[str, str] = {
-    "hit": "an artifact was found [tier, key, bytes, seconds_saved]",
+    "hit": "an artifact was found [tier, key, program, arch, bytes, seconds_saved]",
     "miss": "no tier had a usable artifact [key, program, arch, reason]",
     "compile": "the toolchain made an artifact [key, program, arch, seconds, bytes]",
     "reject": "the compiler rejected a program [key, program, arch, seconds]",
@@ -36,6 +36,7 @@ EVENTS: Mapping[str, str] = {
     "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
     "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
+    "lost": "a device can no longer be used, because of a fault on it [device, reason]",
     "graph": "a key was captured, evicted or put into quarantine [what, device, name, key, reason]",
     "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
     "slower": "a shipped kernel takes a slower way, told once [device, op, reason]",
@@ -147,44 +148,79 @@ class JsonLines:
             warn(f"events are not written to {self._path}: {fault}")
 
 
-def log_faults() -> Sink:
-    """A sink that logs each kind of trouble once as a warning on the `preheat` logger."""
+_INFO, _DEBUG = 20, 10  # as `logging` numbers them
+
+#: What the log says about events that are no trouble.
+_TOLD: Mapping[str, tuple[int, str]] = {
+    "compile": (_INFO, "{program} was compiled for {arch} in {seconds:.3f} s"),
+    "reject": (_INFO, "{program} was rejected by the compiler for {arch} after {seconds:.3f} s"),
+    "uncached": (_INFO, "{program} for {arch} was not stored: {reason}"),
+    "load": (_INFO, "{program} was loaded on {device} in {seconds:.4f} s"),
+    "lost": (_INFO, "{device} can no longer be used: {reason}"),
+    "hit": (_DEBUG, "{program} for {arch} was found in the {tier} tier"),
+    "miss": (_DEBUG, "{program} for {arch} was not found: {reason}"),
+}
+
+
+def log_events() -> Sink:
+    """A sink that logs to the `preheat` logger.
+
+    Each kind of trouble is a warning once, and INFO from then on. Compiles and loads are INFO, hits and
+    misses DEBUG.
+    """
     seen: set[tuple[str, str]] = set()
 
     def sink(name: str, fields: Mapping[str, Any]) -> None:
-        match name:
-            case "fault":
-                what, where = f"cannot {fields['verb']}", str(fields["where"])
-                told = f"{where}: {what}: {fields['error']}"
-            case "refused":
-                what, where = "refused", str(fields["path"])
-                told = f"{where} is not used: {fields['reason']}"
-            case "sealed":
-                if fields["mode"] == "error":  # the caller hears of it
-                    return
-                what, where = "sealed", f"{fields['program']} for {fields['arch']}"
-                told = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
-            case "damaged":
-                what, where = "damaged", str(fields["tier"])
-                told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"
-            case _:
-                return
+        if name in _TOLD:
+            level, text = _TOLD[name]
+            if (logger := _logger()) is not None and logger.isEnabledFor(level):
+                logger.log(level, "%s", text.format_map(fields))
+            return
+        if (trouble := _trouble(name, fields)) is None:
+            return
+        what, where, told = trouble
         if (what, where) not in seen:
             seen.add((what, where))
             warn(told)
+        elif (logger := _logger()) is not None:
+            logger.info("%s", told)
 
     return sink
 
 
-def warn(text: str) -> None:
-    """Log a warning on the `preheat` logger.
+def _trouble(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The kind of trouble that an event tells of, where it is, and the sentence for the log."""
+    match name:
+        case "fault":
+            what, where = f"cannot {fields['verb']}", str(fields["where"])
+            return what, where, f"{where}: {what}: {fields['error']}"
+        case "refused":
+            where = str(fields["path"])
+            return "refused", where, f"{where} is not used: {fields['reason']}"
+        case "sealed" if fields["mode"] != "error":  # that one the caller hears of
+            where = f"{fields['program']} for {fields['arch']}"
+            told = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
+            return "sealed", where, told
+        case "damaged":
+            where = str(fields["tier"])
+            told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"
+            return "damaged", where, told
+    return None
 
-    A process that has not imported `logging` has not configured it either: then the text goes where
-    `logging` would send it. Importing it here would cost milliseconds, and a child forked meanwhile
-    could never import it.
+
+def _logger() -> Any:
+    """The `preheat` logger; None in a process that has not imported `logging`.
+
+    Such a process has not configured it either. Importing it here would cost milliseconds, and a child
+    forked meanwhile could never import it.
     """
-    logger = getattr(sys.modules.get("logging"), "getLogger", None)
-    if logger is not None:
-        logger("preheat").warning("%s", text)
+    get = getattr(sys.modules.get("logging"), "getLogger", None)
+    return None if get is None else get("preheat")
+
+
+def warn(text: str) -> None:
+    """Log a warning on the `preheat` logger, or write it where `logging` would, were it imported."""
+    if (logger := _logger()) is not None:
+        logger.warning("%s", text)
     elif sys.stderr is not None:
         sys.stderr.write(f"{text}\n")

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
@@ -25,6 +25,7 @@ from preheat.errors import (
     InputError,
     InvalidCodeError,
     NoGpuError,
+    PreheatError,
     SealedError,
     TargetError,
     brief,
@@ -35,10 +36,11 @@ from preheat.flights import Flights
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
-from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
+from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.program import Program, file_of
+from preheat.reload import Files
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -51,6 +53,7 @@ from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
 from preheat.seal import Mode
+from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
     from preheat.graph.warmup import WarmSource
@@ -61,6 +64,19 @@ __all__ = ["Gpu", "device"]
 Source = str | Path | Program
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    """A module or kernel in the memo, and the files it was made from, where there are any."""
+
+    what: T
+    files: Files | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether it is still what its files say."""
+        return self.files is None or not self.files.changed()
 
 
 class _Life:
@@ -74,10 +90,11 @@ class _Life:
         if device.dlpack[0] == ON_GPU:
             load = partial(_fill_kernel, weakref.ref(gpu))
             self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, Module] = {}
-        self.kernels: dict[object, Kernel] = {}
+        self.modules: dict[object, _Kept[Module]] = {}
+        self.kernels: dict[object, _Kept[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self.loading: Flights[Module] = Flights(events)
+        self.asking: Flights[_Kept[Module]] = Flights(events)  # by what was asked for
+        self.loading: Flights[Module] = Flights(events)  # by artifact
 
     def end(self) -> None:
         """Keep nothing of it: its context has ended."""
@@ -99,7 +116,8 @@ class Gpu:
     """One device and what lives on it. Safe from any thread.
 
     `jit` lets a GPU that is newer than the compiler run PTX through its driver; `blocking` waits
-    after every launch, so that an error names the kernel that caused it.
+    after every launch, so that an error names the kernel that caused it; `reload` builds a program
+    again when a file it was made from has changed.
     """
 
     def __init__(
@@ -109,10 +127,11 @@ class Gpu:
         *,
         jit: bool = False,
         blocking: bool = False,
+        reload: bool = True,
         switches: Switches = OFF,
     ) -> None:
         self._switches = switches
-        self.builder, self.jit, self.blocking = builder, jit, blocking
+        self.builder, self.jit, self.blocking, self.reload = builder, jit, blocking, reload
         self._device = device
         self._life = _Life(self, device, builder.events)
         self._warmers = Warmers()
@@ -161,7 +180,9 @@ class Gpu:
         `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
         be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types behind it
         choose an overload: `"f(float*)"`. Everything else is as for `module`. Asking again gives the
-        same kernel.
+        same kernel, unless a file was edited: then the new code is compiled and loaded, and a kernel
+        that is held goes on with the old one. The source file is compared at each call, its headers
+        at most once a second.
         """
         check_name("a kernel", name)
         source = _whole_path(source)
@@ -169,15 +190,20 @@ class Gpu:
         life = self._life
         found = life.kernels.get(key)
         if found is not None:
-            return found
+            if found.current:
+                return found.what
+            life.kernels.pop(key, None)
         if "<" in name and not isinstance(source, Program):
             instance = without_types(name)
             program = {**program, "names": (instance, *program.get("names", ()))}
         try:
-            module = self.module(source, **program)
+            module, files = self._module(source, **program)
+            return life.kernels.setdefault(key, _Kept(module[name], files)).what
         except SealedError as error:
             raise error.naming(name) from None
-        return life.kernels.setdefault(key, module[name])
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     def module(
         self,
@@ -194,8 +220,31 @@ class Gpu:
         """A whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
 
         `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
-        `strict` takes code made for exactly that one.
+        `strict` takes code made for exactly that one. A file or header that was edited is compiled
+        again; modules and kernels that are in use keep the code they have.
         """
+        try:
+            return self._module(
+                source, label=label, options=options, include=include, headers=headers,
+                names=names, arch=arch, strict=strict,
+            ).what  # fmt: skip
+        except PreheatError as error:
+            shorten(error)
+            raise
+
+    def _module(
+        self,
+        source: Source,
+        *,
+        label: str | None = None,
+        options: Sequence[str] = (),
+        include: Iterable[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> _Kept[Module]:
+        """The module of a program and the files it was made from."""
         options, include, names = map(_several, (options, include, names))
         frozen = tuple(sorted((headers or {}).items()))
         source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
@@ -203,24 +252,42 @@ class Gpu:
         key = (source, label, options, include, start, frozen, names, target, strict)
         life = self._life
         found = life.modules.get(key)
-        if found is not None:
+        if found is not None and found.current:
             return found
         life.context.require()
         more = {"label": label, "options": options, "include": include, "names": names}
-        program = partial(Program.read, source, headers=headers, **more)
+        read = partial(Program.read, source, headers=headers, **more)
         if life.context.captures():
-            ready = self._ready(life, program(), target, strict=strict)
+            files, program = self._files(source), read()
+            ready = self._ready(life, program, target, strict=strict)
             if ready is not None:
-                return life.modules.setdefault(key, ready)
+                return self._keep(life, key, ready, program, files)
         life.context.forbid(LOAD)
 
-        def load() -> Module:
-            if key in life.modules:  # the thread before us made it
-                return life.modules[key]
-            code = self._code(program(), target, strict=strict)
-            return life.modules.setdefault(key, self._loaded(life, code))
+        def load() -> _Kept[Module]:
+            kept = life.modules.get(key)
+            if kept is not None and kept.current:  # the thread before us made it
+                return kept
+            files, program = self._files(source), read()
+            code = self._code(program, target, strict=strict)
+            return self._keep(life, key, self._loaded(life, code), program, files)
 
-        return life.loading.share(key, load, title=f"load on {self.name}")
+        return life.asking.share(key, load, title=f"load on {self.name}")
+
+    def _files(self, source: Source) -> Files | None:
+        """What decides whether the program of `source` has to be built again; None for nothing."""
+        if not self.reload or self.builder.sealed is Mode.ERROR:
+            return None
+        return Files(file_of(source))
+
+    def _keep(
+        self, life: _Life, key: object, module: Module, program: Program, files: Files | None
+    ) -> _Kept[Module]:
+        """Put a module into the memo, until a file changes that it was made from."""
+        if files is not None:
+            files = files.track(self.builder, program, module.artifact)
+        kept = life.modules[key] = _Kept(module, files)
+        return kept
 
     def _ready(
         self, life: _Life, program: Program, target: Arch | None, *, strict: bool
@@ -252,23 +319,28 @@ class Gpu:
 
     def _kept(self, life: _Life, code: Code) -> Module:
         """The same, in the device's memo, although no program has asked for it."""
-        module = life.modules[code.artifact.digest] = self._loaded(life, code)
+        module = self._loaded(life, code)
+        life.modules[code.artifact.digest] = _Kept(module)
         return module
 
     def _load(self, context: Context, code: Code) -> Module:
         started, (artifact, program, jit) = time.perf_counter(), code
         try:
-            raw = self._device.load(artifact, jit=jit)
+            raw = self._device.load(artifact, jit=jit, lines=self._lines(code))
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self._device.load(artifact)
+            raw = self._device.load(artifact, lines=self._lines(Code(artifact, program)))
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load", device=self.name, program=artifact.label, key=artifact.digest, seconds=seconds
         )
         return Module(context, artifact, raw, blocking=self.blocking)
+
+    def _lines(self, code: Code) -> base.FindLines:
+        """How a device finds the source lines of what it loads."""
+        return partial(self.builder.lines, code.program, code.artifact)
 
     def _artifact(
         self, program: Program, target: Arch, *, strict: bool, ladder: bool
@@ -316,7 +388,11 @@ class Gpu:
             self.builder, life.context, self._warmers, life.loaded,
             code=self._code, load=partial(self._kept, life),
         )  # fmt: skip
-        return up.run(sources, jobs)
+        try:
+            return up.run(sources, jobs)
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     # Memory
 
@@ -383,7 +459,10 @@ class Gpu:
         return made
 
     def _new(self, shape: tuple[int, ...], dtype: Any, stream: object) -> Array:
-        return Array.new(self._context, shape, dtype, self._home(stream))
+        home, allocator = self._home(stream), self._context.allocator()
+        if allocator is not None:
+            return allocator.empty(shape, dtype)
+        return Array.new(self._context, shape, dtype, home)
 
     def _home(self, stream: object) -> base.Stream:
         """The stream of ours that memory belongs to; another library's may be gone before it is."""
@@ -412,7 +491,13 @@ class Gpu:
     # Graphs
 
     def capture(
-        self, *, stream: object = None, mode: str = "thread_local", name: str | None = None
+        self,
+        *,
+        stream: object = None,
+        mode: str = "thread_local",
+        name: str | None = None,
+        pool: Pool | None = None,
+        free_on_launch: bool = False,
     ) -> Graph:
         """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
@@ -420,8 +505,25 @@ class Gpu:
         of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
         says which calls are refused beside: those of this thread ("thread_local"), of all threads
         ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
+        New arrays of the body come from `pool`; a sealed one is refused when the capture begins. With
+        `free_on_launch` each replay first frees the memory that other libraries allocated in the graph
+        and did not free there; without it such a graph is replayed again only after they freed it.
         """
-        return Graph(self._context, stream=stream, mode=mode, name=name, switches=self._switches)
+        return Graph(
+            self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
+            free_on_launch=free_on_launch, switches=self._switches,
+        )  # fmt: skip
+
+    def _own_pool(self, pool: Pool | None) -> Pool | None:
+        """A pool as given; an `InputError` where captures of this device cannot allocate from it."""
+        if pool is not None and not isinstance(pool, Pool):
+            raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
+        if pool is not None and pool._context is not self._context:
+            raise InputError(
+                f"{pool!r} is of another device than {self.name}, or from before its reset",
+                hint="make one on this device: gpu.pool()",
+            )
+        return pool
 
     def pool(self, size: int | None = None) -> Pool:
         """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
@@ -489,21 +591,16 @@ class Gpu:
 
         return graphed if function is None else graphed(function)
 
-    def profile(
-        self,
-        to: str | os.PathLike[str] | Callable[[Mapping[str, Any]], None] | None = None,
-        *,
-        every: int = EVERY,
-    ) -> None:
+    def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
         """Sample what replays cost on the host, for graphs captured from now on.
 
-        Rows go to the end of a file as JSON lines, to a callable, or, for None, to the standard error.
-        Every graph's first replay is sampled, then every `every`th.
+        Each sink gets every row: at the end of a file as JSON lines, as the argument of a callable or,
+        for None, on the standard error, which is also where rows go without a sink. A sink that raises
+        is reported to the log and gets no more of them. Every graph's first replay is sampled, then
+        every `every`th.
         """
-        write = to_stderr if to is None else to
-        if not callable(write):
-            write = partial(JsonLines(Path(write)), "replay")
-        self._switches = self._switches._replace(profile=Profile(write, every=every))
+        profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
+        self._switches = self._switches._replace(profile=profile)
 
     # Life
 
@@ -512,20 +609,12 @@ class Gpu:
         life = self._life
         life.context.require()
         life.context.forbid(UNLOAD)
-        kept = {key: weakref.ref(module) for key, module in life.modules.items()}
-        kernels = {key: weakref.ref(kernel) for key, kernel in life.kernels.items()}
-        count = len(set(life.modules.values()))
-        life.kernels.clear()
-        life.modules.clear()
-        for key, kernel in kernels.items():
-            if (alive := kernel()) is not None:
-                life.kernels[key] = alive
-        for key, module in kept.items():
-            if (loaded := module()) is not None:
-                life.modules[key] = loaded
+        count = len({module for module, _ in life.modules.values()})
+        _drop_unused(life.kernels)
+        _drop_unused(life.modules)
         life.context.drain(modules=True)
         self._device.trim()
-        return count - len(set(life.modules.values()))
+        return count - len({module for module, _ in life.modules.values()})
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
@@ -557,6 +646,28 @@ class Gpu:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _drop_unused(memo: dict[object, _Kept[T]]) -> None:
+    """Remove what nobody but `memo` holds."""
+    kept = {key: (weakref.ref(what), files) for key, (what, files) in memo.items()}
+    memo.clear()
+    for key, (what, files) in kept.items():
+        if (alive := what()) is not None:
+            memo[key] = _Kept(alive, files)
+
+
+def _row_sink(given: Any) -> RowSink:
+    """What writes rows of a profile where they are to go."""
+    if given is None:
+        return to_stderr
+    if callable(given):
+        sink: RowSink = given
+        return sink
+    if not isinstance(given, str | os.PathLike):
+        hint = 'gpu.profile("replays.jsonl", rows.append)'
+        raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
+    return partial(JsonLines(Path(given)), "replay")
 
 
 def _whole_path(source: Source) -> Source:
@@ -612,10 +723,14 @@ def _after_fork() -> None:
     global _opening
     _opening = threading.Lock()
     for gpu in list(_alive):
+        gpu._life.asking = Flights(gpu.builder.events)
         gpu._life.loading = Flights(gpu.builder.events)
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+_SAME = "close it first, or ask for it with the same settings everywhere"
 
 
 def device(
@@ -624,40 +739,48 @@ def device(
     arch: Arch | str | None = None,
     patience: int | None = None,
     schedule: int | None = None,
+    sanitize: bool | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Gpu:
     """The device to work on: the GPU unless something else is asked for.
 
     `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
     where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
     `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
-    `schedule` the seed of an emulator whose streams execute their work late. Emulators that differ in
-    these are different devices, and their names tell: `"emulator:0[sm_100]"` is one with
-    `arch="sm_100"`, and is taken for `which` as well. Asking again gives the same device.
+    `schedule` the seed of an emulator whose streams execute their work late. With `sanitize`, or
+    `PREHEAT_EMULATOR_SANITIZE`, an emulated kernel stops at a value that CUDA leaves undefined.
+    Emulators that differ in these are different devices, and their names tell: `"emulator:0[sm_100]"`
+    is one with `arch="sm_100"`, and is taken for `which` as well. `cache_dir` is where the cache of
+    its programs is, instead of where the environment says. Asking again gives the same device.
     """
     config = Config.from_env()
     kind, index, settings = _parsed(config.device if which is None else which)
-    given = {"arch": arch, "patience": patience, "schedule": schedule}
+    given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
     settings |= {setting: value for setting, value in given.items() if value is not None}
     with _opening:
         if kind == "auto":
             kind = _whichever()
+        if kind == "emulator":
+            settings.setdefault("sanitize", config.emulator_sanitize)
         name, make = _offer(kind, index, settings)
         if name not in _open:
-            made, builder = make(), default_builder()
+            made, builder = make(), default_builder(cache_dir)
             _open[name] = Gpu(
                 made,
                 builder,
                 jit=config.jit if jit is None else jit,
                 blocking=config.blocking if blocking is None else blocking,
+                reload=config.reload,
                 switches=_switches(config, builder.events),
             )
         gpu = _open[name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
-            hint = "close it first, or ask for it with the same settings everywhere"
-            raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=hint)
+            raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)
+    if cache_dir is not None and gpu.builder is not default_builder(cache_dir):
+        raise InputError(f"{gpu.name} is open already, with another cache directory", hint=_SAME)
     return gpu
 
 
@@ -680,14 +803,17 @@ def _parsed(which: str | int) -> tuple[str, int, dict[str, Any]]:
         )
     settings: dict[str, Any] = {}
     for part in filter(None, (found["settings"] or "").split(",")):
-        setting, _, value = part.rpartition("=")
-        settings[setting or "arch"] = int(value) if setting else value
+        setting, equals, value = part.partition("=")
+        if setting.startswith("sm_"):
+            settings["arch"] = setting
+        else:
+            settings[setting] = int(value) if equals else True
     return found["kind"] or "auto", int(found["number"] or 0), settings
 
 
 _NAME = re.compile(
     r"(auto|(?P<kind>cuda|emulator)(:(?P<number>\d+))?)"
-    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+)(,|(?=\])))*)\])?"
+    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+|sanitize)(,|(?=\])))*)\])?"
 )
 
 
@@ -697,7 +823,11 @@ def _offer(kind: str, index: int, settings: Mapping[str, Any]) -> tuple[str, Cal
         from preheat.devices.emulator.device import EmulatorDevice, name_of
 
         return name_of(index, **settings), partial(EmulatorDevice, index, **settings)
-    if settings:
+    if settings.get("sanitize"):
+        raise InputError(
+            "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
+        )
+    if set(settings) - {"sanitize"}:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 

@@ -50,6 +50,36 @@ def test_loops_of_every_length_end_for_each_thread_by_itself(cuda: Cuda, threads
     assert steps.tolist() == [collatz(v) for v in start.tolist()]
 
 
+def test_registers_are_right_after_all_threads_have_met_at_a_shuffle() -> None:
+    machine = Machine(entry(".param .u64 out", """
+    ld.param.u64 %d1, [out];
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %d2, %r1, 4, %d1;
+    and.b32 %r2, %r1, 1;
+    setp.eq.u32 %p1, %r2, 0;
+    mov.u32 %r3, 10;
+    bra.uni APART;
+MEET:                                          // even threads are here first, and wait
+    shfl.sync.bfly.b32 %r4, %r3, 1, 31, 0xffffffff;
+    @%p1 bra OTHER;
+    add.u32 %r3, %r4, 100;                     // some threads write what all had done with
+    bra.uni DONE;
+OTHER:
+    add.u32 %r3, %r4, 200;
+    bra.uni DONE;
+APART:
+    @%p1 bra MEET;
+    add.u32 %r3, %r1, 20;
+    bra.uni MEET;
+DONE:
+    st.global.u32 [%d2], %r3;
+    ret;
+    """))  # fmt: skip
+    out = np.zeros(32, np.uint32)
+    machine(1, 32, out)
+    assert out.tolist() == [110 if i % 2 else i + 221 for i in range(32)]
+
+
 def test_nested_branches_meet_again(cuda: Cuda) -> None:
     machine = cuda("""
     extern "C" __global__ void k(const int* a, int* out, int n) {

@@ -76,7 +76,7 @@ def test_the_first_address_outside_is_found_among_many_buffers(overlap: bool) ->
         assert memory.first_outside(np.insert(inside, 17, bad), 4, write=False) == 17
 
 
-def test_a_bad_address_is_told_by_its_neighbour() -> None:
+def test_a_bad_address_is_told_by_a_buffer_close_to_it() -> None:
     memory = Memory()
     memory.add(0x1000, 0x100)
     memory.add(0x3000, 64, writable=False)
@@ -93,12 +93,28 @@ def test_a_bad_address_is_told_by_its_neighbour() -> None:
         0x10FE: f"reads 4 bytes at 0x10fe, across the end of the {near}",
         0x1160: "reads 4 bytes at 0x1160, in a freed 128-byte buffer at 0x10f0",
         0x3048: "reads 4 bytes at 0x3048, 8 bytes past the end of the 64-byte buffer at 0x3000",
-        0x4008: "reads 4 bytes at 0x4008, 4040 bytes past the end of the 64-byte buffer at 0x3000",
+        0x4008: "reads 4 bytes at 0x4008, which no allocation contains",
+        0x3140: "reads 4 bytes at 0x3140, 256 bytes past the end of the 64-byte buffer at 0x3000",
+        0x3141: "reads 4 bytes at 0x3141, which no allocation contains",
+        0xEFC: f"reads 4 bytes at 0xefc, 260 bytes before the {near}",
+        0xEFB: "reads 4 bytes at 0xefb, which no allocation contains: the pointer is null",
         0x2008: "reads 4 bytes at 0x2008, in a freed 16-byte buffer at 0x2000",
     }.items():
         assert memory.describe(address, 4, write=False) == said
     assert memory.describe(0x3000, 4, write=True) == "writes 4 bytes at 0x3000, in read-only memory"
-    assert Memory().describe(0, 1, write=False) == "reads 1 byte at 0x0; there is no memory at all"
+    null = "reads 1 byte at 0x0, which no allocation contains: the pointer is null"
+    assert Memory().describe(0, 1, write=False) == null
+
+
+def test_the_larger_a_buffer_is_the_further_an_access_beside_it_is_told_by_it() -> None:
+    memory = Memory()
+    memory.add(0x10000, 1000)
+    memory.add(0x20000, 1 << 20)
+    closest = {0x103E8 + 1000: 1000, 0x120000 + 4096: 1 << 20, 0x20000 - 4100: 1 << 20}
+    for address, near in closest.items():
+        assert f"the {near}-byte buffer" in memory.describe(address, 4, write=True)
+    for address in (0x103E8 + 1001, 0x120000 + 4097, 0x20000 - 4101, 1 << 46, (1 << 64) - 4):
+        assert memory.describe(address, 4, write=True).endswith(", which no allocation contains")
 
 
 # What kernels read and write

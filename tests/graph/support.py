@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pytest
 
+from preheat.errors import CaptureWarning
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.runtime.array import Array, Scalar
@@ -129,10 +132,10 @@ def here(lines: int = 0) -> str:
     return f"{Path(frame.f_back.f_code.co_filename).name}:{frame.f_back.f_lineno + lines}"
 
 
-def line_of(function: Callable[..., object]) -> str:
-    """The line of a function that has only one, as errors name it."""
+def line_of(function: Callable[..., object], lines: int = 0) -> str:
+    """The first line of a function, or one so many lines further down, as errors name it."""
     code = function.__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno + lines}"
 
 
 def elsewhere(do: Callable[[], T]) -> T:
@@ -153,6 +156,11 @@ def elsewhere(do: Callable[[], T]) -> T:
     if raised:
         raise raised[0]
     return given[0]
+
+
+def runs_without_a_graph(reason: str = "") -> pytest.WarningsRecorder:
+    """That a `CaptureWarning` says so meanwhile, for this reason."""
+    return pytest.warns(CaptureWarning, match=f"(?s)runs without a graph: .*{re.escape(reason)}")
 
 
 @contextmanager

@@ -250,7 +250,7 @@ def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
     assert graph.num_replays == 3
 
 
-def test_a_profile_that_raises_does_not_undo_the_replay(device: Gpu) -> None:
+def test_a_profile_that_raises_does_not_disturb_the_replay(device: Gpu) -> None:
     made = bench(device)
 
     def write(_: Any) -> None:
@@ -259,8 +259,7 @@ def test_a_profile_that_raises_does_not_undo_the_replay(device: Gpu) -> None:
     device.profile(write, every=1)
     with device.capture() as graph:
         made.launch()
-    with pytest.raises(ValueError, match="full"):
-        graph.replay()
+    graph.replay()
     assert graph.num_replays == 1
     made.check(1)
 

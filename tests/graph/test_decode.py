@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import gc
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +29,8 @@ from preheat.graph.graph import Graph
 from preheat.kernels import decode
 from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.program import Program
-from tests.graph.support import here
+from preheat.runtime.array import Array
+from tests.graph.support import elsewhere, here
 from tests.processes import finish, start
 from tests.runtime.support import Flaky, library
 
@@ -496,6 +500,100 @@ def test_a_kernel_reads_the_state_on_the_device_unless_told_otherwise(device: Gp
         kernel.launch(out, state=state, device_state=False, grid=1, block=1, stream=device.stream())
         assert out.numpy().tolist() == [-7, -3, -4]
     assert "tell_by_value" in repr(kernel)
+
+
+# A block of launches on the device
+
+
+def test_inside_the_block_every_launch_reads_the_state_on_the_device(device: Gpu) -> None:
+    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state.set(7, 3)
+    with state.on_device() as same:
+        assert same is state
+        for how in ({}, {"state": state}, {"state": state, "device_state": False}):
+            out.fill(0)
+            kernel[1, 1](out, **how)
+            assert out.numpy().tolist() == [7, 3, 4]
+            out.fill(0)
+            kernel.launch(out, grid=1, block=1, **how)
+            assert out.numpy().tolist() == [7, 3, 4]
+    kernel[1, 1](out, state=state, device_state=False)
+    assert out.numpy().tolist() == [-7, -3, -4]
+
+
+def test_a_step_that_runs_by_value_is_captured_inside_the_block(device: Gpu) -> None:
+    made, exact = model(device, [5], [0]), Reference(weights(1), [5], [0])
+    with device.capture() as graph, made.state.on_device():
+        made.step(device_state=False)
+    for _ in range(4):
+        graph.replay()
+        np.testing.assert_allclose(made.out.numpy(), exact.step(), rtol=2e-4, atol=2e-5)
+
+
+def test_blocks_nest_and_each_holds_for_its_own_state(device: Gpu) -> None:
+    kernel, out = tell(device), device.zeros(3, "int32")
+    states = [DecodeState(device) for _ in range(3)]
+    for at, state in enumerate(states):
+        state.set(10 * at + 1, at)
+    outer, inner, other = states
+
+    def seen(**how: Any) -> int:
+        kernel[1, 1](out, **how)
+        return int(out.numpy()[0])
+
+    by_value: dict[str, Any] = {"device_state": False}
+    with outer.on_device():
+        assert seen() == 1
+        with inner.on_device():
+            assert [seen(), seen(state=outer, **by_value), seen(state=inner, **by_value)] == [11, 1, 11]
+            with outer.on_device():
+                assert seen() == 1
+            assert [seen(), seen(state=outer, **by_value)] == [11, 1]
+            assert seen(state=other, **by_value) == -21  # of another state, as it says
+        assert [seen(), seen(state=inner, **by_value)] == [1, -11]
+
+
+def test_a_block_that_raises_ends_all_the_same(device: Gpu) -> None:
+    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    with pytest.raises(ZeroDivisionError), state.on_device():
+        raise ZeroDivisionError
+    for launch in (kernel[1, 1], partial(kernel.launch, grid=1, block=1)):
+        with pytest.raises(InputError, match="tell is launched without a decode state") as refused:
+            launch(out)
+        assert refused.value.hint == "pass state=state, or launch inside `with state.on_device():`"
+
+
+def test_a_block_holds_for_its_own_thread(device: Gpu) -> None:
+    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state.set(7, 3)
+    with state.on_device():
+        with pytest.raises(InputError, match="without a decode state"):
+            run_apart(lambda: kernel[1, 1](out))
+        run_apart(lambda: kernel[1, 1](out, state=state, device_state=False))
+        assert out.numpy().tolist() == [-7, -3, -4]
+
+
+def test_a_block_holds_for_its_own_task(device: Gpu) -> None:
+    states, kernel = [DecodeState(device) for _ in range(2)], tell(device)
+    outs = [device.zeros(3, "int32") for _ in states]
+
+    async def step(state: DecodeState, out: Array) -> None:
+        with state.on_device():
+            await asyncio.sleep(0)  # the other task opens its block meanwhile
+            kernel[1, 1](out)
+
+    async def both() -> None:
+        await asyncio.gather(*map(step, states, outs))
+
+    for at, state in enumerate(states):
+        state.set(at + 1, 3)
+    asyncio.run(both())
+    assert [int(out.numpy()[0]) for out in outs] == [1, 2]
+
+
+def run_apart(do: Callable[[], None]) -> None:
+    """Run it in another thread, with nothing inherited from this one."""
+    elsewhere(lambda: contextvars.Context().run(do))
 
 
 def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:

@@ -445,6 +445,14 @@ def _(s: Scene) -> None:
     pool.empty(N)
 
 
+@footgun("capture with a pool that is sealed")
+def _(s: Scene) -> None:
+    pool = s.gpu.pool(4096)
+    pool.seal()
+    with s.gpu.capture(pool=pool):
+        s.launch()
+
+
 @footgun("take more inside the window than a pool has")
 def _(s: Scene) -> None:
     pool = s.gpu.pool(4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,7 +20,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.runtime.operands import Pointer
-from tests.graph.support import KERNELS, elsewhere, nothing_left_open, work
+from tests.graph.support import KERNELS, elsewhere, here, nothing_left_open, runs_without_a_graph, work
 from tests.runtime.support import Flaky, library
 
 Host = np.ndarray[Any, Any]
@@ -838,7 +839,8 @@ def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Fl
 
     step(made.x)
     flaky.seam.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
-    step(made.x)
+    with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
+        step(made.x)
     made.check(6)
     assert len(step.graphs.report().quarantined) == 1
 
@@ -957,10 +959,40 @@ def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> Non
         made.launch()
         return int(made.y.numpy()[0])
 
-    for call in range(1, 5):
-        assert step() == made.ys[0] + 3 * call * made.xs[0]
+    with runs_without_a_graph("copying to the host"):
+        for call in range(1, 5):
+            assert step() == made.ys[0] + 3 * call * made.xs[0]
     (one,) = step.graphs.report().quarantined
     assert "copying to the host" in one.reason
+
+
+def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -> None:
+    made = work(device, 31)
+
+    @device.graphed(key=lambda size: size)
+    def step(size: int) -> Any:
+        made.launch()
+        return made.y.numpy()[:size]
+
+    class Model:
+        """A step as a method."""
+
+        @device.graphed(key=lambda size: size)
+        def step(self, size: int) -> Any:
+            return step.__wrapped__(size)
+
+    with runs_without_a_graph("copying to the host") as told:
+        for size in (5, 6, 5, 6, 5, 6):
+            step(size)
+        line = here(-1)
+        models = [Model(), Model()]
+        for model in [*models, *models]:
+            model.step(5)
+    mine, methods = told
+    assert f"{os.path.basename(mine.filename)}:{mine.lineno}" == line
+    assert str(mine.message).startswith("step 5 cannot be captured and runs without a graph: ")
+    assert str(mine.message).endswith("step.graphs.report() lists what failed")
+    assert "Model.step.graphs.report()" in str(methods.message)
 
 
 def test_a_graphed_function_can_be_called_from_any_thread(device: Gpu) -> None:

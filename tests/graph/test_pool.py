@@ -25,11 +25,11 @@ from preheat.errors import (
     StaleGraphError,
 )
 from preheat.gpu import Gpu
-from preheat.graph.graph import Graph
-from preheat.graph.pool import Pool
+from preheat.graph.graph import Graph, State
+from preheat.graph.pool import Piece, Pool
 from preheat.graph.room import Room, Stretch
 from preheat.runtime.array import Array
-from tests.graph.support import KERNELS, Work, elsewhere, here, work
+from tests.graph.support import KERNELS, Work, elsewhere, here, runs_without_a_graph, work
 from tests.runtime.support import Flaky
 from tests.runtime.test_threads_and_fork import in_child
 
@@ -474,10 +474,12 @@ def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) ->
 def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measured(device: Gpu) -> None:
     job, pool, graphs = work(device), device.pool(2 * KIB), device.graphs()
     calls = 0
-    while "step" not in graphs:
-        graphs.run("step", lambda: drops(pool, job))
-        calls += 1
-        assert calls < 200
+    with runs_without_a_graph("the pool has no room") as told:
+        while "step" not in graphs:
+            graphs.run("step", lambda: drops(pool, job))
+            calls += 1
+            assert calls < 200
+    assert len(told) == 1  # although each try is refused with other numbers
     job.check(3 * calls)
 
 
@@ -662,6 +664,113 @@ def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) 
     np.testing.assert_array_equal(into.numpy(), job.ys + 9 * job.xs)
     into.close()
     assert pool.used == 0
+
+
+# A capture that allocates from a pool
+
+
+def doubled(job: Work) -> Array:
+    """`2 * x` by way of an array that is new in every call."""
+    made = job.gpu.zeros(job.n, "int32")
+    add(job, made, 1)
+    add(job, made, 1)
+    return made
+
+
+def test_new_arrays_of_a_capture_come_from_its_pool(flaky: Flaky) -> None:
+    job, pool = work(flaky.gpu), flaky.gpu.pool()
+    assert pool.measure(lambda: doubled(job)) == 1280  # counts what comes from `gpu.zeros`, too
+    with flaky.asked("allocate") as asked, flaky.gpu.capture(pool=pool) as graph:
+        made = doubled(job)
+    assert asked == {}
+    for _ in range(3):
+        graph.replay()
+    np.testing.assert_array_equal(made.numpy(), 2 * job.xs)
+    assert (isinstance(made.buffer, Piece), pool.used) == (True, 1280)
+    del made, graph
+    gc.collect()
+    flaky.gpu.synchronize()
+    assert pool.used == 0
+    assert not isinstance(flaky.gpu.empty(3).buffer, Piece)  # outside of it they do not
+
+
+def test_another_thread_has_nothing_from_the_pool_of_a_capture(device: Gpu) -> None:
+    job, pool = work(device), device.pool(8 * KIB)
+    with device.capture(pool=pool):
+        mine, other = device.empty(3), elsewhere(lambda: device.empty(3))
+        job.launch()
+    assert [isinstance(each.buffer, Piece) for each in (mine, other)] == [True, False]
+
+
+def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
+    job, pool = work(device, 5000), device.pool()
+    refused = pytest.raises(CaptureError, match="the pool has no room")
+    with refused as error, device.capture(pool=pool):
+        doubled(job)
+    assert "pool.measure(body)" in str(error.value.hint)
+    with device.capture(pool=pool) as graph:  # nothing was asked of the pool in between
+        made = doubled(job)
+    graph.replay()
+    np.testing.assert_array_equal(made.numpy(), 2 * job.xs)
+
+
+def test_a_sealed_pool_is_refused_when_the_capture_begins(flaky: Flaky) -> None:
+    job, pool = work(flaky.gpu), flaky.gpu.pool(8 * KIB)
+    graph, entered = flaky.gpu.capture(pool=pool), list[int]()
+    pool.seal()
+    with flaky.asked() as asked, pytest.raises(PoolSealedError) as refused, graph:
+        entered.append(1)
+    assert str(refused.value) == "the pool is sealed: a capture that allocates from it cannot begin"
+    assert str(refused.value.hint).startswith("pool.unseal() before the capture; without pool=, ")
+    assert (entered, asked, graph.status, graph.state) == ([], {}, "none", State.NEW)
+    pool.unseal()
+    with graph:  # the same one, which has not begun yet
+        made = doubled(job)
+    graph.replay()
+    np.testing.assert_array_equal(made.numpy(), 2 * job.xs)
+
+
+def test_a_pool_that_is_sealed_inside_the_capture_hands_out_nothing_more(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    graph = device.capture(pool=pool).begin()
+    device.zeros(3)
+    pool.seal()
+    with pytest.raises(PoolSealedError, match="256 bytes were asked for"):
+        device.empty(3)
+    with pytest.raises(CaptureError, match="given up: the pool is sealed: 256 bytes"):
+        graph.end()
+
+
+def test_what_is_no_pool_of_this_device_is_refused_at_once(open_device: Callable[..., Gpu]) -> None:
+    gpu, other = open_device("emulator:0"), open_device("emulator:1")
+    wrong: Any = 1 << 20
+    with pytest.raises(InputError, match="pool=1048576 is not a pool of memory"):
+        gpu.capture(pool=wrong)
+    with pytest.raises(InputError, match="is of another device than emulator:0, or from before its"):
+        gpu.capture(pool=other.pool())
+    pool = gpu.pool()
+    pool.close()
+    with pytest.raises(InputError, match="this pool is closed: a capture that"), gpu.capture(pool=pool):
+        pass
+    old = gpu.pool()
+    gpu.reset()
+    with pytest.raises(InputError, match="or from before its reset"):
+        gpu.capture(pool=old)
+
+
+def test_a_copy_from_the_host_is_refused_with_a_pool_as_without(device: Gpu) -> None:
+    pool = device.pool(8 * KIB)
+    with pytest.raises(CaptureError, match="copying from the host"), device.capture(pool=pool):
+        device.array([1.0])
+    gc.collect()
+    assert pool.used == 0
+
+
+def test_a_measured_body_that_raises_leaves_allocations_to_the_device(device: Gpu) -> None:
+    pool = device.pool()
+    with pytest.raises(ZeroDivisionError):
+        pool.measure(lambda: fail(pool))
+    assert not isinstance(device.empty(3).buffer, Piece)
 
 
 # Frames

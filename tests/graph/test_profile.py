@@ -147,6 +147,63 @@ def test_switched_on_by_hand_without_a_file_it_writes_to_standard_error(
     assert json.loads(capsys.readouterr().err)["key"] == "loud"
 
 
+def test_a_profile_writes_to_several_sinks(
+    device: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = tmp_path / "profile.jsonl", list[Any]()
+    device.profile(file, rows.append, None, every=2)
+    graph = counting(device, "seen")
+    for _ in range(3):
+        graph.replay()
+    device.synchronize()
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    shown = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [row["count"] for row in rows] == [1, 3]
+    assert rows == shown == [{key: row[key] for key in rows[0]} for row in written]
+
+
+def test_a_sink_that_fails_stops_neither_the_replay_nor_the_other_sinks(
+    device: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after, calls = list[Any](), list[Any](), list[int]()
+
+    def broken(row: Any) -> None:
+        calls.append(row["count"])
+        row.clear()
+        raise ConnectionError("the collector is gone")
+
+    device.profile(before.append, broken, after.append, every=1)
+    graph = counting(device)
+    for _ in range(3):
+        graph.replay()
+    assert graph.num_replays == 3
+    assert before == after
+    assert [row["count"] for row in before] == [1, 2, 3]
+    assert calls == [1]  # it is left alone from then on, and reported once
+    assert [record.getMessage() for record in caplog.records] == [
+        "sampled replays are no longer given to test_a_sink_that_fails_stops_neither_the_replay_nor_"
+        "the_other_sinks.<locals>.broken: ConnectionError: the collector is gone"
+    ]
+
+
+def test_an_interrupt_inside_a_sink_comes_out(device: Gpu) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    device.profile(interrupted, every=1)
+    graph = counting(device)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            graph.replay()
+    assert graph.num_replays == 2
+
+
+def test_what_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
+    wrong: Any = 7
+    with pytest.raises(InputError, match="7 is neither a file nor a callable that takes rows"):
+        device.profile("profile.jsonl", wrong)
+
+
 def test_a_profile_of_every_0th_replay_is_refused(device: Gpu) -> None:
     with pytest.raises(InputError, match="every 0th replay cannot be sampled"):
         device.profile(every=0)

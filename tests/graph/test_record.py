@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from preheat.devices.base import Geometry
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.kernels.decode import DecodeState
 from preheat.runtime.arguments import new_block
 from preheat.runtime.array import Array
 from tests.graph.support import KERNELS, here, log, work
@@ -136,6 +139,91 @@ def test_arguments_of_every_kind_can_be_read(device: Gpu) -> None:
     graph.replay()
     np.testing.assert_array_equal(real.numpy(), [3, 1.5, 2.5])
     np.testing.assert_array_equal(out.numpy()[:2], [-1, 5])
+
+
+ADDRESS = re.compile(r"0x[0-9a-f]{5,}", re.IGNORECASE)
+
+
+def held(gpu: Gpu) -> list[object]:
+    """What a program holds that captures and runs something: numbers, tensors, streams and all."""
+    made, pool = work(gpu), gpu.pool(4096)
+    ours = made.axpy.bind(3, made.x, made.y, made.n, grid=5, block=64)
+    theirs = [np.zeros(made.n, np.int32) for _ in range(2)] if gpu.name.startswith("emulator") else []
+
+    class Options:
+        """Something that a step is given."""
+
+    @gpu.graphed(key=lambda *_: 7)
+    def step(*_: object) -> None:
+        made.launch()
+
+    @gpu.graphed
+    def plain(*_: object) -> None:
+        made.launch()
+
+    partly = gpu.graphed(key=lambda: 3)(functools.partial(step.__wrapped__, None, None))
+    options = Options()
+    for _ in range(3):
+        step(held, options)
+        plain(held, theirs[0] if theirs else made.x)
+        partly()
+    with gpu.capture() as graph:
+        made.launch()
+        made.y.fill(3)
+        made.y.copy_from(made.x)
+        for tensor in theirs:
+            made.axpy[5, 64](2, made.x, tensor, made.n)
+        inside = repr(graph.stream)
+    nodes, arguments = graph.nodes, [argument for node in graph.nodes for argument in node.arguments]
+    reports = [each.graphs.report() for each in (step, plain, partly)]
+    keys = [key for each in (step, plain, partly) for key in each.graphs]
+    return [
+        nodes, arguments, graph, inside, gpu, pool, pool.empty(3), made.axpy, made.axpy.module, made.x,
+        gpu.scalar("int32", name="step"), gpu.stream(), gpu.record(), gpu.graphs(), ours, step, plain,
+        partly, keys, *reports, *map(str, reports), DecodeState(gpu),
+        *(slot.graph for each in (step, plain, partly) for slot in each.graphs._slots.values()),
+    ]  # fmt: skip
+
+
+def test_nothing_that_a_program_holds_shows_an_address(device: Gpu) -> None:
+    for each in held(device):
+        assert not ADDRESS.search(repr(each)), repr(each)
+
+
+def test_nodes_and_arguments_show_what_they_are(device: Gpu) -> None:
+    made = work(device)
+    graph = made.captured()
+    assert repr(graph.nodes) == "(<Node axpy[5, 64](3, Array int32[257], Array int32[257], 257)>,)"
+    assert [repr(argument) for argument in graph.nodes[0].arguments] == [
+        "<Argument int: 3>", "<Argument int const*: Array int32[257]>",
+        "<Argument int*: Array int32[257]>", "<Argument int: 257>",
+    ]  # fmt: skip
+    assert repr(device.record()) == f"<Event on {device.name}>"
+
+
+def test_equal_programs_show_equal_text(open_device: Callable[..., Gpu]) -> None:
+    texts = []
+    for _ in range(2):
+        shown = "\n".join(map(repr, held(open_device("emulator"))))
+        # Numbers that count memory and streams go on from one device to the next of a process.
+        texts.append(re.sub(r"@\d+\+\d+|Stream \d+", "", shown))
+    assert texts[0] == texts[1]
+
+
+def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Callable[..., Gpu]) -> None:
+    made = work(open_device("emulator"))
+    tensors = [np.zeros(made.n, np.int32) for _ in range(2)]
+    graphs = []
+    for tensor in tensors:
+        with made.gpu.capture() as graph:
+            made.axpy[5, 64](3, made.x, tensor, made.n)
+        graphs.append(graph)
+    assert [str(graph.nodes[0]) for graph in graphs] == [
+        "axpy[5, 64](3, Array int32[257], int32 tensor of 1,028 bytes, 257)"
+    ] * 2
+    (row,) = graphs[0].diff(graphs[1])
+    first, second = (hex(tensor.ctypes.data) for tensor in tensors)
+    assert row.endswith(f"argument 2 (int*) {first} became {second}")
 
 
 def test_a_graph_introduces_itself(device: Gpu) -> None:

@@ -23,7 +23,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.graph.support import KERNELS, elsewhere, here, nothing_left_open, work
+from preheat.runtime.host import host_bytes
+from tests.graph.support import KERNELS, Work, elsewhere, here, nothing_left_open, work
 from tests.runtime.support import SIZES, Flaky
 
 
@@ -580,3 +581,66 @@ def test_graphs_made_and_dropped_leave_nothing_behind(flaky: Flaky) -> None:
             made.captured(1).replay()
         gc.collect()
     made.check(50)
+
+
+# Memory that another library allocates inside
+
+
+def allocating(made: Work, **more: Any) -> tuple[Graph, int]:
+    """A graph with memory that another library allocates in it and does not free."""
+    seam = made.gpu._device
+    with made.gpu.capture(name="step", **more) as graph:
+        stream = graph._context.order.adopt(graph.stream.handle)
+        address = seam.allocate(64, stream)
+        seam.fill(address, b"\1\0\0\0", 16, stream)
+        made.launch()
+    return graph, address
+
+
+def test_free_on_launch_lets_a_graph_that_allocates_be_replayed_again(device: Gpu) -> None:
+    made = work(device)
+    graph, address = allocating(made, free_on_launch=True)
+    assert [node.kind for node in graph.nodes] == ["allocation", "fill", "kernel"]
+    for _ in range(4):
+        graph.replay()
+    made.check(12)
+    device._device.free(address, device._context.stream)
+
+
+def test_without_free_on_launch_the_next_replay_says_what_to_do(device: Gpu) -> None:
+    made = work(device)
+    graph, address = allocating(made)
+    graph.replay()
+    for _ in range(2):
+        with pytest.raises(DriverError, match=r"graph 'step' failed: .*INVALID_VALUE") as error:
+            graph.replay()
+        assert error.value.hint == (
+            "this graph allocates memory that it does not free: free that before the next replay, "
+            "or capture with free_on_launch=True"
+        )
+    assert graph.num_replays == 1
+    device._device.free(address, device._context.stream)
+    graph.replay()
+    made.check(6)
+    device._device.free(address, device._context.stream)
+
+
+@pytest.mark.gpu
+def test_memory_that_the_driver_allocates_in_a_captured_stream(open_device: Callable[..., Gpu]) -> None:
+    from cuda.bindings import driver
+
+    gpu = open_device("cuda")
+    made = work(gpu)
+    with gpu.capture(free_on_launch=True) as graph:
+        status, address = driver.cuMemAllocAsync(64, graph.stream.handle)
+        assert int(status) == 0
+        driver.cuMemsetD32Async(address, 7, 16, graph.stream.handle)
+        made.launch()
+    assert [node.kind for node in graph.foreign] == ["allocation", "fill"]
+    for _ in range(3):
+        graph.replay()
+    made.check(9)
+    out = np.zeros(16, np.int32)
+    gpu._device.copy_out(host_bytes(out), int(address), gpu._context.stream)
+    assert out.tolist() == [7] * 16
+    gpu._device.free(int(address), gpu._context.stream)

@@ -265,6 +265,60 @@ def test_setting_a_scalar_inside_a_capture_is_an_error(mode: str, device: Gpu) -
     assert made.step.get() == -1
 
 
+@pytest.mark.parametrize("dtype", VALUES)
+def test_a_scalar_of_every_type_is_set_in_one_operation_in_a_stream(dtype: str, flaky: Flaky) -> None:
+    scalar, side = flaky.gpu.scalar(dtype), flaky.gpu.stream()
+    for value in VALUES[dtype]:
+        for stream in (side, None):
+            scalar.set(0)
+            with flaky.asked("set", "fill", "copy_in", "copy", "launch") as asked:
+                scalar.set(value, stream=stream)
+            assert asked == {"set": 1}
+            assert scalar.numpy().tobytes() == bits(value, dtype)
+
+
+def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) -> None:
+    made, side = log(device), device.stream()
+    graph = device.capture(stream=side).begin()
+    made.note[1, 1](made.step, made.out, made.count)
+    for stream in (side, graph.stream, device.stream()):
+        with pytest.raises(CaptureError, match="setting a scalar inside a capture"):
+            made.step.set(3, stream=stream)
+    captured = graph.stream
+    with pytest.raises(CaptureError, match="setting a scalar while another thread captures"):
+        elsewhere(lambda: made.step.set(3, stream=captured))
+    elsewhere(lambda: made.step.set(5, stream=side))  # which is not the captured one
+    with pytest.raises(CaptureError, match="given up: setting a scalar"):
+        graph.end()
+    assert made.step.get() == 5
+
+
+def test_what_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
+    gpu, other = open_device("emulator:0"), open_device("emulator:1")
+    scalar = gpu.scalar("int32", 4)
+    with pytest.raises(InputError, match="'main' is not a stream"):
+        scalar.set(5, stream="main")
+    with pytest.raises(InputError, match="does not belong to emulator:0"):
+        scalar.set(5, stream=other.stream())
+    with pytest.raises(InputError, match="does not fit int32"):
+        scalar.set(2**31, stream=gpu.stream())
+    assert scalar.get() == 4
+
+
+@pytest.mark.gpu
+def test_a_scalar_set_in_a_busy_stream_waits_there_and_readers_wait_for_it(open_device: Any) -> None:
+    gpu = open_device("cuda")
+    made, side = log(gpu), gpu.stream()
+    graph = made.captured()
+    graph.replay(synchronize=True)
+    for step in (7, 8):
+        gpu.kernel(KERNELS, "spin").launch(SLOW, grid=1, block=1, stream=side)
+        made.step.set(step, stream=side)
+        assert not side.done()
+        graph.replay()
+    assert made.seen() == [-1, 7, 8]
+
+
 @pytest.mark.parametrize("name", ["stream", "synchronize"])
 def test_a_name_that_replay_takes_itself_is_refused(name: str, device: Gpu) -> None:
     with pytest.raises((CaptureError, InputError), match=name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from preheat.runtime.host import host_bytes
 from tests.graph.support import KERNELS, elsewhere, work
 
 MODES = ["thread_local", "global", "relaxed"]
-ILLEGAL, UNSUPPORTED, INVALIDATED = 401, 900, 901
+ILLEGAL, UNSUPPORTED, INVALIDATED, INVALID_VALUE = 401, 900, 901, 1
 ISOLATION, CAPTURED_EVENT, WRONG_THREAD = 905, 907, 908
 
 
@@ -284,3 +284,96 @@ def test_what_was_spoilt_can_be_captured_again(seam: Seam) -> None:
     graph = seam.captured.end_capture()
     assert len(graph.nodes()) == 1
     graph.close()
+
+
+# Memory that a graph allocates
+
+
+class Allocating(NamedTuple):
+    """A graph that allocates 256 bytes, fills 3 words there, copies them, and may free its memory."""
+
+    seam: Seam
+    executable: base.Executable
+    address: int
+    kinds: list[str]
+
+    def replay(self) -> int:
+        """The status of one replay."""
+        return self.executable.prepare(self.seam.other)()[0]
+
+
+def allocating(seam: Seam, *, free: bool, free_on_launch: bool) -> Allocating:
+    seam.captured.begin_capture("thread_local")
+    address = seam.device.allocate(256, seam.captured)
+    seam.device.fill(address, b"\5\0\0\0", 3, seam.captured)
+    seam.device.copy(seam.address, address, 12, seam.captured)
+    if free:
+        seam.device.free(address, seam.captured)
+    graph = seam.captured.end_capture()
+    kinds = [node.kind for node in graph.nodes()]
+    executable = graph.instantiate(free_on_launch=free_on_launch)
+    graph.close()
+    return Allocating(seam, executable, address, kinds)
+
+
+def test_memory_that_a_graph_frees_itself_is_allocated_in_every_replay(seam: Seam) -> None:
+    made = allocating(seam, free=True, free_on_launch=False)
+    assert made.kinds == ["allocation", "fill", "copy", "free"]
+    for _ in range(3):
+        seam.fill(seam.other, 1)
+        assert made.replay() == 0
+        assert seam.words()[:3] == [5] * 3
+    made.executable.close()
+
+
+def test_memory_that_is_allocated_still_keeps_a_graph_from_its_next_replay(seam: Seam) -> None:
+    made = allocating(seam, free=False, free_on_launch=False)
+    assert made.kinds == ["allocation", "fill", "copy"]
+    assert [made.replay(), made.replay(), made.replay()] == [0, INVALID_VALUE, INVALID_VALUE]
+    seam.device.free(made.address, seam.other)
+    assert [made.replay(), made.replay()] == [0, INVALID_VALUE]
+    assert seam.words()[:3] == [5] * 3
+    seam.device.free(made.address, seam.other)
+    made.executable.close()
+
+
+def test_free_on_launch_frees_what_the_replay_before_left_allocated(seam: Seam) -> None:
+    made = allocating(seam, free=False, free_on_launch=True)
+    for _ in range(3):
+        seam.fill(seam.other, 1)
+        assert made.replay() == 0
+        assert seam.words()[:3] == [5] * 3
+    seam.device.copy(seam.address + 12, made.address, 12, seam.other)  # which is allocated still
+    assert seam.words() == [5] * 6
+    seam.device.free(made.address, seam.other)
+    assert made.replay() == 0  # after that, too
+    seam.device.free(made.address, seam.other)
+    made.executable.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_late_replays_allocate_and_free_in_the_order_of_their_stream(
+    open_device: Callable[..., Gpu], seed: int
+) -> None:
+    raw = open_device("emulator", schedule=seed)._device
+    captured, other, side = raw.stream(), raw.stream(), raw.stream()
+    unused: Any = None
+    address = raw.allocate(24, other)
+    seam = Seam(raw, captured, other, address, unused, unused, unused, other.record())
+    made = allocating(seam, free=False, free_on_launch=True)
+    for _ in range(3):
+        assert made.replay() == 0
+    side.wait(other.record())
+    raw.free(made.address, side)
+    other.wait(side.record())
+    assert made.replay() == 0
+    assert seam.words()[:3] == [5] * 3
+
+
+def test_memory_that_no_graph_allocated_is_not_freed_in_one(seam: Seam) -> None:
+    seam.captured.begin_capture("thread_local")
+    seam.fill(seam.captured)
+    assert code_of(lambda: seam.device.free(seam.address, seam.captured)) != 0
+    code_of(seam.captured.end_capture)  # which some devices spoil for it
+    seam.fill(seam.other, 3)  # it is there still
+    assert seam.words()[:3] == [3] * 3

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from preheat.errors import (
     CaptureError,
+    CaptureWarning,
     ContextLostError,
     DeviceError,
     DriverError,
@@ -26,7 +29,16 @@ from preheat.gpu import Gpu
 from preheat.graph import slots
 from preheat.graph.slots import Graphs
 from tests.conftest import Recorder
-from tests.graph.support import Work, elsewhere, log, nothing_left_open, work
+from tests.graph.support import (
+    Work,
+    elsewhere,
+    here,
+    line_of,
+    log,
+    nothing_left_open,
+    runs_without_a_graph,
+    work,
+)
 from tests.runtime.support import Flaky
 from tests.runtime.test_threads_and_fork import in_child
 
@@ -449,10 +461,12 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
         return int(made.y.numpy()[0])  # a copy to the host
 
     tried = list[int]()
-    for call in range(1, 61):
-        before = step.entered
-        assert graphs.run("k", body) == made.ys[0] + 3 * call * made.xs[0]
-        tried += [call] * (step.entered - before - 1)
+    with runs_without_a_graph("copying to the host inside a capture") as told:
+        for call in range(1, 61):
+            before = step.entered
+            assert graphs.run("k", body) == made.ys[0] + 3 * call * made.xs[0]
+            tried += [call] * (step.entered - before - 1)
+    assert len(told) == 1
     assert tried == [2, 2 + 17, 19 + 33]  # 16 calls in peace, then 32, …
     (one,) = graphs.report().quarantined
     assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
@@ -461,6 +475,70 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
     assert one.reason.endswith("(hint: read results after the replay)")
     assert "'k': failed 3 times, tries again in 56 calls" in str(graphs.report())
     assert len(graphs) == 0
+
+
+def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller(device: Gpu) -> None:
+    made, graphs, waits = work(device), device.graphs(), [True]
+
+    def body() -> None:
+        made.launch()
+        if waits:
+            device.synchronize()
+        made.y.numpy()
+
+    with runs_without_a_graph() as told:
+        for _ in range(2):
+            graphs.run(8, body)
+        line = here(-1)
+        for key in (7, 9):  # the same reason under other keys
+            warmed(graphs, body, key)
+        waits.clear()
+        for _ in range(17):
+            graphs.run(8, body)  # tried again, and it fails elsewhere
+    first, second = told
+    assert f"{Path(first.filename).name}:{first.lineno}" == line
+    assert str(first.message) == (
+        "8 cannot be captured and runs without a graph: "
+        f"CaptureError: {line_of(body, 3)}: synchronising inside a capture "
+        "(hint: synchronise after the replay)\n"
+        "later calls try again; graphs.report() lists what failed"
+    )
+    assert f"{line_of(body, 4)}: copying to the host inside a capture" in str(second.message)
+    made.check(3 * 23)
+    warmed_too = device.graphs()
+    with runs_without_a_graph("copying to the host"):  # other graphs tell of their own
+        warmed(warmed_too, body, 8)
+
+
+def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+
+    def body() -> None:
+        made.launch()
+        device.synchronize()
+
+    graphs.run("k", body)
+    with pytest.raises(CaptureWarning, match="synchronising inside a capture"):  # as this suite is run
+        graphs.run("k", body)
+    made.check(6)
+    graphs.run("k", body)
+    made.check(9)
+    (one,) = graphs.report().quarantined
+    assert (one.failures, device._context.windows) == (1, {})
+
+
+def test_a_filter_of_the_program_silences_the_warning(device: Gpu) -> None:
+    made, graphs = work(device), device.graphs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for _ in range(3):
+            graphs.run("k", made.y.numpy)
+    assert len(graphs.report().quarantined) == 1
+
+
+def test_warming_raises_and_warns_of_nothing(device: Gpu) -> None:
+    with pytest.raises(GraphError, match="1 of 1 key could not be captured"):
+        device.graphs().warm([8], lambda _: device.synchronize())
 
 
 def test_the_wait_after_failures_doubles_to_a_bound() -> None:
@@ -475,9 +553,10 @@ def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
     made, graphs = work(flaky.gpu), flaky.gpu.graphs()
     step = Step(made)
     flaky.seam.fail("graph.instantiate", out_of_memory())
-    for _ in range(2 + 16):
-        graphs.run("k", step)
-        assert "k" not in graphs
+    with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
+        for _ in range(2 + 16):
+            graphs.run("k", step)
+            assert "k" not in graphs
     graphs.run("k", step)
     assert "k" in graphs
     assert graphs.report().quarantined == ()
@@ -492,7 +571,8 @@ def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str
     with nothing_left_open(flaky, **failed):
         graphs.run("k", step)
         flaky.seam.fail(verb, out_of_memory())
-        assert graphs.run("k", step) is made.y
+        with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
+            assert graphs.run("k", step) is made.y
         made.check(6)
         (one,) = graphs.report().quarantined
         assert "CUDA_ERROR_OUT_OF_MEMORY" in one.reason
@@ -505,7 +585,8 @@ def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -
     step = Step(made)
     graphs.run("k", step)
     flaky.seam.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
-    graphs.run("k", step)
+    with runs_without_a_graph("cuStreamBeginCapture failed"):
+        graphs.run("k", step)
     made.check(6)
     assert [one.key for one in graphs.report().quarantined] == ["k"]
 
@@ -518,7 +599,7 @@ def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky
         with suppress(DriverError):
             flaky.seam.synchronize()  # behind our back
 
-    with nothing_left_open(flaky, end=1):
+    with nothing_left_open(flaky, end=1), runs_without_a_graph("another library spoilt"):
         graphs.run("k", body)
         graphs.run("k", body)
         made.check(6)
@@ -554,7 +635,8 @@ def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> No
             raise KeyError("came of it") from None
 
     graphs.run("k", body)
-    graphs.run("k", body)
+    with runs_without_a_graph("synchronising inside a capture"):
+        graphs.run("k", body)
     made.check(6)
     (one,) = graphs.report().quarantined
     assert "KeyError" in one.reason
@@ -563,7 +645,8 @@ def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> No
 
 def test_a_body_that_does_nothing_on_the_device_runs_as_it_is(device: Gpu) -> None:
     graphs = device.graphs()
-    assert [graphs.run("k", lambda: 7) for _ in range(3)] == [7, 7, 7]
+    with runs_without_a_graph("nothing was captured"):
+        assert [graphs.run("k", lambda: 7) for _ in range(3)] == [7, 7, 7]
     (one,) = graphs.report().quarantined
     assert "nothing was captured" in one.reason
 
@@ -576,8 +659,9 @@ def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
         if fails:
             device.synchronize()
 
-    for _ in range(2):
-        graphs.run("k", body)
+    with runs_without_a_graph("synchronising inside a capture"):
+        for _ in range(2):
+            graphs.run("k", body)
     fails.clear()
     graphs.invalidate("k")
     assert graphs.report().quarantined == ()
@@ -1089,8 +1173,9 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
 def test_the_report_counts_in_words(device: Gpu) -> None:
     made, graphs = work(device, 31), device.graphs()
     warmed(graphs, Step(made), "a")
-    for _ in range(2 + 15):
-        graphs.run("b", lambda: None)
+    with runs_without_a_graph("nothing was captured"):
+        for _ in range(2 + 15):
+            graphs.run("b", lambda: None)
     slot, quarantined = str(graphs.report()).splitlines()
     assert slot == "'a': 1 node, 248 bytes, 1 replay"
     assert "'b': failed 1 time, tries again in 1 call: CaptureError" in quarantined
@@ -1102,7 +1187,8 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
     gpu.builder.events.sinks.append(recorder)
     try:
         warmed(graphs, Step(made), "a", "b")
-        warmed(graphs, gpu.synchronize, "c")
+        with runs_without_a_graph("synchronising inside a capture"):
+            warmed(graphs, gpu.synchronize, "c")
     finally:
         gpu.builder.events.sinks.remove(recorder)
     seen = recorder.named("graph")

@@ -283,11 +283,11 @@ class Programs(RuleBasedStateMachine):
         self._address(item).write([value] * N)
         item.set([value] * N)
 
-    @rule(value=small)
-    def scalar_set(self, value: int) -> None:
-        """A new value of the scalar."""
+    @rule(value=small, stream=number)
+    def scalar_set(self, value: int, stream: int) -> None:
+        """A new value of the scalar, in any stream."""
         if self.capturing is None:
-            self.step.set(value)
+            self.step.set(value, stream=self._stream(stream))
             self.scalar[0] = value
 
     @rule(which=number, to=st.integers(0, STREAMS - 1))

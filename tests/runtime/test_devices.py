@@ -33,7 +33,7 @@ from tests.runtime.support import PTX, bench
 @pytest.fixture(autouse=True)
 def own_devices(monkeypatch: pytest.MonkeyPatch, shared_builder: Builder) -> Iterator[None]:
     """Devices of the test alone, on the cache of the session."""
-    monkeypatch.setattr(module, "default_builder", lambda: shared_builder)
+    monkeypatch.setattr(module, "default_builder", lambda _=None: shared_builder)
     monkeypatch.setattr(module, "_open", {})
     yield
     for each in list(module._open.values()):
@@ -189,6 +189,7 @@ def test_the_emulator_has_the_architecture_it_was_given() -> None:
         ({"arch": "sm_100"}, "emulator:2[sm_100]"),
         ({"patience": 7, "arch": "sm_120f"}, "emulator:2[sm_120f,patience=7]"),
         ({"schedule": -3}, "emulator:2[schedule=-3]"),
+        ({"sanitize": True, "arch": "sm_100"}, "emulator:2[sm_100,sanitize]"),
     ],
 )
 def test_an_emulator_has_a_name_of_its_own_that_finds_it_again(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.faults import Faulty
 from preheat.errors import (
@@ -19,7 +20,7 @@ from preheat.errors import (
     UnsupportedInstructionError,
 )
 from preheat.gpu import Gpu
-from tests.conftest import SAXPY
+from tests.conftest import SAXPY, Recorder
 from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
 
 
@@ -75,6 +76,20 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
             assert lost in str(later.value)
     assert asked == {}  # the device is left alone
     assert ", lost>" in repr(made.x)
+
+
+def test_a_lost_device_is_an_event(
+    open_flaky: Callable[..., Flaky], open_builder: Callable[..., Builder], recorder: Recorder
+) -> None:
+    flaky = open_flaky("emulator", open_builder())
+    flaky.seam.fail("synchronize", illegal_address())
+    for _ in range(2):
+        with pytest.raises(DeviceError) as caught:
+            flaky.gpu.synchronize()
+        first = recorder.named("lost")[0]
+    assert recorder.named("lost") == [first]
+    assert first["device"] == flaky.gpu.name
+    assert first["reason"] in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", DOORS)
@@ -169,10 +184,12 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     assert fault.address == made.x.address + made.x.nbytes
     assert fault.line is not None
     assert "ld.global" in made.saxpy.module.artifact.ptx.decode().splitlines()[fault.line - 1]
-    with pytest.raises(ContextLostError, match="is lost since: saxpy, PTX line") as lost:
+    with pytest.raises(
+        ContextLostError, match=r"is lost since: saxpy, program\.cu:3, PTX line"
+    ) as lost:
         made.launch()
     assert lost.value.hint == "gpu.reset() begins anew; then ask for the kernel again: gpu.kernel(…)"
-    with pytest.raises(StaleBufferError, match="is lost since: saxpy, PTX line"):
+    with pytest.raises(StaleBufferError, match=r"is lost since: saxpy, program\.cu:3, PTX line"):
         made.x.numpy()
     gpu.reset()
     again = bench(gpu)
@@ -222,7 +239,9 @@ def test_use_after_free_within_the_device_is_seen(open_device: Callable[..., Gpu
     to, x = gpu.zeros(1, "int64"), gpu.zeros(8)
     gpu.kernel(source, "keep")[1, 1](to, x)
     x.close()
-    with pytest.raises(EmulatorFault, match=r"use, PTX line .* in a freed 32-byte buffer"):
+    with pytest.raises(
+        EmulatorFault, match=r"use, program\.cu:3, PTX line .* in a freed 32-byte buffer"
+    ):
         gpu.kernel(source, "use")[1, 1](to)
 
 

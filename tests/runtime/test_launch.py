@@ -428,3 +428,20 @@ def test_more_geometries_than_are_kept_ready_still_work(setup: Bench) -> None:
         setup.saxpy[grid, 1](0.0, setup.x, setup.y, 0)
     setup.launch(2)
     setup.check(2)
+
+
+def test_a_shuffle_from_a_lane_that_is_not_there_gives_a_thread_its_own_value(device: Gpu) -> None:
+    """CUDA leaves it undefined; the emulator does as this GPU does."""
+    source = """
+    extern "C" __global__ void down(int* out, int end) {
+        int i = threadIdx.x;
+        if (i >= end) return;
+        out[i] = __shfl_down_sync(~0u, i + 100, 4);
+    }"""
+    kernel = device.kernel(source, "down")
+    for block, end in ((32, 32), (32, 24), (20, 32)):  # all lanes, some exited, some that never were
+        out, alive = device.zeros(32, "int32"), min(block, end)
+        kernel[1, block](out, end)
+        lanes = np.arange(alive)
+        expected = np.where(lanes + 4 < alive, lanes + 104, lanes + 100)
+        assert out.numpy()[:alive].tolist() == expected.tolist()

@@ -344,11 +344,17 @@ def test_a_stream_of_another_device_is_refused(open_device: Callable[..., Gpu]) 
 
 FAULTS = (
     Misuse("saxpy[5, 64](2.0, x, y, n + 1)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, b.n + 1),
-        EmulatorFault, ("saxpy, PTX line", "(block (4, 0, 0), thread (1, 0, 0)): reads 4 bytes at 0x",
-                           "0 bytes past the end of the 1028-byte buffer")),
+        EmulatorFault, ("saxpy, program.cu:3, PTX line",
+                        "(block (4, 0, 0), thread (1, 0, 0)): reads 4 bytes at 0x",
+                        "0 bytes past the end of the 1028-byte buffer",
+                        "\n    if (i < n) y[i] = a * x[i] + y[i];\n    ld.global")),
     Misuse("saxpy[5, 64](2.0, preheat.Pointer(0), y, n)",
         lambda b: b.saxpy[5, 64](2.0, Pointer(0), b.y, b.n),
-        EmulatorFault, ("saxpy, PTX line", "thread (0, 0, 0)): reads 4 bytes at 0x0")),
+        EmulatorFault, ("saxpy, program.cu:3, PTX line", "thread (0, 0, 0)): reads 4 bytes at 0x0",
+                        ", which no allocation contains: the pointer is null")),
+    Misuse("saxpy[5, 64](2.0, preheat.Pointer(1 << 46), y, n)",
+        lambda b: b.saxpy[5, 64](2.0, Pointer(1 << 46), b.y, b.n),
+        EmulatorFault, ("reads 4 bytes at 0x400000000000, which no allocation contains\n",)),
 )  # fmt: skip
 
 

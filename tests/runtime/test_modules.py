@@ -171,14 +171,14 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, share = flaky.gpu, flaky.gpu._life.loading.share
+    gpu, share = flaky.gpu, flaky.gpu._life.asking.share
 
     def late(key: Any, make: Any, *, title: str) -> Any:
-        monkeypatch.setattr(gpu._life.loading, "share", share)
+        monkeypatch.setattr(gpu._life.asking, "share", share)
         gpu.module(SAXPY)  # another thread, between our look and our turn
         return share(key, make, title=title)
 
-    monkeypatch.setattr(gpu._life.loading, "share", late)
+    monkeypatch.setattr(gpu._life.asking, "share", late)
     with flaky.asked("load") as asked:
         gpu.module(SAXPY)
     assert asked == {"load": 1}
@@ -425,9 +425,9 @@ def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
     asked: list[bool] = []
     load = flaky.seam._part.load
 
-    def watched(artifact: Artifact, *, jit: bool = False) -> object:
+    def watched(artifact: Artifact, *, jit: bool = False, **more: Any) -> object:
         asked.append(jit)
-        return load(artifact, jit=jit)
+        return load(artifact, jit=jit, **more)
 
     flaky.seam._part.load = watched
     bench(flaky.gpu)

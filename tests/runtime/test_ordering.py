@@ -224,6 +224,56 @@ def test_scalars_of_replays_in_several_streams_reach_their_own_replay(world: Wor
 
 
 @every_schedule
+@pytest.mark.parametrize("where", ["ours", "library"])
+def test_a_scalar_that_is_set_in_a_stream_is_seen_by_what_follows_it(world: World, where: str) -> None:
+    step, other = world.gpu.scalar("int32"), world.gpu.stream()
+    side: Any = world.gpu.stream() if where == "ours" else StreamHandle(world.torch.default.handle)
+    outs = [world.zeros() for _ in range(12)]
+    with world.gpu.capture() as graph:
+        world.spread[1, 64](step, outs[-1], N)
+    for value, (one, two, three) in enumerate(zip(*[iter(outs[:9])] * 3, strict=True)):
+        step.set(3 * value)
+        world.spread.launch(step, one, N, grid=1, block=64, stream=other)
+        step.set(3 * value + 1, stream=side)
+        world.spread.launch(step, two, N, grid=1, block=64)
+        step.set(3 * value + 2, stream=other)
+        world.spread.launch(step, three, N, grid=1, block=64, stream=side)
+    step.set(9, stream=side)
+    graph.replay()  # which is queued when the next value is set, and must not see it
+    step.set(10, stream=other)
+    assert outs[-1].numpy().tolist() == [9] * N
+    assert [out.numpy().tolist() for out in outs[:9]] == [[n] * N for n in range(9)]
+    graph.replay()
+    assert outs[-1].numpy().tolist() == [10] * N
+    assert step.get() == 10
+
+
+@every_schedule
+def test_a_replay_on_the_short_path_notices_a_scalar_that_was_set_elsewhere(world: World) -> None:
+    step, side, outs = world.gpu.scalar("int32", name="step"), world.gpu.stream(), world.zeros()
+    with world.gpu.capture() as graph:
+        world.spread[1, 64](step, outs, N)
+    for value in range(4):
+        graph.replay()
+        graph.replay()
+        step.set(value, stream=side)
+        graph.replay()
+        assert outs.numpy().tolist() == [value] * N
+        graph.replay(step=value + 50)
+        assert outs.numpy().tolist() == [value + 50] * N
+
+
+@every_schedule
+def test_a_scalar_is_not_set_in_a_stream_that_another_library_captures(world: World) -> None:
+    step, stream = world.gpu.scalar("int32", 4), world.torch.default
+    stream.begin_capture("relaxed")
+    with pytest.raises(CaptureError, match="cannot be used inside another library's capture"):
+        step.set(5, stream=StreamHandle(stream.handle))
+    stream.end_capture().close()
+    assert step.get() == 4
+
+
+@every_schedule
 def test_pieces_of_a_pool_are_handed_out_behind_their_uses(world: World) -> None:
     pool, side, outs = world.gpu.pool(1 << 12), world.gpu.stream(), []
     for value in range(5):

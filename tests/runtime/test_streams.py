@@ -98,7 +98,7 @@ def test_events_measure_and_order(setup: Bench) -> None:
 
 def test_a_closed_stream_is_refused(device: Gpu) -> None:
     stream = device.stream()
-    assert repr(stream) == f"<Stream 0x{stream.handle:x} on {device.name}>"
+    assert repr(stream) == f"<Stream {stream.raw.id} on {device.name}>"
     stream.close()
     stream.close()  # twice is fine
     assert repr(stream) == f"<Stream closed on {device.name}>"

@@ -218,7 +218,10 @@ def test_an_uncaught_fault_ends_the_program_with_its_own_words_alone(tmp_path: P
     child = start(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
     out, err = ended(child)
     assert (child.returncode, out) == (1, "")
-    assert err.splitlines()[-2].startswith("preheat.errors.EmulatorFault: over, PTX line")
+    *_, fault, source, instruction = err.splitlines()
+    assert fault.startswith("preheat.errors.EmulatorFault: over, program.cu:1, PTX line")
+    assert source == '    extern "C" __global__ void over(int* x) { x[9] = 1; }'
+    assert instruction.startswith("    st.global")
     assert err.count("Traceback") == 1
 
 

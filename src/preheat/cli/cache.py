@@ -18,7 +18,7 @@ from preheat.cli.output import columns, count, data, duration, emit_json, progre
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events, Stats, log_faults
+from preheat.events import Events, Stats, log_events
 from preheat.key import explain
 from preheat.program import Program
 from preheat.promise import Near, nearest
@@ -239,7 +239,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     if program.uncacheable:
         _tell_miss(f"never cached: {program.uncacheable}", None, as_json)
         return
-    builder = Builder.open(events=Events(log_faults()))
+    builder = Builder.open(events=Events(log_events()))
     found = builder.why(program, arch)
     if isinstance(found, Artifact):
         if as_json:
@@ -383,7 +383,7 @@ def _open() -> DiskStore:
     config = Config.from_env()
     if not config.cache:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
-    store = open_disk(config, Events(log_faults()))
+    store = open_disk(config, Events(log_events()))
     if store is None:
         raise PreheatError("no usable cache directory; see 'preheat doctor'")
     return store

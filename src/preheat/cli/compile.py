@@ -16,7 +16,7 @@ from preheat.builder import Builder
 from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events, log_faults
+from preheat.events import Events, log_events
 
 __all__ = ["command"]
 
@@ -61,7 +61,7 @@ def command(
     if output is not None:
         _make_directory(output, files)
     watch = _Watch()
-    builder = Builder.open(events=Events(log_faults(), watch))
+    builder = Builder.open(events=Events(log_events(), watch))
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
     threads = ThreadPoolExecutor(os.cpu_count())

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.errors import DeviceError
+
+if TYPE_CHECKING:  # only errors need it
+    from preheat.toolchain.lines import Lines
 
 __all__ = [
     "LEGACY_STREAMS",
@@ -34,6 +37,7 @@ __all__ = [
     "Dim3",
     "Event",
     "Executable",
+    "FindLines",
     "Function",
     "Geometry",
     "Graph",
@@ -63,6 +67,9 @@ ON_HOST, ON_GPU = 1, 2
 #: own call (the 0 is its last argument), because it is the inner loop of every program and one more
 #: Python frame would be a fiftieth of a launch.
 Submit = Callable[[int, int], tuple[int, ...]]
+
+#: Finds the source lines of code when an error is to name one; None where they are not known.
+FindLines = Callable[[], "Lines | None"]
 
 #: A prepared replay of a graph in one stream; its status goes to `Device.check` like a launch's.
 Replay = Callable[[], tuple[int, ...]]
@@ -224,8 +231,12 @@ class Graph(Protocol):
     def nodes(self) -> list[GraphNode]:
         """What it consists of, oldest first."""
 
-    def instantiate(self) -> Executable:
-        """Make it ready to be done."""
+    def instantiate(self, *, free_on_launch: bool = False) -> Executable:
+        """Make it ready to be done.
+
+        Memory that the graph allocates and does not free stays allocated after a replay. The next
+        replay is refused until that memory is freed or, with `free_on_launch`, frees it first.
+        """
 
     def close(self) -> None:
         """Give it back; what was instantiated stays."""
@@ -291,10 +302,11 @@ class Device(Protocol):
     recovers: bool  # whether `reset` begins anew after a fault
     on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> Module:
+    def load(self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None) -> Module:
         """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
 
-        `InvalidCodeError` when the code itself is at fault.
+        `lines` finds its source lines, for a device whose errors name them. `InvalidCodeError` when the
+        code itself is at fault.
         """
 
     def stream(self, *, priority: int = 0) -> Stream:
@@ -304,10 +316,16 @@ class Device(Protocol):
         """A stream of another library, by its number; asks the driver for its id."""
 
     def allocate(self, size: int, stream: Stream) -> int:
-        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256."""
+        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256.
+
+        In a captured stream the graph allocates them, at this address, whenever it is done.
+        """
 
     def free(self, address: int, stream: Stream) -> None:
-        """Give memory back after the work now in `stream`."""
+        """Give memory back after the work now in `stream`.
+
+        In a captured stream it is memory that the graph allocates.
+        """
 
     def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
         """Bytes from the host; `data` may change as soon as this returns."""

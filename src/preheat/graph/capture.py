@@ -20,7 +20,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.launch import Gathered, Launch, Loaded
 from preheat.runtime.operands import Operand
 from preheat.runtime.uses import Uses, add_use
-from preheat.runtime.window import Act
+from preheat.runtime.window import Act, Allocator
 
 __all__ = ["MODES", "Capture"]
 
@@ -34,12 +34,20 @@ class Capture:
     """A capture from its begin to its end, in one thread.
 
     It has a stream to itself, where nothing else is ever done. `meant` is the one that the caller
-    named: work for that becomes part of the capture, too. The first error inside is kept with the line
-    that caused it: it is what the end reports, whatever went wrong because of it later.
+    named: work for that becomes part of the capture, too. `allocator` is what new arrays come from. The
+    first error inside is kept with the line that caused it: it is what the end reports, whatever went
+    wrong because of it later.
     """
 
-    def __init__(self, context: Context, stream: base.Stream | None, mode: str, graph: object) -> None:
-        self.context, self.mode, self.meant = context, mode, stream
+    def __init__(
+        self,
+        context: Context,
+        stream: base.Stream | None,
+        mode: str,
+        graph: object,
+        allocator: Allocator | None = None,
+    ) -> None:
+        self.context, self.mode, self.meant, self.allocator = context, mode, stream, allocator
         self._graph = weakref.ref(graph)
         self.thread, self._owner = threading.get_ident(), threading.current_thread()
         self.over = self._interrupted = False
@@ -253,7 +261,10 @@ class Capture:
         self.used(gathered)
         self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
-        self.nodes.append(Node("kernel", name, self._place, launch=launch, given=given))
+        tensors = gathered.foreign
+        self.nodes.append(
+            Node("kernel", name, self._place, launch=launch, given=given, tensors=tensors)
+        )
 
     def filled(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""

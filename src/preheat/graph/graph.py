@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from preheat.callers import caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.errors import (
     CaptureError,
+    DriverError,
     GraphError,
     InputError,
     StaleGraphError,
@@ -34,6 +35,9 @@ from preheat.runtime.stream import Event, raw_stream, record
 from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.uses import Uses
 from preheat.runtime.window import READY, REPLAY, Act
+
+if TYPE_CHECKING:
+    from preheat.graph.pool import Pool
 
 __all__ = ["RESERVED", "Graph", "State"]
 
@@ -77,12 +81,15 @@ class Graph:
         stream: object = None,
         mode: str = "thread_local",
         name: str | None = None,
+        pool: Pool | None = None,
+        free_on_launch: bool = False,
         switches: Switches = OFF,
     ) -> None:
         if mode not in MODES:
             raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
         context.require()
-        self.mode, self.name, self._context = mode, name, context
+        self.mode, self.name, self._context, self._allocator = mode, name, context, pool
+        self._free_on_launch = free_on_launch
         self._given = stream  # kept: it may be another library's
         self._stream = None if stream is None else raw_stream(context, stream)
         if self._stream is not None and self._stream.handle in LEGACY_STREAMS:
@@ -129,8 +136,10 @@ class Graph:
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
         self._context.require(_AGAIN)
+        if self._allocator is not None:
+            self._allocator.admit_capture()
         self._context.drain()
-        self._capture = Capture(self._context, self._stream, self.mode, self)
+        self._capture = Capture(self._context, self._stream, self.mode, self, self._allocator)
         try:
             self.state, self.name = State.CAPTURING, self.name or f"captured at {self._capture.began}"
             self._capture.open()
@@ -181,6 +190,7 @@ class Graph:
             raw.close()
             self._failed(capture)
             raise
+        self._allocator = None  # The arrays that the graph uses keep their memory.
         self._raw, self._nodes, self._foreign = raw, tuple(capture.nodes), capture.foreign
         self._buffers = list({array.buffer: None for array in capture.arrays})
         self._uses = capture.uses | {scalar.buffer.uses: True for scalar in self._scalars.values()}
@@ -251,7 +261,7 @@ class Graph:
             if self._raw is None:
                 raise self._unusable()
             self._context.forbid(READY)
-            self._executable = self._raw.instantiate()
+            self._executable = self._raw.instantiate(free_on_launch=self._free_on_launch)
             self._close_raw()
             self.state = State.READY
         return self._executable
@@ -422,7 +432,20 @@ class Graph:
             self._complain(status)
 
     def _complain(self, status: tuple[int, ...]) -> None:
-        self._context.device.check(status, f"replay of {self}")
+        try:
+            self._context.device.check(status, f"replay of {self}")
+        except DriverError as error:
+            if error.code == _INVALID_VALUE and self._leaves_memory_allocated():
+                error.hint = (
+                    "this graph allocates memory that it does not free: free that before the next "
+                    "replay, or capture with free_on_launch=True"
+                )
+            raise
+
+    def _leaves_memory_allocated(self) -> bool:
+        """Return True where other libraries allocate more in the graph than they free there."""
+        kinds = [node.kind for node in self._nodes]
+        return kinds.count("allocation") > kinds.count("free")
 
     def _check(self, act: Act) -> None:
         """Raise where this graph cannot be used."""
@@ -600,6 +623,7 @@ def _named(arrays: Iterable[Array]) -> dict[str, Scalar]:
     return found
 
 
+_INVALID_VALUE = 1  # how the driver refuses a replay that would allocate memory twice
 _UNREADY = (-1,)
 
 

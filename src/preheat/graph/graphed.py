@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.graph.slots import Graphs, Step, key_of, text_of
+from preheat.graph.slots import Graphs, Step, described, key_of, text_of
 from preheat.runtime.operands import kind_of
 
 __all__ = ["Graphed", "Method", "shown"]
@@ -53,8 +53,9 @@ class Graphed(Generic[P, R]):
         _check_key(key)
         functools.update_wrapper(self, function)
         self.graphs, self._key = graphs, key
-        self._name = name_of(function) or repr(function)
+        self._name = name_of(function) or described(function)
         self._copy, self._copy_inputs = copy, copy_inputs
+        graphs._title = f"{self._name}.graphs"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return Method(self, instance)
@@ -215,7 +216,7 @@ def name_of(function: Any) -> str | None:
 
 def shown(key: Any) -> str:
     """A key of a graphed function as text: what the user's `key` gave, where there is one."""
-    return repr(key) if key.told is None else text_of(key.told[0])
+    return described(key) if key.told is None else text_of(key.told[0])
 
 
 def _of_instances(name: str) -> InputError:
@@ -311,7 +312,7 @@ class _Value(NamedTuple):
     value: Hashable
 
     def __repr__(self) -> str:
-        return str(self.value) if issubclass(self.type, Number) else repr(self.value)
+        return str(self.value) if issubclass(self.type, Number) else described(self.value)
 
 
 class _Itself(weakref.ref[Any]):
@@ -333,7 +334,7 @@ class _Itself(weakref.ref[Any]):
         return self is other or (isinstance(other, _Itself) and self() is other() is not None)
 
     def __repr__(self) -> str:
-        return f"<{type(self()).__name__} at {self._number:#x}>"
+        return f"<{type(self()).__name__}>"
 
 
 class _Kept:
@@ -349,7 +350,7 @@ class _Kept:
         return isinstance(other, _Kept) and self._given is other._given
 
     def __repr__(self) -> str:
-        return f"<{type(self._given).__name__} at {id(self._given):#x}>"
+        return f"<{type(self._given).__name__}>"
 
 
 class _Reader:

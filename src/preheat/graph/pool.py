@@ -197,6 +197,8 @@ class Pool:
         with gpu.capture() as graph:
             step()                          # whose pool.empty(…) now needs no driver
 
+    With `gpu.capture(pool=pool)` all new arrays of the body come from the pool, those of `gpu.empty(…)`
+    included.
     Arrays from a pool are arrays like any other. Dropping or closing one gives its memory back to the
     pool; the pool gives its blocks back to the device once neither it nor such an array is left.
     Requests get the first place where they fit, so the same requests get the same addresses again.
@@ -291,12 +293,23 @@ class Pool:
             self._pieces.add(piece)
             return piece
 
-    def _require(self, wanted: str) -> None:
+    def admit_capture(self) -> None:
+        """Raise where a capture with this pool cannot begin; make room that an earlier one lacked."""
+        with self._lock:
+            self._require(
+                "a capture that allocates from it cannot begin",
+                hint="pool.unseal() before the capture; without pool=, a capture may use arrays that "
+                "the pool has handed out already",
+            )
+            self._collect()
+            self._catch_up()
+
+    def _require(
+        self, wanted: str, *, hint: str = "take it before pool.seal(), or pool.unseal()"
+    ) -> None:
         self._require_open(wanted)
         if self._sealed:
-            raise PoolSealedError(
-                f"the pool is sealed: {wanted}", hint="take it before pool.seal(), or pool.unseal()"
-            )
+            raise PoolSealedError(f"the pool is sealed: {wanted}", hint=hint)
 
     def _require_open(self, wanted: str) -> None:
         self._context.require(_AGAIN)
@@ -398,9 +411,10 @@ class Pool:
     def measure(self, body: Callable[[], object]) -> int:
         """Run `body` once, for real, and make room for a capture of it; returns the bytes it took.
 
-        The room is for the next capture: measure another body after that. As in a capture, whose graph
-        keeps what it uses, nothing that `body` drops is handed out again while it runs. What other
-        threads take meanwhile is counted with it.
+        The room is for the next capture: measure another body after that. As in a capture with this
+        pool, all new arrays of `body` come from it. As in a capture, whose graph keeps what it uses,
+        nothing that `body` drops is handed out again while it runs. What other threads take meanwhile
+        is counted with it.
         """
         self._context.forbid(_MEASURE)
         with self._lock:
@@ -408,9 +422,12 @@ class Pool:
             self._collect()
             self._measuring += 1
             taken, scratch = self._taken, self._scratch.size
+        of_thread = self._context.of_thread
+        before, of_thread.allocator = of_thread.allocator, self
         try:
             body()
         finally:
+            of_thread.allocator = before
             with self._lock:
                 self._measuring -= 1
                 taken, scratch = self._taken - taken, self._scratch.size - scratch

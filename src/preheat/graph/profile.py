@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from preheat.errors import InputError
+from preheat.events import warn
 
-__all__ = ["EVERY", "OFF", "Laps", "Profile", "Switches", "to_stderr"]
+__all__ = ["EVERY", "OFF", "Laps", "Profile", "RowSink", "Switches", "to_stderr"]
 
 EVERY = 64  # replays from one sample to the next
+RowSink = Callable[[Mapping[str, Any]], None]
 
 
 class Switches(NamedTuple):
@@ -32,24 +34,33 @@ class Profile:
 
     A row has the graph's name as `key`, the `count` of its replays so far, and microseconds:
     `upload_us`, `launch_us`, `total_us` and, where replays are waited for, `sync_us`. Between samples
-    no clock is read.
+    no clock is read. Each sink gets a row of its own. A sink that raises is reported once to the log
+    and gets no more rows; the replay and the other sinks go on.
     """
 
     def __init__(
         self,
-        write: Callable[[Mapping[str, Any]], None],
-        *,
+        *sinks: RowSink,
         every: int = EVERY,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if every < 1:
             raise InputError(f"every {every}th replay cannot be sampled", hint="use 1 or more")
-        self._write, self.every, self._clock = write, every, clock
+        self._sinks, self.every, self._clock = sinks, every, clock
 
     def start(self, key: str | None, replays: int) -> Laps | None:
         """The clock for a replay after so many others, when it is one to be sampled."""
         sampled = replays % self.every == 0
         return Laps(key, replays + 1, self._clock, self._write) if sampled else None
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            try:
+                sink(dict(row))
+            except Exception as error:
+                self._sinks = tuple(each for each in self._sinks if each is not sink)
+                name = getattr(sink, "__qualname__", type(sink).__name__)
+                warn(f"sampled replays are no longer given to {name}: {type(error).__name__}: {error}")
 
 
 class Laps:
@@ -60,7 +71,7 @@ class Laps:
         key: str | None,
         count: int,
         clock: Callable[[], float],
-        write: Callable[[Mapping[str, Any]], None],
+        write: RowSink,
     ) -> None:
         self._row: dict[str, Any] = {"key": key, "count": count}
         self._clock, self._write = clock, write

@@ -17,6 +17,7 @@ from preheat.runtime.arguments import Slot
 from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
+from preheat.runtime.operands import Operand
 
 __all__ = ["Argument", "Node", "diff"]
 
@@ -26,7 +27,7 @@ Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the bytes o
 _WHOLE = "array"  # the type of memory whose extent is part of the work: filled, or copied
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Argument:
     """One argument of a captured launch: its bytes and, for memory of ours, which memory it is.
 
@@ -41,10 +42,12 @@ class Argument:
     offset: int = 0
 
     @classmethod
-    def of(cls, slot: Slot, data: bytes) -> Argument:
-        """The value of one parameter among the bytes of all."""
+    def of(cls, slot: Slot, data: bytes, tensors: Mapping[int, str]) -> Argument:
+        """The value of one parameter among the bytes of all; `tensors` in words, by their address."""
         at, size = slot.parameter.offset, slot.parameter.size
-        return cls(slot.title, data[at : at + size], slot)
+        value = data[at : at + size]
+        text = tensors.get(int.from_bytes(value, "little")) if slot.pointer else None
+        return cls(slot.title, value, slot, text)
 
     def same(self, other: Argument) -> bool:
         """Whether a replay would use the same thing."""
@@ -60,8 +63,16 @@ class Argument:
             (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
             return repr(bool(number)) if self.slot.value.truth else repr(number)
         if len(self.value) <= 8:
-            return f"0x{int.from_bytes(self.value, 'little'):x}"
+            return self.number
         return f"{len(self.value)} bytes {self.value[:8].hex()}…"
+
+    @property
+    def number(self) -> str:
+        """The bytes as a hexadecimal number."""
+        return f"0x{int.from_bytes(self.value, 'little'):x}"
+
+    def __repr__(self) -> str:
+        return f"<Argument {self.type}: {self}>"
 
 
 class Node:
@@ -73,8 +84,8 @@ class Node:
     """
 
     __slots__ = (
-        "_arguments", "_given", "_place", "_slots", "digest", "entry", "foreign", "geometry", "kind",
-        "name",
+        "_arguments", "_given", "_place", "_slots", "_tensors", "digest", "entry", "foreign",
+        "geometry", "kind", "name",
     )  # fmt: skip
 
     digest: str  # of the program, for a kernel of ours: with `entry` it says exactly which code it is
@@ -89,10 +100,12 @@ class Node:
         *,
         launch: Launch | None = None,
         given: Given = ({}, b""),
+        tensors: Iterable[Operand] = (),
         foreign: bool = False,
     ) -> None:
         self.kind, self.name, self.foreign = kind, name, foreign
         self._place, self._given = where, given
+        self._tensors = {each.address: _tensor(each) for each in tensors}  # of other libraries
         self._arguments: tuple[Argument, ...] | None = None
         self.digest, self.entry, self.geometry, self._slots = "", "", None, None
         if launch is not None:
@@ -124,7 +137,10 @@ class Node:
                 yield _element(arrays[0].dtype, data)
             return
         for at, slot in enumerate(self._slots):
-            yield memory(arrays[at], slot.title) if at in arrays else Argument.of(slot, data)
+            if at in arrays:
+                yield memory(arrays[at], slot.title)
+            else:
+                yield Argument.of(slot, data, self._tensors)
 
     def let_go(self) -> None:
         """Hold the arrays no longer; what they were stays known."""
@@ -154,6 +170,9 @@ class Node:
         shared = f", shared={self.shared}" if self.shared else ""
         return f"{self.name}[{_dim(self.geometry.grid)}, {_dim(self.geometry.block)}{shared}]({given})"
 
+    def __repr__(self) -> str:
+        return f"<Node {self}>"
+
 
 def _dim(size: base.Dim3) -> str:
     return str(size[0]) if size[1:] == (1, 1) else str(size)
@@ -168,6 +187,12 @@ def memory(array: Array, type: str = _WHOLE) -> Argument:
         generation=array.buffer.generation,
         offset=array.address - array.buffer.address,
     )
+
+
+def _tensor(operand: Operand) -> str:
+    """Memory of another library in words: its address differs from one run to the next."""
+    size = f"tensor of {operand.nbytes:,} bytes"
+    return size if operand.dtype is None else f"{operand.dtype} {size}"
 
 
 def _element(dtype: DType, data: bytes) -> Argument:
@@ -212,8 +237,10 @@ def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
 
 
 def _became(before: Argument, after: Argument) -> str:
-    if before.generation is None or str(before) != str(after):
+    if str(before) != str(after):
         return f"{before} became {after}"
+    if before.generation is None:  # Tensors of other libraries are known by their address alone.
+        return f"{before.number} became {after.number}"
     if before.generation == after.generation:
         return f"{before} at byte {before.offset} became the same at byte {after.offset}"
     return f"{before} became another array of that shape"

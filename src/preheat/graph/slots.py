@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -12,8 +13,10 @@ from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
+from preheat.callers import warn_caller
 from preheat.devices import base
 from preheat.errors import (
+    CaptureWarning,
     ContextLostError,
     DriverError,
     GraphError,
@@ -26,7 +29,9 @@ from preheat.graph.warmers import Warmers
 from preheat.runtime.context import Context
 from preheat.runtime.window import Act
 
-__all__ = ["WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "key_of", "text_of"]
+__all__ = [
+    "WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "described", "key_of", "text_of",
+]  # fmt: skip
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
@@ -79,12 +84,12 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         rows = [
-            f"{slot.key!r}: {_count(slot.nodes, 'node')}, {slot.nbytes:,} bytes, "
+            f"{described(slot.key)}: {_count(slot.nodes, 'node')}, {slot.nbytes:,} bytes, "
             f"{_count(slot.replays, 'replay')}"
             for slot in self.slots
         ]
         rows += [
-            f"{one.key!r}: failed {_count(one.failures, 'time')}, "
+            f"{described(one.key)}: failed {_count(one.failures, 'time')}, "
             f"tries again in {_count(one.waits, 'call')}: {one.reason}"
             for one in self.quarantined
         ]
@@ -125,6 +130,8 @@ class Graphs:
         self._owners: dict[int, _Owner] = {}
         self._dead: deque[_Owner] = deque()
         self._bury = partial(_bury, weakref.ref(self))
+        self._title = "graphs"  # what a program calls them
+        self._warned: set[object] = set()  # kinds of failures that were told
         self._lock = threading.Lock()
         _alive.add(self)
 
@@ -142,8 +149,8 @@ class Graphs:
         times only.
 
         A body that cannot be captured runs as it is, and its key is left in peace for a while: see
-        `report`. An error that the device does not survive is raised. Inside a capture the body becomes
-        part of that.
+        `report`. A `CaptureWarning` says so, once for each reason. An error that the device does not
+        survive is raised. Inside a capture the body becomes part of that.
         """
         return self._step(key_of(key), lambda _: body(), (), owner=owner, copy=copy)
 
@@ -154,9 +161,9 @@ class Graphs:
         if self._context().window() is not None:
             return body(given)
         place = _Place(self._token(owner), key)
-        slot = self._find(place)
+        slot, failure = self._find(place), None
         if slot is None:
-            slot = self._captured(place, body, given)
+            slot, failure = self._captured(place, body, given)
         elif self.checked:
             slot.check(self._graph(key), body)
         if slot is not None:
@@ -169,6 +176,8 @@ class Graphs:
                 self._drop(place, slot)
         made = body(given)
         self._seen(place)
+        if failure is not None:  # Only now: an error of the body itself comes out of its run above.
+            self._warn(place, failure)
         return trees.copies(made) if copy else made
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
@@ -236,7 +245,7 @@ class Graphs:
             wanted.setdefault(step.key, step)
         self.require_room(len(wanted))
         reasons = {key: self._warmed(step, owner) for key, step in wanted.items()}
-        failed = [f"{key!r}: {reason}" for key, reason in reasons.items() if reason]
+        failed = [f"{described(key)}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
             text = f"{len(failed)} of {_count(len(wanted), 'key')} could not be captured"
             raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
@@ -423,31 +432,46 @@ class Graphs:
             claim = self._claims[place] = _Claim(self._life)
             return claim
 
-    def _captured(self, place: _Place, body: Body[Any], given: Sequence[Any]) -> Slot | None:
-        """A new slot, where it is time for one and the body can be captured.
+    def _captured(
+        self, place: _Place, body: Body[Any], given: Sequence[Any]
+    ) -> tuple[Slot | None, _Failure | None]:
+        """A new slot, where it is time for one and the body can be captured; or why it cannot be.
 
         A body that can, and must not be, is an error: no quarantine hides it.
         """
         claim = self._claim(place)
         if claim is None:
-            return None
+            return None, None
         slot: Slot | None = None
-        reason: str | None = None
+        failure: _Failure | None = None
         try:
             made = Slot.captured(partial(self._graph, place.key), body, given)
         except Exception as error:
             if claim.life.lost is not None or _fatal(error):
                 raise
-            reason = _reason(error)
+            failure = _Failure(_reason(error), type(error), getattr(error, "where", None))
         else:
             made.require_unwritten()
             slot = made
         finally:
-            self._settle(place, claim, slot, reason)
-        return slot
+            self._settle(place, claim, slot, failure and failure.reason)
+        return slot, failure
+
+    def _warn(self, place: _Place, failure: _Failure) -> None:
+        """Say once for each kind of failure, at the caller's line, that a body runs without a graph."""
+        with self._lock:
+            known = failure[1:] in self._warned
+            self._warned.add(failure[1:])
+        if not known:
+            warn_caller(
+                CaptureWarning(
+                    f"{described(place.key)} cannot be captured and runs without a graph: "
+                    f"{failure.reason}\nlater calls try again; {self._title}.report() lists what failed"
+                )
+            )
 
     def _graph(self, key: Hashable) -> Graph:
-        return self._capture(name=key if isinstance(key, str) else repr(key))
+        return self._capture(name=key if isinstance(key, str) else described(key))
 
     def _settle(self, place: _Place, claim: _Claim, slot: Slot | None, reason: str | None) -> None:
         """The end of a capture: a slot, or a reason for quarantine, or neither."""
@@ -514,6 +538,14 @@ class _Known:
         self.failures, self.reason = self.failures + 1, reason
 
 
+class _Failure(NamedTuple):
+    """Why a body could not be captured: in words; and what tells one kind of failure from another."""
+
+    reason: str
+    error: type[Exception]
+    where: str | None  # the line that no capture can hold
+
+
 class _Claim:
     """A capture under way; `void` once its key was invalidated or got another graph."""
 
@@ -563,7 +595,15 @@ def key_of(value: Any) -> Hashable:
 
 def text_of(key: Any) -> str:
     """A key as text: as the literal that is equal to it, where there is one."""
-    return repr(_plain(key))
+    return described(_plain(key))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+
+
+def described(value: object) -> str:
+    """A value as Python shows it, without the address of an object: that is another in every run."""
+    return _ADDRESS.sub("", repr(value))
 
 
 def _plain(key: Any) -> Any:

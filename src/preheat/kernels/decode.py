@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
@@ -26,6 +27,9 @@ _THREADS = 128
 
 
 Integers = SupportsIndex | Iterable[SupportsIndex]
+
+#: The states whose `on_device` blocks are open in this thread or task, the innermost one last.
+_on_device: ContextVar[tuple[DecodeState, ...]] = ContextVar("preheat_on_device", default=())
 
 
 class Decoded(NamedTuple):
@@ -104,6 +108,24 @@ class DecodeState:
         """Where every sequence is, after all work submitted so far."""
         return Decoded(*(tuple(row) for row in self._values.numpy().tolist()))
 
+    @contextmanager
+    def on_device(self) -> Iterator[DecodeState]:
+        """Let every launch of a `DecodeKernel` inside the block read this state on the device.
+
+            with gpu.capture() as graph, state.on_device():
+                model.step()                  # its launches need neither `state` nor `device_state`
+
+        Launches that name no state use this one; those that name it read it on the device whatever
+        their `device_state` says, and those that name another state are left alone. Blocks nest: the
+        innermost one is the default, and each holds for its own state. A block holds for the thread,
+        or the asyncio task, that opened it.
+        """
+        token = _on_device.set((*_on_device.get(), self))
+        try:
+            yield self
+        finally:
+            _on_device.reset(token)
+
     def by_value(self) -> tuple[int, ...]:
         """Token, position and length of the one sequence as the host knows them, for one launch."""
         window = self._values.buffer.context.window()
@@ -112,7 +134,7 @@ class DecodeState:
                 raise CaptureError(
                     "a decode state by value would be baked into the graph",
                     where=caller(),
-                    hint="capture with device_state=True",
+                    hint="capture with device_state=True, or inside `with state.on_device():`",
                 )
         if self.batch != 1:
             raise InputError(
@@ -164,6 +186,8 @@ class DecodeKernel:
         attend = preheat.DecodeKernel(by_value, on_device)
         attend[heads, 128](q, cache, out, state=state)                        # on the device
         attend[heads, 128](q, cache, out, state=state, device_state=False)    # by value
+        with state.on_device():
+            attend[heads, 128](q, cache, out)                                 # on the device
 
     Behind its own arguments the first gets three ints, the second three arrays: token, position and
     length. Only the second can be captured; the first is for one sequence, as the host last set it.
@@ -177,20 +201,35 @@ class DecodeKernel:
         return partial(self._run, config)
 
     def _run(
-        self, config: Any, *args: Any, state: DecodeState, device_state: bool = True, **named: Any
+        self,
+        config: Any,
+        *args: Any,
+        state: DecodeState | None = None,
+        device_state: bool = True,
+        **named: Any,
     ) -> None:
         kernel, more = self._variant(state, device_state)
         kernel[config](*args, *more, **named)
 
-    def launch(self, *args: Any, state: DecodeState, device_state: bool = True, **how: Any) -> None:
+    def launch(
+        self, *args: Any, state: DecodeState | None = None, device_state: bool = True, **how: Any
+    ) -> None:
         """Launch once, with everything that `Kernel.launch` can be told."""
         kernel, more = self._variant(state, device_state)
         kernel.launch(*args, *more, **how)
 
-    def _variant(self, state: DecodeState, device_state: bool) -> tuple[Kernel, tuple[Any, ...]]:
+    def _variant(self, state: DecodeState | None, device_state: bool) -> tuple[Kernel, tuple[Any, ...]]:
+        blocks = _on_device.get()
+        if state is None and blocks:
+            state = blocks[-1]
+        if state is None:
+            raise InputError(
+                f"{self.on_device.name} is launched without a decode state",
+                hint="pass state=state, or launch inside `with state.on_device():`",
+            )
         if not isinstance(state, DecodeState):
             raise InputError(f"state={state!r} is not a DecodeState")
-        if device_state:
+        if device_state or state in blocks:
             return self.on_device, (state.token, state.position, state.length)
         return self.by_value, state.by_value()
 

@@ -17,6 +17,7 @@ from preheat.runtime.host import element_bytes, host_array, host_bytes, numbers,
 from preheat.runtime.libraries import consumers, working
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
+from preheat.runtime.stream import raw_stream
 from preheat.runtime.uses import Uses
 from preheat.runtime.window import FROM_HOST, SET, TO_HOST
 
@@ -380,14 +381,26 @@ class Scalar(Array):
         super().__init__(buffer, dtype, ())
         self.name = name
 
-    def set(self, value: complex) -> None:
-        """Give it a new value, seen by work submitted from here on; the value travels by value."""
-        self.fill(value)
+    def set(self, value: complex, *, stream: object = None) -> None:
+        """Give it a new value, seen by work submitted from here on; the value travels by value.
+
+        In `stream`, if given, the write comes after the work now queued there. Work in other streams
+        that reads the scalar is ordered with it in any case: what was submitted before sees the old
+        value.
+        """
+        self.require("set()")
+        context, device = self.buffer.context, self._device
+        target = self._stream if stream is None else raw_stream(context, stream)
+        context.forbid(SET, target)
+        data = element_bytes(value, self.dtype)
+        with self._section(target, write=True):
+            status = device.setter([(self.address, self.dtype.size)], target)([data])
+        if status[0]:
+            device.check(status, f"setting {self!r}")
 
     def fill(self, value: complex) -> Scalar:
-        """The same; returns the scalar."""
-        self.buffer.context.forbid(SET)
-        super().fill(value)
+        """The same as `set`; returns the scalar."""
+        self.set(value)
         return self
 
     def get(self) -> Any:

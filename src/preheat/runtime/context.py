@@ -20,7 +20,7 @@ from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
 from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Window
+from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Allocator, Window
 
 __all__ = ["Context"]
 
@@ -61,6 +61,12 @@ class Loaded(Protocol):
     raw: base.Module
 
 
+class _OfThread(threading.local):
+    """What each thread has of its own."""
+
+    allocator: Allocator | None = None
+
+
 class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
@@ -90,6 +96,7 @@ class Context:
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
         self.resolving = threading.Lock()
+        self.of_thread = _OfThread()
         device.on_loss = self.failed
         self.order = Order(device, partial(working, device), self.garbage.append)
         self.stream = self.order.own(device.stream())
@@ -164,6 +171,11 @@ class Context:
             return None
         return mine
 
+    def allocator(self) -> Allocator | None:
+        """What new arrays of this thread come from; None where that is the device itself."""
+        window = self.window()
+        return self.of_thread.allocator if window is None else window.allocator
+
     def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
         """Raise where a capture under way cannot stand `act`."""
         for window in self.captures():
@@ -188,11 +200,11 @@ class Context:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
         if isinstance(error, ContextLostError):  # The device itself is sound.
             self._lose(str(error), error.hint or "", only_first=True)
-            return
-        recovers = self.device.recovers
-        remedy = _RESET if recovers else _NEW_PROCESS
-        reason = f"{self.device.name} is lost since: {error}"
-        self._lose(reason, remedy, recovers=recovers, only_first=True)
+        else:
+            recovers = self.device.recovers
+            reason = f"{self.device.name} is lost since: {error}"
+            self._lose(reason, _RESET if recovers else _NEW_PROCESS, recovers=recovers, only_first=True)
+        self.events.emit("lost", device=self.device.name, reason=str(error))
 
     def _lose(
         self, reason: str, remedy: str, *, recovers: bool = True, only_first: bool = False

@@ -28,6 +28,9 @@ class StreamHandle:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self.handle)
 
+    def __repr__(self) -> str:
+        return "<StreamHandle>"
+
 
 class Library:
     """A library whose tensors are on devices of one DLPack type, in streams of its own.

@@ -42,12 +42,12 @@ class Event:
         """Raise when the context it was recorded in is lost."""
         self._context.require("record the event again: gpu.record()")
 
+    def __repr__(self) -> str:
+        return f"<Event on {self._context.device.name}>"
+
     def __del__(self) -> None:
         if hasattr(self, "raw"):
             self._context.garbage.append(self.raw.close)
-
-    def __repr__(self) -> str:
-        return f"<Event on {self._context.device.name}>"
 
 
 def record(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
@@ -120,7 +120,7 @@ class Stream:
             self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._raw is None else f"0x{self._raw.handle:x}"
+        state = "closed" if self._raw is None else self._raw.id
         return f"<Stream {state} on {self._context.device.name}>"
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from preheat.devices import base
 
 if TYPE_CHECKING:
+    from preheat.dtypes import DType
     from preheat.runtime.array import Array
     from preheat.runtime.launch import Gathered, Launch
 
 __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "LOAD", "READY", "RECORD", "REPLAY", "RESET", "RESOLVE", "SET",
-    "SYNCHRONIZE", "TO_HOST", "UNLOAD", "Act", "Window",
+    "SYNCHRONIZE", "TO_HOST", "UNLOAD", "Act", "Allocator", "Window",
 ]  # fmt: skip
 
 
@@ -53,11 +54,19 @@ REPLAY = Act("replaying a graph", "replay after the capture")
 RESET = Act("resetting or closing the device", "leave the capture first", unsafe=True)
 
 
+class Allocator(Protocol):
+    """Memory for the new arrays of a thread, instead of memory that the device allocates for each."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A new array, holding nothing in particular."""
+
+
 class Window(Protocol):
     """A capture under way: work of its thread becomes part of it."""
 
     stream: base.Stream  # which is captured
     meant: base.Stream | None  # the one the caller named: work for it becomes part of the capture, too
+    allocator: Allocator | None  # what new arrays of its thread come from; without one there are none
 
     @property
     def forsaken(self) -> bool:

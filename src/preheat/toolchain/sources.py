@@ -9,7 +9,7 @@ from pathlib import Path
 from preheat.artifact import Header
 from preheat.program import Program
 
-__all__ = ["HOME", "LABELS", "sources_of"]
+__all__ = ["HOME", "LABELS", "own_texts", "sources_of"]
 
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
 
@@ -30,14 +30,19 @@ def sources_of(
     """
     if program.language != "cuda" or _OPTIONS.isdisjoint(program.options):
         return {}
-    texts = {f"{LABELS}/{program.label}": program.source}
-    texts |= {f"{HOME}/{name}": text for name, text in program.headers}
+    texts = own_texts(program)
     for header in headers:
         if header.root in roots and header.root not in toolkit:
             text = _text(Path(roots[header.root], header.name), header.digest)
             if text is not None:
                 texts[f"{HOME}/@{header.root}/{header.name}"] = text
     return texts
+
+
+def own_texts(program: Program) -> dict[str, str]:
+    """The texts that a program consists of, by the names that debug information has for them."""
+    texts = {f"{LABELS}/{program.label}": program.source}
+    return texts | {f"{HOME}/{name}": text for name, text in program.headers}
 
 
 def _text(path: Path, digest: str) -> str | None:

@@ -16,6 +16,7 @@ from preheat.devices.base import (
     LEGACY_STREAMS,
     PER_THREAD_STREAM,
     Event,
+    FindLines,
     Limits,
     MemoryInfo,
     Setter,
@@ -186,8 +187,11 @@ class CudaDevice:
 
     # Modules and streams
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> CudaModule:
+    def load(
+        self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None
+    ) -> CudaModule:
         """Load a verified cubin or, for `jit`, its PTX through the driver's own compiler."""
+        del lines  # the driver's errors name no instruction
         return CudaModule(self, artifact, jit=jit)
 
     def stream(self, *, priority: int = 0) -> CudaStream:

@@ -28,10 +28,12 @@ class CudaGraph:
         found = call("cuGraphGetNodes", self._graph, count)[0] if count else []
         return [_described(node) for node in found]
 
-    def instantiate(self) -> CudaExecutable:
-        """Make it ready, as captured: no flag that frees, sorts or launches by itself."""
+    def instantiate(self, *, free_on_launch: bool = False) -> CudaExecutable:
+        """Make it ready, as captured; with the one flag, launches free what the last one allocated."""
+        flags = library().CUgraphInstantiate_flags
+        flag = int(flags.CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) if free_on_launch else 0
         with self._device.current():
-            return CudaExecutable(self._device, call("cuGraphInstantiate", self._graph, 0))
+            return CudaExecutable(self._device, call("cuGraphInstantiate", self._graph, flag))
 
     def close(self) -> None:
         """Give it back."""

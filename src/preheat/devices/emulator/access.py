@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from preheat.devices.base import Limits
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ __all__ = [
     "in_space",
     "load",
     "load_vector",
+    "peek",
     "place",
     "place_generic",
+    "poke",
     "store",
     "store_vector",
     "view",
@@ -193,21 +196,21 @@ def place_generic(group: Group, values: Any) -> Place:
 def load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
     """What each thread finds `offset` bytes from its place; a scalar when all go to the same."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=False)
-    return _read(at, offset, dtype)
+    return peek(at, offset, dtype)
 
 
 def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, count: int) -> list[Any]:
     """`count` neighbouring elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * count, site, write=False)
-    return [_read(at, offset + i * size, dtype) for i in range(count)]
+    return [peek(at, offset + i * size, dtype) for i in range(count)]
 
 
 def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
     """Write each thread's value; of several to one address the last thread's stays."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
     group.wave.writes += at.space != "local"
-    _write(at, offset, dtype, value)
+    poke(at, offset, dtype, value)
 
 
 def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
@@ -216,7 +219,7 @@ def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, 
     at, offset = _admit(group, at, offset, size * len(values), site, write=True)
     group.wave.writes += at.space != "local"
     for i, value in enumerate(values):
-        _write(at, offset + i * size, dtype, value)
+        poke(at, offset + i * size, dtype, value)
 
 
 def admit(group: Group, at: Place, offset: int, dtype: DType, site: int) -> tuple[Array, Array]:
@@ -237,7 +240,8 @@ def in_space(wave: Wave, values: Any, space: str) -> Any:
     return constant if space == "const" else (values >= 0) & (values < SHARED) & ~constant
 
 
-def _read(at: Place, offset: int, dtype: DType) -> Any:
+def peek(at: Place, offset: int, dtype: DType) -> Any:
+    """What each thread finds `offset` bytes from its place, without a check."""
     if at.strides is None:
         return flat(dtype, offset).take(at.index(dtype))
     if not at.shape:
@@ -245,7 +249,8 @@ def _read(at: Place, offset: int, dtype: DType) -> Any:
     return view(dtype, at.start + offset, at.shape, at.strides).copy().reshape(-1)
 
 
-def _write(at: Place, offset: int, dtype: DType, value: Any) -> None:
+def poke(at: Place, offset: int, dtype: DType, value: Any) -> None:
+    """Write each thread's value without a check; of several to one address the last stays."""
     if at.strides is None or not _injective(at.shape, at.strides):
         flat(dtype, offset)[at.index(dtype)] = value
     elif not at.shape:
@@ -263,7 +268,7 @@ def _admit(
         _check_parts(group, at, offset, size, site, write=write)
     elif at.limit is not None:
         if at.lo + offset < 0 or at.hi + offset + size > at.limit:
-            _outside_space(at, offset, size, site, write=write)
+            _outside_space(group, at, offset, size, site, write=write)
     else:
         lo, hi, hot = at.lo + offset, at.hi + offset + size, group.wave.memory.hot
         known = hot.start <= lo and hi <= hot.end and (hot.writable or not write)
@@ -285,7 +290,7 @@ def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, 
             raise
 
 
-def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
+def _outside_space(group: Group, at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
     values = np.atleast_1d(at.values)
     outside = (values < -offset) | (values > (at.limit or 0) - size - offset)
     position = int(np.argmax(outside))
@@ -294,7 +299,20 @@ def _outside_space(at: Place, offset: int, size: int, site: int, *, write: bool)
     if at.limit == 0:
         there = "there is none"
     message = f"{verb} {size} bytes at {at.space} address {address:#x}; {there}"
-    raise Violation(message, site, position, address)
+    hint = _needs_shared(group.wave, at.hi + offset + size) if at.space == "shared" else None
+    raise Violation(message, site, position, address, hint)
+
+
+def _needs_shared(wave: Wave, end: int) -> str | None:
+    """How a launch gets shared memory up to `end`, where its size is the affair of the launch."""
+    fixed, have = wave.program.shared_bytes, wave.shared_bytes
+    dynamic = fixed in wave.program.shared.values()  # such arrays begin where the others end
+    if not dynamic or not have < end <= Limits().shared_optin:
+        return None
+    return (
+        f"the launch gave {have - fixed} bytes of dynamic shared memory, and this needs {end - fixed}: "
+        f"kernel.launch(…, grid=…, block=…, shared={end - fixed})"
+    )
 
 
 def _outside_buffers(

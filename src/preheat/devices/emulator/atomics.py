@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from preheat.devices.emulator.access import Place
     from preheat.devices.emulator.group import Group
 
-__all__ = ["VERBS", "Update", "atomic", "update"]
+__all__ = ["EXCHANGE", "VERBS", "Update", "atomic", "update"]
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
@@ -37,7 +37,7 @@ class Update(NamedTuple):
     single: Function | None = None
 
 
-_EXCHANGE = Update(lambda _old, new: new, single=lambda _old, new: new)
+EXCHANGE = Update(lambda _old, new: new, single=lambda _old, new: new)
 _SWAP = Update(
     lambda old, expected, new: np.where(old == expected, new, old),
     single=lambda old, expected, new: new if old == expected else old,
@@ -58,7 +58,7 @@ _INTEGER = {
     "or": np.bitwise_or,
 }
 _INTEGER["xor"] = np.bitwise_xor
-_OTHER = {"exch": _EXCHANGE, "cas": _SWAP, "inc": _INCREMENT, "dec": _DECREMENT}
+_OTHER = {"exch": EXCHANGE, "cas": _SWAP, "inc": _INCREMENT, "dec": _DECREMENT}
 VERBS = frozenset({*_INTEGER, *_OTHER})
 
 

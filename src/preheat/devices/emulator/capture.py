@@ -8,18 +8,22 @@ capture can hold fails with 900 and invalidates every capture it concerns, as me
     a module unloaded, a pool trimmed        those begun "global"; those begun "thread_local" when
                                              their own thread calls; none begun "relaxed"
 
-Waits for other streams and events, allocations and frees concern no capture, because the GPU makes them
-with the capture mode of the thread exchanged.
+Waits for other streams and events, allocations and frees in them concern no capture, because the GPU
+makes them with the capture mode of the thread exchanged. An allocation in the captured stream is a
+node: its address is fixed, and each replay allocates the memory, which stays allocated until it is
+freed, in the graph or outside.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.devices.emulator.refusal import refusal
+from preheat.devices.emulator.retired import Block
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
@@ -28,44 +32,56 @@ __all__ = ["Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
 Work = list[Callable[[], object]]
 
 
-class EmulatorExecutable:
-    """Captured work, done in the order of its nodes; `owners` are kept meanwhile."""
+class Claim(Protocol):
+    """The memory that a replay leaves allocated, at the device."""
 
-    def __init__(self, work: Work, owners: tuple[object, ...], scheduler: Scheduler | None) -> None:
-        self._work: Work | None = work
-        self._owners, self._scheduler = owners, scheduler
+    def __call__(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
+        """Count it as allocated; what an earlier replay left must be freed, or is in `stream`."""
+
+
+class Captured(NamedTuple):
+    """What each replay does: the work, what that keeps alive, and the memory it leaves allocated."""
+
+    work: Work
+    owners: tuple[object, ...]
+    unfreed: tuple[Block, ...]
+
+
+class EmulatorExecutable:
+    """Captured work, done in the order of its nodes; owners are kept meanwhile."""
+
+    def __init__(
+        self, captured: Captured, scheduler: Scheduler | None, claim: Claim, *, free_on_launch: bool
+    ) -> None:
+        self._captured: Captured | None = captured
+        self._scheduler, self._claim, self._free_on_launch = scheduler, claim, free_on_launch
 
     def upload(self, stream: base.Stream) -> None:
         """Nothing to bring anywhere."""
 
     def prepare(self, stream: base.Stream) -> base.Replay:
         """Do it all, or queue it as one item; an error of work done at once comes out here."""
-        if self._scheduler is not None:
-            return partial(self._queue, self._scheduler, stream.id)
+        return partial(self._replay, stream)
 
-        def replay() -> tuple[int, ...]:
-            if self._work is None:
-                return (400,)
-            for do in self._work:
-                do()
-            return (0,)
-
-        return replay
-
-    def _queue(self, scheduler: Scheduler, stream: int) -> tuple[int, ...]:
-        if self._work is None:
+    def _replay(self, stream: base.Stream) -> tuple[int, ...]:
+        captured, scheduler = self._captured, self._scheduler
+        if captured is None:
             return (400,)
-        scheduler.submit(stream, partial(_do_all, self._work, self._owners))
+        if captured.unfreed and not self._claim(captured.unfreed, stream, free=self._free_on_launch):
+            return (1,)
+        if scheduler is None:
+            _do_all(captured)
+        else:
+            scheduler.submit(stream.id, partial(_do_all, captured))  # which keeps the owners
         return (0,)
 
     def close(self) -> None:
         """Let go of the work and the owners; a replay that is queued keeps them."""
-        self._work, self._owners = None, ()
+        self._captured = None
 
 
-def _do_all(work: Work, owners: tuple[object, ...]) -> None:
-    del owners  # whoever queued this replay kept them up to here
-    for do in work:
+def _do_all(captured: Captured) -> None:
+    for do in captured.work:
         do()
 
 
@@ -75,40 +91,42 @@ class EmulatorGraph:
     def __init__(
         self,
         nodes: list[base.GraphNode],
-        work: Work,
-        owners: tuple[object, ...],
+        captured: Captured,
         scheduler: Scheduler | None,
+        claim: Claim,
     ) -> None:
-        self._nodes, self._work = nodes, work
-        self._owners, self._scheduler = owners, scheduler
+        self._nodes, self._captured = nodes, captured
+        self._scheduler, self._claim = scheduler, claim
 
     def nodes(self) -> list[base.GraphNode]:
         """What it consists of, oldest first."""
         return list(self._nodes)
 
-    def instantiate(self) -> base.Executable:
+    def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
         """Make it ready."""
-        return EmulatorExecutable(list(self._work), self._owners, self._scheduler)
+        return EmulatorExecutable(
+            self._captured, self._scheduler, self._claim, free_on_launch=free_on_launch
+        )
 
     def close(self) -> None:
         """Let go of the work and the owners."""
-        self._nodes, self._work, self._owners = [], [], ()
+        self._nodes, self._captured = [], Captured([], (), ())
 
 
 class Capture:
     """One capture of one stream, from its begin to its end."""
 
-    def __init__(self, mode: str, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, mode: str) -> None:
         self.mode, self.thread, self.valid = mode, threading.get_ident(), True
-        self._nodes: list[base.GraphNode] = []
+        self.nodes: list[base.GraphNode] = []
+        self.unfreed: dict[int, Block] = {}  # what it allocates, by address
         self._work: Work = []
         self._owners: list[object] = []
-        self._scheduler = scheduler
 
     def add(self, kind: str, name: str, do: Callable[[], object]) -> None:
         """Work that is done at every replay instead of now."""
         self.require(kind)
-        self._nodes.append(base.GraphNode(kind, name))
+        self.nodes.append(base.GraphNode(kind, name))
         self._work.append(do)
 
     def retain(self, owner: object) -> None:
@@ -117,7 +135,7 @@ class Capture:
         self._owners.append(owner)
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
 
     def require(self, call: str) -> None:
         """Refuse to go on with an invalid capture."""
@@ -134,23 +152,23 @@ class Capture:
         mine = self.thread == threading.get_ident()
         return self.mode == "global" or (self.mode == "thread_local" and mine)
 
-    def graph(self) -> EmulatorGraph:
-        """What was captured."""
-        return EmulatorGraph(self._nodes, self._work, tuple(self._owners), self._scheduler)
+    def captured(self) -> Captured:
+        """What each replay is to do."""
+        return Captured(self._work, tuple(self._owners), tuple(self.unfreed.values()))
 
 
 class Captures:
     """The captures under way on one device."""
 
-    def __init__(self, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, scheduler: Scheduler | None, claim: Claim) -> None:
         self._open: dict[int, Capture] = {}  # by the id of the stream
-        self._scheduler = scheduler
+        self._scheduler, self._claim = scheduler, claim
 
     def begin(self, stream: int, mode: str) -> Capture:
         """Capture a stream from here on."""
         if stream in self._open:
             raise refusal("begin capture", 401)
-        self._open[stream] = Capture(mode, self._scheduler)
+        self._open[stream] = Capture(mode)
         return self._open[stream]
 
     def abandon(self, stream: int) -> None:
@@ -165,7 +183,7 @@ class Captures:
         if capture.mode != "relaxed" and capture.thread != threading.get_ident():
             raise refusal("end capture", 908)
         capture.require("end capture")
-        return capture.graph()
+        return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler, self._claim)
 
     def of(self, stream: int) -> Capture | None:
         """The capture of a stream."""

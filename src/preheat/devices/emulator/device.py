@@ -15,14 +15,15 @@ import numpy as np
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
-from preheat.devices.emulator.capture import Captures
+from preheat.devices.emulator.capture import Capture, Captures
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid
+from preheat.devices.emulator.refusal import error_of
 from preheat.devices.emulator.retired import Block, Retired
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError, OutOfMemoryError, brief
+from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, brief
 from preheat.toolchain import ptx
 
 __all__ = ["COUNT", "EmulatorDevice", "name_of"]
@@ -43,6 +44,9 @@ class EmulatorDevice:
 
     With a `schedule`, which is a seed, streams are deferred: work is queued and executed late, in an
     order that the seed chooses among those that streams and events allow.
+
+    With `sanitize`, a kernel also stops where it uses what CUDA leaves undefined: shared memory that
+    nothing has written, or the value of a lane that takes no part in a shuffle.
     """
 
     def __init__(
@@ -52,22 +56,23 @@ class EmulatorDevice:
         *,
         patience: int = PATIENCE,
         schedule: int | None = None,
+        sanitize: bool = False,
     ) -> None:
-        self.name = name_of(index, arch, patience, schedule)
+        self.name = name_of(index, arch, patience, schedule, sanitize)
         self.index, self.arch = index, Arch.parse(arch)
         self.model = "PTX emulator"
         self.limits = base.Limits()
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
         self.forks = self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
-        self.patience, self.schedule = patience, schedule
+        self.patience, self.schedule, self.sanitize = patience, schedule, sanitize
         self.lock = threading.RLock()
         self._begin()
 
     def _begin(self) -> None:
         self._memory = Memory()
         self.scheduler = None if self.schedule is None else self._scheduler(self.schedule)
-        self.captures = Captures(self.scheduler)
+        self.captures = Captures(self.scheduler, self._claim)
         self.streams = Streams(self.captures, self.scheduler)
         self._allocated: dict[int, Block] = {}
         self._retired = Retired()
@@ -81,13 +86,15 @@ class EmulatorDevice:
         if self.scheduler is None:
             self.on_loss(fault)
 
-    def load(self, artifact: Artifact, *, jit: bool = False) -> base.Module:
+    def load(
+        self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
+    ) -> base.Module:
         """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
         del jit
         try:
-            loaded = image(artifact.ptx.decode())
+            loaded = image(artifact.ptx.decode(), sanitize=self.sanitize)
             with self.lock:
-                return EmulatorModule(loaded, artifact, self._memory, self)
+                return EmulatorModule(loaded, artifact, self._memory, self, lines)
         except UnicodeDecodeError as bad:
             raise invalid(f"not a text: {bad}") from None
         except ptx.SyntaxFault as bad:
@@ -103,8 +110,9 @@ class EmulatorDevice:
         return self.streams.adopt(handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """Address of `size` new bytes, each of them `POISON`."""
-        self.captures.guard("allocate", stream.id)
+        """Address of `size` new bytes, each of them `POISON`; in a captured stream, of each replay."""
+        if (capture := self.captures.of(stream.id)) is not None:
+            return self._allocate_in(capture, size)
         with self.lock:
             if self._used + size > _TOTAL:
                 raise _out_of_memory(size)
@@ -116,12 +124,39 @@ class EmulatorDevice:
             return block.buffer.start
 
     def _fresh(self, size: int) -> Block:
+        block = self._reserved(size)
+        self._memory.add(block.buffer.start, size)
+        return block
+
+    def _reserved(self, size: int) -> Block:
+        """Memory with an address, which no kernel may use yet."""
         try:
             room = np.full(size + 2 * _ALIGN, POISON, np.uint8)
         except MemoryError:
             raise _out_of_memory(size) from None
-        address = -(-room.ctypes.data // _ALIGN) * _ALIGN
-        return Block(self._memory.add(address, size), room)
+        start = -(-room.ctypes.data // _ALIGN) * _ALIGN
+        return Block(Buffer(start, start + size, True), room)
+
+    def _allocate_in(self, capture: Capture, size: int) -> int:
+        """Let a graph allocate memory whenever it is replayed, at the address that this returns."""
+        block = self._reserved(size)
+        capture.add("allocation", "", lambda: self._revive(block.buffer))
+        capture.unfreed[block.buffer.start] = block
+        return block.buffer.start
+
+    def _claim(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
+        """Count memory that a replay in `stream` allocates; False where it still is allocated."""
+        with self.lock:
+            for block in blocks:
+                if block.buffer.start not in self._allocated:
+                    continue
+                if not free:
+                    return False
+                self.free(block.buffer.start, stream)
+            for block in blocks:
+                self._allocated[block.buffer.start] = block._replace(of_graph=True)
+                self._used += block.size
+            return True
 
     def _again(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Block | None:
         """Memory whose free is queued in the same stream, which can be used behind that free."""
@@ -133,12 +168,15 @@ class EmulatorDevice:
 
     def _revive(self, buffer: Buffer) -> None:
         size = buffer.end - buffer.start
-        self._memory.add(buffer.start, size)
-        ctypes.memset(buffer.start, POISON, size)
+        with self.lock:
+            self._memory.add(buffer.start, size)
+            ctypes.memset(buffer.start, POISON, size)
 
     def free(self, address: int, stream: base.Stream) -> None:
-        """Give memory back, behind the work that is queued in `stream`."""
-        self.captures.guard("free", stream.id)
+        """Give memory back, behind the work that is queued in `stream`, or in each replay."""
+        if (capture := self.captures.of(stream.id)) is not None:
+            self._free_in(capture, address)
+            return
         with self.lock:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
@@ -147,15 +185,25 @@ class EmulatorDevice:
                 self._memory.free(block.buffer)
             else:
                 self.scheduler.submit(stream.id, lambda: self._retire(block.buffer))
-                self._retired.add(block, stream.id)
+                if not block.of_graph:  # which uses that address again
+                    self._retired.add(block, stream.id)
             del self._allocated[address]
             self._used -= block.size
 
+    def _free_in(self, capture: Capture, address: int) -> None:
+        """Let a graph free memory that it allocated itself."""
+        block = capture.unfreed.get(address)
+        if block is None:
+            raise capture.invalidate("free", 1)
+        capture.add("free", "", lambda: self._retire(block.buffer))
+        del capture.unfreed[address]
+
     def _retire(self, buffer: Buffer) -> None:
         size = buffer.end - buffer.start
-        self._check("free", buffer.start, size)
-        ctypes.memset(buffer.start, FREED, size)
-        self._memory.free(buffer)
+        with self.lock:
+            self._check("free", buffer.start, size)
+            ctypes.memset(buffer.start, FREED, size)
+            self._memory.free(buffer)
 
     @contextmanager
     def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
@@ -295,7 +343,7 @@ class EmulatorDevice:
     def check(self, status: tuple[int, ...], call: str) -> None:
         """Raise for a status that is not 0; launches here raise by themselves."""
         if status[0]:
-            raise DriverError(call, status[0], "EMULATOR_ERROR", "the emulator gives no such status")
+            raise error_of(call, status[0])
 
     def trim(self) -> None:
         """Nothing that counts as used is kept."""
@@ -321,7 +369,11 @@ class EmulatorDevice:
 
 
 def name_of(
-    index: int = 0, arch: Arch | str = ARCH, patience: int = PATIENCE, schedule: int | None = None
+    index: int = 0,
+    arch: Arch | str = ARCH,
+    patience: int = PATIENCE,
+    schedule: int | None = None,
+    sanitize: bool = False,
 ) -> str:
     """The name of an emulator, which says all it differs in from the others: `emulator:1[sm_100]`."""
     if not 0 <= index < COUNT:
@@ -334,6 +386,7 @@ def name_of(
         *([] if (target := Arch.parse(arch)) == Arch.parse(ARCH) else [str(target)]),
         *([] if patience == PATIENCE else [f"patience={patience}"]),
         *([] if schedule is None else [f"schedule={schedule}"]),
+        *(["sanitize"] if sanitize else []),
     ]
     return f"emulator:{index}" + (f"[{','.join(settings)}]" if settings else "")
 

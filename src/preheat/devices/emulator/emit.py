@@ -272,14 +272,25 @@ def _shuffle(w: Writer, op: Op) -> None:
         raise w.unsupported()
     value, held = w.read_bits(op.operands[1], 4)
     lane, clamp = (w.read(operand, U32) for operand in op.operands[2:4])
+    if w.code.sanitize:
+        mask = w.read(op.operands[4], U32)
+        w.lines.append(f"check_shuffle(G, {mode!r}, {lane}, {clamp}, {mask}, {w.site()})")
     _results(w, items, (held, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
+
+
+def _mask(w: Writer, operand: Operand | None) -> str:
+    """The mask of those who take part."""
+    mask = w.read(operand, U32)
+    if w.code.sanitize:
+        w.lines.append(f"check_member(G, {mask}, {w.site()})")
+    return mask
 
 
 def _vote(w: Writer, op: Op) -> None:
     sync, mode, *_ = (*op.modifiers, "", "")
     if sync != "sync" or mode not in warp.VOTES:
         raise w.unsupported()
-    predicate, mask = w.read(op.operands[1], BOOL), w.read(op.operands[2], U32)
+    predicate, mask = w.read(op.operands[1], BOOL), _mask(w, op.operands[2])
     dtype = U32 if mode == "ballot" else BOOL
     w.write(op.operands[0], w.let(f"vote(G, {mode!r}, {predicate}, {mask})"), dtype)
 
@@ -290,7 +301,7 @@ def _match(w: Writer, op: Op) -> None:
         raise w.unsupported()
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
-    value, mask = w.read(op.operands[1], TYPES[kind]), w.read(op.operands[2], U32)
+    value, mask = w.read(op.operands[1], TYPES[kind]), _mask(w, op.operands[2])
     _results(w, items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
 
 
@@ -299,14 +310,14 @@ def _reduce(w: Writer, op: Op) -> None:
     integer = kind in ("u32", "s32", "b32") and not any(more)
     if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
         raise w.unsupported()
-    value, mask = w.read(op.operands[1], TYPES[kind]), w.read(op.operands[2], U32)
+    value, mask = w.read(op.operands[1], TYPES[kind]), _mask(w, op.operands[2])
     w.write(op.operands[0], w.let(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
 
 
 def _elect(w: Writer, op: Op) -> None:
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
-    _results(w, items, (U32, BOOL), f"elect(G, {w.read(op.operands[1], U32)})")
+    _results(w, items, (U32, BOOL), f"elect(G, {_mask(w, op.operands[1])})")
 
 
 def _active(w: Writer, op: Op) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from preheat.devices.emulator import sanitize as checks
 from preheat.devices.emulator.decode import Op, Register, decode
 from preheat.devices.emulator.emit import NAMESPACE, called, emit
 from preheat.devices.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
@@ -70,8 +71,8 @@ class Code:
 class Generator:
     """Writes all functions of one PTX function."""
 
-    def __init__(self, function: ptx.Function) -> None:
-        self.function = function
+    def __init__(self, function: ptx.Function, *, sanitize: bool = False) -> None:
+        self.function, self.sanitize = function, sanitize
         self.is_entry = function.kind == "entry"
         self.body = decode(function)
         self.blocks = blocks_of(self.body)
@@ -151,6 +152,8 @@ class Generator:
         reachable = [block for block in self.blocks if block.reachable]
         text = "\n".join(source for block in reachable for source in self._sources(block))
         self.globals.update(NAMESPACE)
+        if self.sanitize:
+            self.globals.update(checks.NAMESPACE)
         exec(compile(text, f"<{self.function.name}>", "exec"), self.globals)
         steps = {block.index: self._step(block) for block in reachable}
         offsets = self.offsets
@@ -219,6 +222,6 @@ def _fits(register: Register, dtype: DType) -> bool:
     return register_type(register.kind).itemsize == dtype.itemsize
 
 
-def generate(function: ptx.Function) -> Code:
+def generate(function: ptx.Function, *, sanitize: bool = False) -> Code:
     """Make a function ready to run; `UnsupportedInstructionError` names what the emulator cannot do."""
-    return Generator(function).code()
+    return Generator(function, sanitize=sanitize).code()

@@ -32,8 +32,8 @@ class Kernel(NamedTuple):
 class Image:
     """The functions of one PTX text. Nothing here depends on addresses: all loads share it."""
 
-    def __init__(self, text: str) -> None:
-        self.module = ptx.parse(text)
+    def __init__(self, text: str, *, sanitize: bool = False) -> None:
+        self.module, self.sanitize = ptx.parse(text), sanitize
         self.bodies = {f.name: f for f in self.module.functions if f.body is not None}
         self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
         self._code: dict[str, Code] = {}
@@ -49,7 +49,7 @@ class Image:
     def code(self, name: str) -> Code:
         """One function."""
         if name not in self._code:
-            self._code[name] = generate(self.bodies[name])
+            self._code[name] = generate(self.bodies[name], sanitize=self.sanitize)
         return self._code[name]
 
     def _reachable(self, name: str) -> tuple[dict[str, Code], dict[str, UnsupportedInstructionError]]:
@@ -111,6 +111,6 @@ class Image:
 
 
 @functools.lru_cache(maxsize=64)
-def image(text: str) -> Image:
-    """The image of a PTX text; `SyntaxFault` when it has no shape that can run."""
-    return Image(text)
+def image(text: str, *, sanitize: bool = False) -> Image:
+    """The image of a PTX text, with checks to `sanitize`; `SyntaxFault` when it has no such shape."""
+    return Image(text, sanitize=sanitize)

@@ -14,12 +14,13 @@ import numpy as np
 from preheat.devices.base import Geometry, Limits
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
+from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
 from preheat.devices.emulator.wave import Program, Wave
-from preheat.errors import DeviceError, EmulatorFault
+from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
 
 __all__ = ["Launch", "Owner"]
@@ -129,6 +130,8 @@ class Launch:
                 fault = self._fault(wave, bad)
                 self._device.lost(fault)
                 raise fault from None
+            except UnsupportedInstructionError as error:  # in a function that a pointer led to
+                raise self.program.located(error) from None
 
     def _blocks_per_wave(self) -> int:
         if self.geometry.cooperative:  # its blocks wait for one another
@@ -142,7 +145,7 @@ class Launch:
         group = wave.running
         assert group is not None
         op, lane = group.frame.code.sites[bad.site], int(group.all_lanes[bad.position])
-        return EmulatorFault(
+        fault = EmulatorFault(
             self.title,
             str(bad),
             line=op.line,
@@ -152,6 +155,15 @@ class Launch:
             address=bad.address,
             hint=bad.hint,
         )
+        return self.program.located(fault, _calls(group.frame, bad.site))
+
+
+def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
+    """The function and PTX line of an operation, then of each call that led there."""
+    while frame is not None:
+        yield frame.code.name, frame.code.sites[site].line
+        site = frame.call.site if frame.call is not None else 0
+        frame = frame.parent
 
 
 def _may_recurse(functions: dict[str, Code]) -> bool:

@@ -39,6 +39,10 @@ class Buffer(NamedTuple):
 
 
 _OVERRUN = 64  # bytes behind a buffer where an access is its own rather than that of a freed one
+# An access beside a buffer is told by it where it is no further away than the buffer is long, within
+# these bounds in bytes. What is further away probably has nothing to do with it.
+_LEAST_REACH, _MOST_REACH = 256, 4096
+_PAGE = 4096  # addresses below are a null pointer and an index
 _NOWHERE = Buffer(0, 0, False)
 
 
@@ -106,9 +110,9 @@ class Memory:
         return None if inside.all() else int(np.argmin(inside))
 
     def describe(self, address: int, size: int, *, write: bool) -> str:
-        """What is wrong with `size` bytes at `address`, told by the nearest buffer."""
+        """What is wrong with `size` bytes at `address`, told by a buffer close to them."""
         verb = "writes" if write else "reads"
-        what = f"{verb} {size} {'byte' if size == 1 else 'bytes'} at 0x{address:x}"
+        what = f"{verb} {_bytes(size)} at 0x{address:x}"
         if write and self.covers(address, address + size, write=False):
             return f"{what}, in read-only memory"
         near = min(self._buffers, key=lambda b: _distance(b, address, size), default=None)
@@ -116,8 +120,9 @@ class Memory:
         for buffer in reversed(self._freed):
             if buffer.start <= address < buffer.end and not overrun:
                 return f"{what}, in a freed {_name(buffer)}"
-        if near is None:
-            return f"{what}; there is no memory at all"
+        if near is None or _distance(near, address, size) > _reach(near):
+            null = ": the pointer is null" if address < _PAGE else ""
+            return f"{what}, which no allocation contains{null}"
         if address >= near.end:
             return f"{what}, {_bytes(address - near.end)} past the end of the {_name(near)}"
         if address < near.start:
@@ -139,3 +144,8 @@ def _bytes(count: int) -> str:
 
 def _distance(buffer: Buffer, address: int, size: int) -> int:
     return max(address - buffer.end, buffer.start - address - size, 0)
+
+
+def _reach(buffer: Buffer) -> int:
+    """How far from a buffer an access is still told by it."""
+    return min(max(buffer.end - buffer.start, _LEAST_REACH), _MOST_REACH)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +19,17 @@ from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
 from preheat.devices.emulator.wave import Program
-from preheat.errors import InvalidCodeError
+from preheat.errors import EmulatorFault, InvalidCodeError, UnsupportedInstructionError
+from preheat.key import Part
+from preheat.lazy import lazy
 from preheat.toolchain import ptx
+from preheat.toolchain.lines import Lines
 
 __all__ = ["EmulatorFunction", "EmulatorModule", "invalid"]
 
+Fault = TypeVar("Fault", bound=EmulatorFault)
+
+_NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
 _GAP = 16  # bytes between variables, so that a step too far is seen
 _THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # of one processor
 
@@ -34,8 +42,16 @@ def invalid(meaning: str) -> InvalidCodeError:
 class EmulatorModule:
     """PTX with its variables in memory, on a device whose `lock` is held by whoever launches."""
 
-    def __init__(self, image: Image, artifact: Artifact, memory: Memory, device: Owner) -> None:
+    def __init__(
+        self,
+        image: Image,
+        artifact: Artifact,
+        memory: Memory,
+        device: Owner,
+        find_lines: base.FindLines | None = None,
+    ) -> None:
         self.image, self.artifact, self.memory, self.device = image, artifact, memory, device
+        self._find_lines = find_lines
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
@@ -99,8 +115,29 @@ class EmulatorModule:
             kernel = self.image.kernel(name)
         except ptx.SyntaxFault as bad:
             raise invalid(f"{bad}, line {bad.line}") from None
+        except UnsupportedInstructionError as error:
+            raise self.located(error) from None
         self._check_symbols(kernel)
         return EmulatorFunction(self, name, kernel)
+
+    @lazy
+    def _lines(self) -> Lines | None:
+        """The source lines of the code; the first fault looks for them."""
+        return None if self._find_lines is None else self._find_lines()
+
+    def located(self, fault: Fault, calls: Iterable[tuple[str, int]] = ()) -> Fault:
+        """The same fault with the lines of the CUDA source.
+
+        `calls` are the function and PTX line of the fault, then of every call around it; those of an
+        unsupported instruction are in the error itself.
+        """
+        places = list(calls) or [(fault.kernel, fault.line or 0)]
+        lines, bodies = self._lines, self.image.bodies
+        found = [] if lines is None else [lines.of(bodies[name], line) for name, line in places]
+        if found and found[0]:
+            return fault.located(tuple(chain.from_iterable(found)))
+        from_cuda = Part("language", "cuda") in self.artifact.parts
+        return fault.located((), hint=_NO_LINES if from_cuda else None)
 
     def _check_symbols(self, kernel: Kernel) -> None:
         for code in kernel.functions.values():
@@ -139,6 +176,8 @@ class EmulatorFunction:
             constants=module.constants,
             memory=module.memory,
             patience=module.device.patience,
+            sanitize=module.image.sanitize,
+            located=module.located,
         )
         head = module.image.module.entries[name]
         self.parameters = head.params

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from preheat.errors import DriverError
 
-__all__ = ["refusal"]
+__all__ = ["error_of", "refusal"]
 
 _NAMES = {
+    1: ("INVALID_VALUE", "memory that the graph allocates is allocated still, or is not the graph's"),
     400: ("INVALID_HANDLE", "there is no such stream"),
     401: ("ILLEGAL_STATE", "the stream is not in a state for this"),
     600: ("NOT_READY", "the event has not happened yet"),
@@ -21,5 +22,10 @@ _NAMES = {
 
 def refusal(call: str, code: int) -> DriverError:
     """The error with a GPU's number."""
-    name, meaning = _NAMES[code]
-    return DriverError(f"emulator {call}", code, f"EMULATOR_{name}", meaning)
+    return error_of(f"emulator {call}", code)
+
+
+def error_of(call: str, code: int) -> DriverError:
+    """The error that a status stands for."""
+    name, meaning = _NAMES.get(code, ("ERROR", "the emulator gives no such status"))
+    return DriverError(call, code, f"EMULATOR_{name}", meaning)

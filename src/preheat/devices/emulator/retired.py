@@ -19,6 +19,7 @@ class Block(NamedTuple):
 
     buffer: Buffer
     room: np.ndarray[Any, Any]
+    of_graph: bool = False  # A graph allocated it, and does so at this address in every replay.
 
     @property
     def size(self) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "match",
     "reduce",
     "shuffle",
+    "sources",
     "vote",
 ]
 
@@ -113,7 +114,7 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
         lane = group.of("lane")
         source, valid = source.take(lane), valid.take(lane)
     else:
-        source, valid = _sources(mode, group.of("lane").astype(np.int64), b, c)
+        source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
     if not value.ndim:
         return value, valid
     at = warps.row * WARP + source
@@ -123,7 +124,7 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
     return np.where(warps.rows(np.bool_(True)).take(at), found, value), valid
 
 
-def _sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
+def sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
     """The lane that each lane reads from, its own where that is out of range; whether it is not."""
     b, c = b.astype(np.int64) & 31, c.astype(np.int64)
     keep = (c >> 8) & 31
@@ -136,7 +137,7 @@ def _sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=256)
 def _pattern(mode: str, b: int, c: int) -> tuple[Array, Array]:
-    return _sources(mode, _LANES, np.int64(b), np.int64(c))
+    return sources(mode, _LANES, np.int64(b), np.int64(c))
 
 
 @functools.lru_cache(maxsize=32)

@@ -21,7 +21,7 @@ from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
-from preheat.errors import UnsupportedInstructionError
+from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 __all__ = ["Program", "Wave"]
 
@@ -48,6 +48,8 @@ class Program:
     constants: tuple[Symbol, ...]
     memory: Memory
     patience: int  # basic blocks that may run without anything coming of it
+    sanitize: bool  # its code was generated with checks: see `sanitize`
+    located: Callable[..., EmulatorFault]  # a fault with its source lines; see `EmulatorModule.located`
 
 
 class Wave:
@@ -78,6 +80,9 @@ class Wave:
         self.shape = layout.shape
         room = _rounded(shared)
         self._shared = np.full(layout.blocks * room, POISON, np.uint8)
+        self.shadow = len(self._shared)  # bytes from shared memory to what is known of it
+        if program.sanitize:
+            self._shared = np.concatenate((self._shared, np.zeros_like(self._shared)))
         self.local = np.empty((layout.count, 0), np.uint8)
         self._local_top = 0
         steps = (room, 0, 0) if layout.blocks > 1 else ()
@@ -157,14 +162,14 @@ class Wave:
         self.steps += 1
         if not self.steps & 1023:
             self._check_progress(step)
-        if group.lanes is None:
-            group.frame.owned.clear()
-            return _ENDS[step.kind](self, group, step, step.run(group, group.regs, self))
-        if step.mask is not None:
+        if group.lanes is not None and step.mask is not None:
             gathered = self._rendezvous(group, step)
             if gathered is None:
                 return None
             self.running = group = gathered
+        if group.lanes is None:  # maybe since its last threads have arrived
+            group.frame.owned.clear()
+            return _ENDS[step.kind](self, group, step, step.run(group, group.regs, self))
         result = step.run(group, group.regs, self)
         group.dirty |= step.writes
         return _ENDS[step.kind](self, group, step, result)

@@ -1,0 +1,167 @@
+"""The checks of a sanitized emulator: no kernel may use a value that CUDA leaves undefined.
+
+Shared memory has a shadow of the same size at a fixed distance. A byte of the shadow is 0xFF once its
+byte of shared memory was written. The access to the shadow is the kernel's own, moved by that distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator import access, atomics, warp
+from preheat.devices.emulator.layout import WARP
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.group import Group
+
+__all__ = ["NAMESPACE"]
+
+Array = np.ndarray[Any, Any]
+DType = np.dtype[Any]
+
+_UNWRITTEN = (
+    "shared memory starts with arbitrary bytes: write them first, and __syncthreads() where another "
+    "thread does"
+)
+_UNDEFINED = "the value is undefined in CUDA: read from lanes that the mask names and that still run"
+
+
+# Shared memory
+
+
+def _load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
+    found = access.load(group, at, offset, dtype, site)
+    _require_written(group, at, offset, dtype, site)
+    return found
+
+
+def _load_vector(
+    group: Group, at: Place, offset: int, dtype: DType, site: int, count: int
+) -> list[Any]:
+    found = access.load_vector(group, at, offset, dtype, site, count)
+    for i in range(count):
+        _require_written(group, at, offset + i * dtype.itemsize, dtype, site)
+    return found
+
+
+def _store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
+    access.store(group, at, offset, dtype, site, value)
+    _mark_written(group, at, offset, dtype)
+
+
+def _store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
+    access.store_vector(group, at, offset, dtype, site, *values)
+    for i in range(len(values)):
+        _mark_written(group, at, offset + i * dtype.itemsize, dtype)
+
+
+def _atomic(
+    group: Group,
+    at: Place,
+    offset: int,
+    dtype: DType,
+    site: int,
+    how: atomics.Update,
+    wants: bool,
+    *values: Any,
+) -> Any:
+    found = atomics.atomic(group, at, offset, dtype, site, how, wants, *values)
+    if wants or how is not atomics.EXCHANGE:  # an exchange whose result nobody reads is a store
+        _require_written(group, at, offset, dtype, site)
+    _mark_written(group, at, offset, dtype)
+    return found
+
+
+def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: int) -> None:
+    """`Violation` where threads have read shared memory that nothing has written."""
+    bits = np.dtype(f"u{dtype.itemsize}")
+    for positions, part, start in _shared_parts(at, offset, bits.itemsize):
+        states = np.atleast_1d(access.peek(part, start + group.wave.shadow, bits))
+        unwritten = states != ~bits.type(0)
+        if unwritten.any():
+            first = int(np.argmax(unwritten))
+            missing = int(np.count_nonzero(states[first : first + 1].view(np.uint8) == 0))
+            address = int(np.broadcast_to(part.values, states.shape)[first]) + start
+            raise Violation(
+                f"reads {bits.itemsize} bytes at shared address {address:#x}, {missing} of which "
+                "nothing has written",
+                site,
+                first if positions is None else int(positions[first]),
+                address,
+                _UNWRITTEN,
+            )
+
+
+def _mark_written(group: Group, at: Place, offset: int, dtype: DType) -> None:
+    bits = np.dtype(f"u{dtype.itemsize}")
+    for _, part, start in _shared_parts(at, offset, bits.itemsize):
+        access.poke(part, start + group.wave.shadow, bits, ~bits.type(0))
+
+
+def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | None, Place, int]]:
+    """What of a place lies in shared memory: the positions of its threads, if not all, and where."""
+    if (at.bits | offset) & (size - 1):  # neither alone is aligned, and their sum is
+        at, offset = at.moved(offset), 0
+    parts: list[tuple[Array | None, Place]] = [*at.parts] or [(None, at)]
+    for positions, part in parts:
+        if part.space == "shared":
+            yield positions, part, offset
+
+
+# Warps
+
+
+def _check_member(group: Group, mask: Any, site: int) -> None:
+    """`Violation` where a thread takes part in what its mask leaves it out of."""
+    if _is_whole(mask):
+        return
+    lane = group.of("lane")
+    out = np.broadcast_to(mask >> lane & 1 == 0, (group.count,))
+    if out.any():
+        position = int(np.argmax(out))
+        named = int(np.broadcast_to(mask, out.shape)[position])
+        message = f"is lane {lane[position]} of its warp, which its own mask {named:#010x} leaves out"
+        raise Violation(message, site, position, hint="a thread must name itself in the mask")
+
+
+def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
+    """`Violation` where a thread reads from a lane that its mask leaves out, or that is not there."""
+    if _is_whole(mask) and group.warps.slot is None:
+        return
+    _check_member(group, mask, site)
+    source, _ = warp.sources(mode, group.of("lane").astype(np.int64), b, c)
+    there = warp.active(group) & mask
+    undefined = there >> source.astype(np.uint32) & 1 == 0
+    if undefined.any():
+        position = int(np.argmax(undefined))
+        lane, named = int(source[position]), int(np.broadcast_to(mask, source.shape)[position])
+        thread = int(group.of("thread")[position]) // WARP * WARP + lane
+        why = "which has exited"
+        if not named >> lane & 1:
+            why = f"which its mask {named:#010x} leaves out"
+        elif thread >= group.wave.layout.threads:
+            why = f"and a block of {group.wave.layout.threads} threads has none there"
+        message = f"shuffles from lane {lane} of its warp, {why}"
+        raise Violation(message, site, position, hint=_UNDEFINED)
+
+
+def _is_whole(mask: Any) -> bool:
+    """Whether all threads name all lanes."""
+    return mask.ndim == 0 and int(mask) == (1 << WARP) - 1
+
+
+#: What generated functions call instead of, and beside, what they call without checks.
+NAMESPACE: dict[str, Any] = {
+    "atomic": _atomic,
+    "check_member": _check_member,
+    "check_shuffle": _check_shuffle,
+    "load": _load,
+    "load_vector": _load_vector,
+    "store": _store,
+    "store_vector": _store_vector,
+}

@@ -1,0 +1,78 @@
+"""Which lines of the CUDA source an instruction comes from, by the `.loc` directives of PTX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from preheat.errors import SourceLine
+from preheat.lazy import lazy
+from preheat.toolchain import ptx
+from preheat.toolchain.sources import HOME, LABELS
+
+__all__ = ["Lines", "has_lines"]
+
+_LINED = re.compile(rb"^\s*\.loc\s+\d", re.M)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\\n]|\\.)*)"', re.M)
+_LOC = re.compile(r"\.loc (?P<at>\d+ (?P<line>\d+) \d+)(?:.* inlined_at (?P<outer>\d+ \d+ \d+))?")
+_LABEL = re.compile(r"[\w$%]+ ?:$")
+_DIRECTORY = re.compile(rf"^(?:{re.escape(LABELS)}/|{re.escape(HOME)}/(?:@\w+/)?)")
+
+Chain = tuple[str, ...]  # "file line column" of a place, then of each call around it, outwards
+
+
+def has_lines(code: bytes) -> bool:
+    """Whether a PTX text has line information."""
+    return _LINED.search(code) is not None
+
+
+class Lines:
+    """The line information of a PTX text; `sources` are the texts of its files by the names there."""
+
+    def __init__(self, text: str, sources: Mapping[str, str]) -> None:
+        self._files = dict(_FILE.findall(text))
+        self._sources = sources
+        self._module = ptx.parse(text)
+
+    def of(self, function: ptx.Function, line: int) -> tuple[SourceLine, ...]:
+        """Where the instruction on a line of `function` comes from: its own line, then inlined calls.
+
+        `function` may be from a text without line information. The result is empty where that is other
+        code, and where the compiler named no line.
+        """
+        mine = [statement for statement in function.statements if _is_instruction(statement)]
+        rows = self._instructions.get(function.name, [])
+        if [text for text, _ in rows] != [statement.text for statement in mine]:
+            return ()
+        chains = (chain for (_, chain), own in zip(rows, mine, strict=True) if own.line == line)
+        return tuple(map(self._shown, next(chains, ())))
+
+    @lazy
+    def _instructions(self) -> dict[str, list[tuple[str, Chain]]]:
+        return {function.name: list(_placed(function)) for function in self._module.functions}
+
+    def _shown(self, place: str) -> SourceLine:
+        file, line, _ = place.split()
+        name = self._files.get(file, "?")
+        text = self._sources.get(name, "").splitlines()[int(line) - 1 : int(line)]
+        return SourceLine(_DIRECTORY.sub("", name), int(line), text[0].strip() if text else None)
+
+
+def _placed(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
+    """The instructions of a function, each with its place as the last `.loc` before it says."""
+    chain: Chain = ()
+    known: dict[str, Chain] = {}  # the place of a call has a `.loc` before those of what it calls
+    for statement in function.statements:
+        if loc := _LOC.match(statement.text):
+            outer = known.get(loc["outer"], (loc["outer"],)) if loc["outer"] else ()
+            known[loc["at"]] = here = (loc["at"], *outer)
+            if loc["line"] != "0":  # the code of line 0 is the compiler's own
+                chain = here
+        elif _is_instruction(statement):
+            yield statement.text, chain
+
+
+def _is_instruction(statement: ptx.Statement) -> bool:
+    """Whether a statement is an instruction: directives and labels are others with line information."""
+    text = statement.text
+    return text not in ("{", "}") and text[0] != "." and not _LABEL.match(text)

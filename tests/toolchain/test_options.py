@@ -1,0 +1,51 @@
+"""What a worker tells the compilers by itself is part of every compile, so it belongs to the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.key import SCHEMA
+from preheat.toolchain import nvjitlink, nvrtc, signature, worker
+
+# No key names these words: an entry made with other words would be found under the same key. So when
+# one changes, raise `SCHEMA` in key.py and write the new words here.
+WORDS = {
+    2: {
+        "cuda": (
+            ["--gpu-architecture=sm_90", "-Xptxas=-v", "--no-cache", "--frandom-seed=preheat"],
+            ["-I@0", "-I@cuda", "--fdevice-time-trace=trace", "--the-program's-own"],
+            "/preheat/k.cu",
+            "\ntemplate<class T> __device__ char __preheat_sig;\n",
+        ),
+        "ptx": ["-arch=sm_90", "-Xptxas=-v", "-no-cache", "--the-program's-own"],
+    }
+}
+
+
+def test_other_words_to_a_compiler_need_another_schema(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: dict[str, list[Any]] = {}
+
+    def compile_program(_source: bytes, name: str, options: list[str], **_: Any) -> nvrtc.Compiled:
+        told["cuda"] = [options, name]
+        return nvrtc.Compiled("NVRTC_ERROR_COMPILATION", "", b"", b"")
+
+    def assemble(_source: bytes, _name: str, options: list[str]) -> nvjitlink.Assembled:
+        told["ptx"] = options
+        return nvjitlink.Assembled("ERROR_PTX_COMPILE", "", b"")
+
+    monkeypatch.chdir(tmp_path)  # a worker leaves it
+    monkeypatch.setattr(nvrtc, "compile_program", compile_program)
+    monkeypatch.setattr(nvjitlink, "assemble", assemble)
+    monkeypatch.setattr(worker, "_build", lambda name: name)
+    message = {"arch": "sm_90", "options": ["--the-program's-own"], "names": [], "trace": True}
+    roots = {"0": str(tmp_path), "cuda": str(tmp_path)}
+    worker._cuda({**message, "label": "k.cu", "roots": roots}, {"source": b""})
+    worker._ptx({**message, "label": "k.ptx"}, {"source": b""})
+    (options, name) = told["cuda"]
+    mine = {"cuda": (options[:4], options[4:], name, signature.PROBE), "ptx": told["ptx"]}
+    assert mine == WORDS.get(SCHEMA)
