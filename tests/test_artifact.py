@@ -6,7 +6,15 @@ import pytest
 
 from preheat import container
 from preheat.arch import Arch
-from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
+from preheat.artifact import (
+    Artifact,
+    EntryPoint,
+    Header,
+    Parameter,
+    Provenance,
+    Resources,
+    without_types,
+)  # fmt: skip
 from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
 
@@ -77,13 +85,74 @@ def test_entry_finds_a_namespaced_kernel_by_full_and_by_last_name() -> None:
     assert code.entry("ns::inner") is code.entry("inner")
 
 
-@pytest.mark.parametrize("names", [("a::k", "b::k"), ("k", "k")])
-def test_a_name_that_two_kernels_share_is_not_guessed(names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "usable"),
+    [(("a::k", "b::k"), "'a::k', 'b::k'"), (("k", "k"), "'_ZN1a1kEv', '_ZN1b1kEv'")],
+)
+def test_a_name_that_two_kernels_share_is_not_guessed(names: tuple[str, str], usable: str) -> None:
     code = artifact(named("_ZN1a1kEv", names[0]), named("_ZN1b1kEv", names[1]))
     with pytest.raises(InputError, match=r"has 2 kernels 'k'") as caught:
         code.entry("k")
-    assert caught.value.hint == "use a mangled name: _ZN1a1kEv, _ZN1b1kEv"
+    assert caught.value.hint == f"use one of the names {usable}"
     assert code.entry("_ZN1b1kEv").name == "_ZN1b1kEv"
+
+
+def overload(name: str, cpp: str | None, *types: str) -> EntryPoint:
+    parameters = (Parameter(8 * at, 8, 8, "u64", type=each) for at, each in enumerate(types))
+    return EntryPoint(name, tuple(parameters), cpp)
+
+
+OVERLOADS = artifact(
+    overload("f1", "f", "float*"),
+    overload("f2", "f", "float const*", "unsigned int"),
+    overload("f3", "ns::f", "ns::T<float const, int>*"),
+    overload("f4", "ns::f", "ns::T<float const, int> const*"),
+    overload("f5", "g<ns::U>", "ns::U*"),
+    overload("f6", "(anonymous namespace)::h", "void (*)(int)"),
+    overload("plain", None, "int"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("f(float*)", "f1"), ("f( float * )", "f1"), ("f(float const*, unsigned int)", "f2"),
+        ("f(const float*, unsigned int)", "f2"), ("f(const  float *,unsigned int)", "f2"),
+        ("ns::f(ns::T<float const, int>*)", "f3"), ("f(ns::T<const float, int>*)", "f3"),
+        ("f(const ns::T<float const, int>*)", "f4"), ("g<ns::U>", "f5"), ("g<ns::U>(ns::U*)", "f5"),
+        ("(anonymous namespace)::h", "f6"), ("h", "f6"), ("h(void (*)(int))", "f6"),
+        ("plain(int)", "plain"), ("plain", "plain"),
+    ],
+)  # fmt: skip
+def test_parameter_types_choose_an_overload(name: str, entry: str) -> None:
+    assert OVERLOADS.entry(name).name == entry
+
+
+def test_every_name_that_an_error_prints_is_accepted() -> None:
+    with pytest.raises(
+        InputError, match=r"has 2 kernels 'f': f\(float\*\), f\(float const\*,"
+    ) as caught:
+        OVERLOADS.entry("f")
+    assert caught.value.hint == "use one of the names 'f(float*)', 'f(float const*, unsigned int)'"
+    with pytest.raises(UnknownEntryError) as unknown:
+        OVERLOADS.entry("f(char*)")
+    assert len(unknown.value.known) == len(OVERLOADS.entries)
+    for entry in OVERLOADS.entries:
+        name = OVERLOADS.name_of(entry)
+        assert name in unknown.value.known
+        assert OVERLOADS.entry(name) is entry
+        assert OVERLOADS.entry(str(entry)) is entry
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("tk<float>(float*)", "tk<float>"), ("tk<float>", "tk<float>"), ("k<f(int)>(x)", "k<f(int)>"),
+        ("(void (*)(float*))k", "(void (*)(float*))k"), ("(x)", "(x)"), (")", ")"), ("k<1> ()", "k<1>"),
+    ],
+)  # fmt: skip
+def test_a_name_expression_has_no_parameter_types(name: str, bare: str) -> None:
+    assert without_types(name) == bare
 
 
 def test_an_artifact_can_be_hashed_and_its_provenance_does_not_count() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
     from preheat.builder import Builder
     from preheat.config import Config
-    from preheat.devices.base import Attributes, Limits, MemoryInfo, Occupancy
+    from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
         BakedError,
@@ -97,7 +97,7 @@ _HOME = {
     ),
     "preheat.builder": ("Builder",),
     "preheat.config": ("Config",),
-    "preheat.devices.base": ("Attributes", "Limits", "MemoryInfo", "Occupancy"),
+    "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
     "preheat.errors": (
         "BakedError",
@@ -165,6 +165,7 @@ __all__ = [
     "Baked",
     "BakedError",
     "Blas",
+    "BlockSize",
     "Bound",
     "Builder",
     "Bundle",

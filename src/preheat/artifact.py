@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,11 +11,20 @@ from typing import Any, NamedTuple
 from preheat import container
 from preheat.arch import Arch
 from preheat.container import rows, text
-from preheat.errors import InputError, UnknownEntryError
+from preheat.errors import InputError, UnknownEntryError, brief
 from preheat.key import Part
 from preheat.lazy import lazy
 
-__all__ = ["Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"]
+__all__ = [
+    "Artifact",
+    "EntryPoint",
+    "Header",
+    "Parameter",
+    "Provenance",
+    "Resources",
+    "check_name",
+    "without_types",
+]
 
 _MOST = 1 << 48  # no size, count or number of seconds is larger
 
@@ -112,8 +122,10 @@ class Artifact:
     def entry(self, name: str) -> EntryPoint:
         """The kernel called `name`: `extern "C"` or plain C++, qualified or not, or `tk<float>`.
 
+        Its parameter types may follow, which tell overloads apart: `f(const float*, int)`.
         `UnknownEntryError` lists what there is; a name that several kernels share is not guessed.
         """
+        check_name("a kernel", name)
         found = self._by_name.get(self.names.get(name, name))
         if found is not None:
             return found
@@ -121,16 +133,20 @@ class Artifact:
         if len(meant) > 1:
             raise InputError(
                 f"{self.label} has {len(meant)} kernels {name!r}: {', '.join(map(str, meant))}",
-                hint=f"use a mangled name: {', '.join(e.name for e in meant)}",
+                hint=f"use one of the names {', '.join(repr(self.name_of(each)) for each in meant)}",
             )
         if not meant:
-            raise UnknownEntryError(name, self.label, [e.title for e in self.entries])
+            raise UnknownEntryError(name, self.label, map(self.name_of, self.entries))
         return meant[0]
 
     def name_of(self, entry: EntryPoint) -> str:
-        """The name a person would use for `entry`, where `entry(name)` finds it by that."""
-        meant = self._by_name.get(entry.title) or self._by_cpp.get(_folded(entry.title))
-        return entry.title if meant in (entry, [entry]) else entry.name
+        """The name a person would use for `entry`, the first of these by which `entry(name)` finds it:
+        its C++ name, that with its parameter types, its mangled name.
+        """
+        for name in (entry.title, str(entry)):
+            if (self._by_name.get(name) or self._by_cpp.get(_folded(name))) in (entry, [entry]):
+                return name
+        return entry.name
 
     @lazy
     def _by_name(self) -> dict[str, EntryPoint]:
@@ -138,13 +154,15 @@ class Artifact:
 
     @lazy
     def _by_cpp(self) -> dict[str, list[EntryPoint]]:
-        """Entries by C++ name, and by the last part of it where that is not another's whole name."""
+        """Entries by C++ name, and by the last part of it where that is not another's whole name;
+        both with and without parameter types.
+        """
         full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
         for entry in self.entries:
-            if entry.cpp:
-                full.setdefault(_folded(entry.cpp), []).append(entry)
-                short.setdefault(_unqualified(_folded(entry.cpp)), []).append(entry)
+            for name in map(_folded, filter(None, (entry.cpp, str(entry)))):
+                full.setdefault(name, []).append(entry)
+                short.setdefault(_unqualified(name), []).append(entry)
         return {**short, **full}
 
     def encode(self) -> bytes:
@@ -246,11 +264,40 @@ def _texts(rows: Any) -> dict[str, str]:
     return {text(name): source for name, source in rows.items()}
 
 
+def check_name(what: str, name: object) -> None:
+    """Refuse the name of a kernel or variable that is not text."""
+    if not isinstance(name, str):
+        raise InputError(
+            f"{what} is asked for by its name, not by {brief(name)}",
+            hint="pass the name as a string",
+        )
+
+
+def without_types(name: str) -> str:
+    """`tk<float>` of `tk<float>(float*)`, which is a name expression where the latter is none."""
+    bare = name.rstrip()
+    depth, end = 0, len(bare)
+    while bare.endswith(")") and end:
+        end -= 1
+        depth += (bare[end] == ")") - (bare[end] == "(")
+        if depth == 0:
+            return bare[:end].rstrip() or name
+    return name
+
+
+_CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+[\w:]+)*(?:<[^<>]*>)?)")
+
+
 def _folded(name: str) -> str:
-    return "".join(name.split())
+    """A name in one spelling: no spaces, and `const float` as compilers write it, `float const`."""
+    return "".join(_CONST_FIRST.sub(r"\1 const", name).split())
 
 
 def _unqualified(name: str) -> str:
-    """`inner` of `ns::inner`; template arguments keep their own qualifiers."""
-    head, angle, rest = name.partition("<")
-    return head.rpartition("::")[2] + angle + rest
+    """`inner` of `ns::inner`; template arguments and parameter types keep their own qualifiers."""
+    depth = start = 0
+    for at, char in enumerate(name):
+        depth += (char in "(<") - (char in ")>")
+        if depth == 0 and name.startswith("::", at):
+            start = at + 2
+    return name[start:]

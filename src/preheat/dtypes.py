@@ -98,7 +98,8 @@ def dtype_of(what: object) -> DType:
     if found is None:
         found = DTYPES.get({"int": "int64", "float": "float64", "complex": "complex128"}.get(name, ""))
     if found is None:
-        raise InputError(f"{name!r} is not an element type", hint=did_you_mean(name, DTYPES))
+        hint = did_you_mean(name, DTYPES) or f"use one of {', '.join(DTYPES)}"
+        raise InputError(f"{name!r} is not an element type", hint=hint)
     return found
 
 

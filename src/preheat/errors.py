@@ -40,6 +40,7 @@ hand should never lose it to a full disk.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
@@ -78,6 +79,7 @@ __all__ = [
     "UnknownEntryError",
     "UnsupportedInstructionError",
     "WarmError",
+    "brief",
     "did_you_mean",
     "fresh",
 ]
@@ -455,6 +457,28 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A hint naming the closest known name, or None when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else None
+
+
+class _Brief(reprlib.Repr):
+    """Reprs of values that a caller gave, none of them longer than a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 60
+        self.fillvalue = "…"
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > 256:  # Python refuses to write out very long ones.
+            return f"an integer of {value.bit_length()} bits"
+        return super().repr_int(value, level)
+
+
+_brief = _Brief()
+
+
+def brief(value: object) -> str:
+    """A value in an error message: its repr, with the middle or the end left out where it is long."""
+    return _brief.repr(value)
 
 
 E = TypeVar("E", bound=Exception)

@@ -18,9 +18,11 @@ class Descriptor(int):
     single call of `next`.
     """
 
+    _close = staticmethod(os.close)  # At exit, `os` may be None before this object is collected.
+
     def close(self) -> None:
         """Close the file; once is enough, and more does nothing."""
-        next(self.__dict__.setdefault("_closing", map(os.close, (int(self),))), None)
+        next(self.__dict__.setdefault("_closing", map(self._close, (int(self),))), None)
 
     @property
     def closed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, 
 
 from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
-from preheat.artifact import Artifact
+from preheat.artifact import Artifact, check_name, without_types
 from preheat.builder import Builder
 from preheat.config import Config
 from preheat.devices import base
@@ -27,6 +28,7 @@ from preheat.errors import (
     PreheatError,
     SealedError,
     TargetError,
+    brief,
     did_you_mean,
 )
 from preheat.events import Events, JsonLines
@@ -94,9 +96,8 @@ class _Life:
         self.asking: Flights[_Kept[Module]] = Flights(events)  # by what was asked for
         self.loading: Flights[Module] = Flights(events)  # by artifact
 
-    def end(self, reason: str, hint: str | None = None) -> None:
-        """Nothing of it can be used from now on."""
-        self.context.end(reason, hint)
+    def end(self) -> None:
+        """Keep nothing of it: its context has ended."""
         self.kernels.clear()
         self.modules.clear()
 
@@ -177,11 +178,13 @@ class Gpu:
         """The kernel `name` of `source`, compiled at most once, ever, and loaded once.
 
         `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
-        be `extern "C"` or not, or a template instance such as `"tk<float>"`. Everything else is as
-        for `module`. Asking again gives the same kernel, unless a file was edited: then the new code
-        is compiled and loaded, and a kernel that is held goes on with the old one. The source file is
-        compared at each call, its headers at most once a second.
+        be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types behind it
+        choose an overload: `"f(float*)"`. Everything else is as for `module`. Asking again gives the
+        same kernel, unless a file was edited: then the new code is compiled and loaded, and a kernel
+        that is held goes on with the old one. The source file is compared at each call, its headers
+        at most once a second.
         """
+        check_name("a kernel", name)
         source = _whole_path(source)
         key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
@@ -191,7 +194,8 @@ class Gpu:
                 return found.what
             life.kernels.pop(key, None)
         if "<" in name and not isinstance(source, Program):
-            program = {**program, "names": (name, *program.get("names", ()))}
+            instance = without_types(name)
+            program = {**program, "names": (instance, *program.get("names", ()))}
         try:
             module, files = self._module(source, **program)
             return life.kernels.setdefault(key, _Kept(module[name], files)).what
@@ -407,13 +411,18 @@ class Gpu:
 
     def _copied(self, data: Any, kind: Kind | None, dtype: object, stream: object) -> Array:
         """A copy of memory that is on a device already; the two sides must agree in place and type."""
+        if isinstance(data, Array):
+            data.require("array()")
         home = self._home(stream)
         found = None if kind is None else kind.read(data, home.handle)
         held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
         if held is None or (dtype is not None and dtype_of(dtype) is not held):
-            raise InputError(f"{type(data).__name__} of {data.dtype} cannot be copied as {dtype}")
+            hint = "convert it where it is, or on the host: gpu.array(a.numpy(), dtype)"
+            what = f"{type(data).__name__} of {data.dtype}"
+            raise InputError(f"{what} cannot be copied as {dtype}", hint=hint)
         if place != self._device.dlpack or (found is None and data.buffer.context is not self._context):
-            raise InputError(f"{type(data).__name__} is on another device than {self.name}")
+            what = repr(data) if found is None else type(data).__name__
+            raise InputError(f"{what} is on another device than {self.name}")
         if found is not None and not found.contiguous:
             raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
         made = self._new(tuple(data.shape), held, stream)
@@ -438,6 +447,8 @@ class Gpu:
 
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
         """One value on the device, at an address that never changes; a graph sets it by `name`."""
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"the name of a scalar is text, not {brief(name)}")
         if name in RESERVED:
             raise InputError(
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
@@ -463,6 +474,8 @@ class Gpu:
 
     def stream(self, *, priority: int = 0) -> Stream:
         """A stream beside the device's own; lower `priority` numbers go first."""
+        if not isinstance(priority, int):
+            raise InputError(f"the priority of a stream is an integer, not {brief(priority)}")
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:
@@ -605,10 +618,11 @@ class Gpu:
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
-        if self._closed:
+        if not self._context.recovers:
             self._context.require()
         self._context.forbid(RESET)
-        self._life.end("it was reset, and what was on it is gone", "make the array or kernel again")
+        self._context.reset()
+        self._life.end()
         self._device.reset()
         self._life = _Life(self, self._device, self.builder.events)
 
@@ -619,9 +633,10 @@ class Gpu:
         self._context.forbid(RESET)
         self._closed = True
         if self._context.lost is None:
-            self._context.close("it was closed")
+            self._context.close()
             self._device.close()
-        self._life.end("it was closed")
+        self._context.closed()
+        self._life.end()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]
@@ -699,7 +714,7 @@ def _plain(data: object) -> object:
 
 # Opening a device
 
-_open: dict[object, Gpu] = {}
+_open: dict[str, Gpu] = {}  # by name
 _opening = threading.Lock()
 _alive: weakref.WeakSet[Gpu] = weakref.WeakSet()
 
@@ -736,25 +751,31 @@ def device(
     `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
     `schedule` the seed of an emulator whose streams execute their work late. With `sanitize`, or
     `PREHEAT_EMULATOR_SANITIZE`, an emulated kernel stops at a value that CUDA leaves undefined.
-    `cache_dir` is where the cache of its programs is, instead of where the environment says. Asking
-    again gives the same device.
+    Emulators that differ in these are different devices, and their names tell: `"emulator:0[sm_100]"`
+    is one with `arch="sm_100"`, and is taken for `which` as well. `cache_dir` is where the cache of
+    its programs is, instead of where the environment says. Asking again gives the same device.
     """
     config = Config.from_env()
-    kind, index = _parsed(config.device if which is None else which)
+    kind, index, settings = _parsed(config.device if which is None else which)
+    given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
+    settings |= {setting: value for setting, value in given.items() if value is not None}
     with _opening:
         if kind == "auto":
             kind = _whichever()
-        if kind == "emulator" and sanitize is None:
-            sanitize = config.emulator_sanitize
-        key = (kind, index, arch and Arch.parse(arch), patience, schedule, sanitize)
-        if key not in _open:
-            given: dict[str, bool] = {"jit": config.jit if jit is None else jit}
-            given["blocking"] = config.blocking if blocking is None else blocking
-            given["reload"] = config.reload
-            made = _make(kind, index, arch, patience, schedule, sanitize)
-            builder = default_builder(cache_dir)
-            _open[key] = Gpu(made, builder, switches=_switches(config, builder.events), **given)
-        gpu = _open[key]
+        if kind == "emulator":
+            settings.setdefault("sanitize", config.emulator_sanitize)
+        name, make = _offer(kind, index, settings)
+        if name not in _open:
+            made, builder = make(), default_builder(cache_dir)
+            _open[name] = Gpu(
+                made,
+                builder,
+                jit=config.jit if jit is None else jit,
+                blocking=config.blocking if blocking is None else blocking,
+                reload=config.reload,
+                switches=_switches(config, builder.events),
+            )
+        gpu = _open[name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)
@@ -770,43 +791,47 @@ def _switches(config: Config, events: Events) -> Switches:
     return Switches(profile, config.graph_upload, config.graph_sync)
 
 
-def _parsed(which: str | int) -> tuple[str, int]:
+def _parsed(which: str | int) -> tuple[str, int, dict[str, Any]]:
+    """A device's name as its kind, its number, and the settings in brackets."""
     if isinstance(which, int) and not isinstance(which, bool):
-        return "cuda", which
-    kind, colon, number = str(which).strip().partition(":")
-    known = ("cuda", "emulator", "auto")
-    if kind not in known or (colon and not number.isdecimal()) or (kind == "auto" and colon):
+        return "cuda", which, {}
+    found = _NAME.fullmatch(str(which).strip())
+    if found is None:
+        hint = did_you_mean(str(which).partition(":")[0].strip(), ("cuda", "emulator", "auto"))
         raise InputError(
-            f"{which!r} is not a device",
-            hint=did_you_mean(kind, known) or "use cuda, cuda:1, emulator, emulator:1 or auto",
+            f"{which!r} is not a device", hint=hint or "use cuda, cuda:1, emulator, emulator:1 or auto"
         )
-    return kind, int(number or 0)
+    settings: dict[str, Any] = {}
+    for part in filter(None, (found["settings"] or "").split(",")):
+        setting, equals, value = part.partition("=")
+        if setting.startswith("sm_"):
+            settings["arch"] = setting
+        else:
+            settings[setting] = int(value) if equals else True
+    return found["kind"] or "auto", int(found["number"] or 0), settings
 
 
-def _make(
-    kind: str,
-    index: int,
-    arch: Arch | str | None,
-    patience: int | None,
-    schedule: int | None = None,
-    sanitize: bool | None = None,
-) -> base.Device:
+_NAME = re.compile(
+    r"(auto|(?P<kind>cuda|emulator)(:(?P<number>\d+))?)"
+    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+|sanitize)(,|(?=\])))*)\])?"
+)
+
+
+def _offer(kind: str, index: int, settings: Mapping[str, Any]) -> tuple[str, Callable[[], base.Device]]:
+    """The name of a device, and what makes it."""
     if kind == "emulator":
-        from preheat.devices.emulator.device import EmulatorDevice
+        from preheat.devices.emulator.device import EmulatorDevice, name_of
 
-        given = {} if patience is None else {"patience": patience}
-        return EmulatorDevice(
-            index, arch or "sm_90", schedule=schedule, sanitize=bool(sanitize), **given
-        )
-    if sanitize:
+        return name_of(index, **settings), partial(EmulatorDevice, index, **settings)
+    if settings.get("sanitize"):
         raise InputError(
             "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
         )
-    if arch is not None or patience is not None or schedule is not None:
+    if set(settings) - {"sanitize"}:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 
-    return CudaDevice(index)
+    return f"cuda:{index}", partial(CudaDevice, index)
 
 
 def _whichever() -> str:

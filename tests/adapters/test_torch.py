@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -185,12 +186,36 @@ def test_types_and_shapes_are_refused_by_name(bridge: Bridge) -> None:
         kernels.matmul(x, gamma)
 
 
-def test_what_is_no_tensor_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"x is ndarray.*, not a tensor of torch on a GPU") as caught:
-        kernels.silu(np.ones(3, "float32"))
-    assert "x.cuda()" in str(caught.value.hint)
-    with pytest.raises(InputError, match="gate is list, not a tensor"):
-        kernels.swiglu([1.0], [2.0])
+OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for arrays of the host"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_no_tensor_is_refused_by_name(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: installed and name == "torch")
+    missing = "" if installed else ", and torch is not installed"
+    refused: dict[str, Callable[[], object]] = {
+        "x is ndarray": lambda: kernels.silu(np.ones(3, "float32")),
+        "gate is list": lambda: kernels.swiglu([1.0], [2.0]),
+    }
+    for name, do in refused.items():
+        with pytest.raises(InputError) as caught:
+            do()
+        assert str(caught.value) == f"{name}, not a tensor of torch{missing}"
+        assert caught.value.hint == OPS
+
+
+@pytest.mark.parametrize(
+    ("available", "hint"), [(True, "move it: x.cuda()"), (False, f"torch sees no GPU; {OPS}")]
+)
+def test_a_tensor_of_the_host_is_moved_where_torch_has_a_gpu(
+    available: bool, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = types.SimpleNamespace(is_available=lambda: available)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    tensor = type("Tensor", (), {"__module__": "torch", "device": "cpu", "is_cuda": False})
+    with pytest.raises(InputError, match="x is a tensor on cpu, not on a GPU") as caught:
+        kernels.silu(tensor())
+    assert caught.value.hint == hint
 
 
 class Stand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import preheat
+from preheat.builder import Builder
 from preheat.errors import (
     CaptureError,
     ContextLostError,
@@ -24,9 +26,12 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.kernels import decode
 from preheat.kernels.decode import DecodeKernel, DecodeState
+from preheat.program import Program
 from preheat.runtime.array import Array
 from tests.graph.support import elsewhere, here
+from tests.processes import finish, start
 from tests.runtime.support import Flaky, library
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -698,3 +703,40 @@ def test_what_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
             kernel[1, 1](out, **how)
         with pytest.raises(InputError, match="state=5 is not a DecodeState"):
             kernel.launch(out, grid=1, block=1, **how)
+
+
+def test_sequences_are_counted_in_64_bits(shared_builder: Builder) -> None:
+    artifact = shared_builder.build(Program.from_file(decode._SOURCE), "sm_90")
+    text = artifact.ptx.decode()
+    body = text[text.index(".entry advance(") :]
+    assert re.search(r"(mul|mad)\.wide\.u32", body)
+    compared = re.findall(r"setp\.\w+\.(\w+)", body)
+    assert compared[0] == "s64"  # the number of the sequence with the batch
+
+
+MANY = """
+import numpy as np
+import preheat
+from preheat.kernels import decode
+
+gpu = preheat.device()
+advance = gpu.kernel(decode._SOURCE, "advance")
+state = gpu.array(np.arange(12, dtype=np.int32).reshape(4, 3))
+advance.launch(state, None, 100, 3, grid=2**22 + 1, block=1024)  # more threads than an int can count
+print(state.numpy().tolist())
+batch = 2**31 - 1
+if gpu.memory().free > 40 << 30:
+    state = gpu.zeros((4, batch), "int32")
+    for _ in range(2):
+        advance.launch(state, None, 2, batch, grid=-(-batch // 128), block=128)
+    print([[int(state[row, at].numpy()) for at in (0, 2**30, batch - 1)] for row in range(4)])
+"""
+
+
+@pytest.mark.gpu
+def test_the_largest_batch_advances_whole() -> None:
+    few, *many = finish(start(MANY)).splitlines()
+    assert few == "[[0, 1, 2], [4, 5, 6], [7, 8, 9], [9, 10, 11]]"
+    if not many:
+        pytest.skip("the largest batch takes 40 GiB")
+    assert many == ["[[0, 0, 0], [2, 2, 2], [2, 2, 2], [0, 0, 0]]"]

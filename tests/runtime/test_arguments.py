@@ -352,4 +352,7 @@ def test_none_is_the_null_pointer_and_a_bare_address_needs_its_own_word(device: 
         LaunchError, match=r"follow, argument 0: int\*\* cannot take int 4096"
     ) as caught:
         kernel[1, 1](4096, out)
-    assert caught.value.hint == "pass an array; for a bare address, preheat.Pointer(address)"
+    assert (
+        caught.value.hint
+        == "pass an array, such as gpu.array(…); for a bare address, preheat.Pointer(address)"
+    )

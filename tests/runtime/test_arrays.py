@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -156,8 +157,9 @@ def test_a_large_array_comes_back_whole(device: Gpu) -> None:
         ([1.5], "int32", "float64 does not turn into int32 without loss"),
         ([1], "bool", "int64 does not turn into bool without loss"),
         ([1j], "float32", "complex128 does not turn into float32"),
-        (["a"], "float32", "does not turn into float32"),
-        ([[1], [2, 3]], "int32", "cannot read list as an array"),
+        (["a"], "float32", "cannot read list as an array: 'a' is not a number"),
+        (np.array(["a"]), "float32", "does not turn into float32"),
+        ([[1], [2, 3]], "int32", "cannot read list as an array: its rows have different lengths"),
         ([1.0], "float8_e5m2", "give float8_e5m2 as raw bits"),
     ],
 )
@@ -169,9 +171,45 @@ def test_data_that_would_lose_something_is_refused(
 
 
 def test_data_without_an_element_type_is_refused(device: Gpu) -> None:
-    for data in (["a", "b"], [None], np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
-        with pytest.raises(InputError, match="is not an element type"):
+    for data in (np.array(["a"]), np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
+        with pytest.raises(InputError, match="is not an element type") as caught:
             device.array(data)
+        assert str(caught.value.hint).startswith("use one of int8, uint8, int16")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (["a", "b"], "cannot read list as an array: 'a' is not a number"),
+        ([[1, 2], [3, "b"]], "cannot read list as an array: 'b' is not a number"),
+        ([1.5, None], "cannot read list as an array: None is not a number"),
+        (None, "cannot read NoneType as an array: None is not a number"),
+        ({1: 2}, "cannot read dict as an array: {1: 2} is not a number"),
+        ("abc", "cannot read str as an array: 'abc' is not a number"),
+        ([1, 2**70], "1180591620717411303424 does not fit into 64 bits"),
+        ([-(10**5000)], "an integer of 16610 bits does not fit into 64 bits"),
+        (
+            [[0] * 9, [0]] * 9999,
+            "cannot read list as an array: its rows have different lengths: "
+            "[[0, 0, 0, 0, 0, 0, …], [0], [0, 0, 0, 0, 0, 0, …], [0], [0, 0, 0, 0, 0, 0, …], [0], …]",
+        ),
+        (["x" * 9999], f"cannot read list as an array: '{'x' * 27}…{'x' * 28}' is not a number"),
+    ],
+    ids=range(10),
+)
+def test_what_is_no_number_is_named_and_never_at_length(
+    data: Any, words: str, open_device: Callable[..., Gpu]
+) -> None:
+    gpu = open_device("emulator")
+    for do in (gpu.array, gpu.zeros(2).write):
+        with pytest.raises(InputError) as caught:
+            do(data)
+        assert str(caught.value) == words
+
+
+def test_bytes_are_elements_of_uint8(device: Gpu) -> None:
+    assert device.array(b"abc").numpy().tolist() == [97, 98, 99]
+    assert device.zeros(3, "uint8").write(bytearray(b"abc")).numpy().tolist() == [97, 98, 99]
 
 
 def test_in_range_integers_of_any_width_are_taken(device: Gpu) -> None:
@@ -258,6 +296,59 @@ def test_bfloat16_is_rounded_once_to_the_nearest(device: Gpu) -> None:
         one.set(1e39)
 
 
+def read_float8(bits: int, fraction: int, bias: int) -> float:
+    """What the bits of a float8 with so many bits of fraction stand for, by the book."""
+    sign = -1.0 if bits >> 7 else 1.0
+    exponent, rest = (bits & 127) >> fraction, bits & (1 << fraction) - 1
+    top = (127 >> fraction) if fraction == 2 else None  # e5m2 has infinities, e4m3fn one NaN
+    if (top is None and bits & 127 == 127) or (exponent == top and rest):
+        return math.copysign(math.nan, sign)
+    if exponent == top:
+        return sign * math.inf
+    if exponent == 0:
+        return sign * rest * 2.0 ** (1 - bias - fraction)
+    return sign * (1 + rest / (1 << fraction)) * 2.0 ** (exponent - bias)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether the bits are the same, except for those of what is no number."""
+    found, expected = np.asarray(found), np.asarray(expected, found.dtype)
+    signs = np.array_equal(np.signbit(found), np.signbit(expected))
+    return signs and np.array_equal(found, expected, equal_nan=True)
+
+
+def test_bits_that_numpy_lacks_become_numbers(device: Gpu) -> None:
+    words = np.arange(1 << 16, dtype=np.uint16)
+    found = device.array(words, "bfloat16").numpy("float32")
+    assert found.dtype == np.float32
+    assert np.array_equal(found.view(np.uint32), words.astype(np.uint32) << 16)
+    for name, fraction, bias in (("float8_e4m3fn", 3, 7), ("float8_e5m2", 2, 15)):
+        bits = np.arange(256, dtype=np.uint8)
+        small = device.array(bits, name).numpy("float32")
+        assert small.dtype == np.float32
+        assert same(small, [read_float8(int(each), fraction, bias) for each in bits])
+    made = device.array([[1.5, -2.0]], "bfloat16")
+    assert made.numpy("float64").tolist() == [[1.5, -2.0]]
+    assert made.numpy(np.float16).dtype == np.float16
+    assert made.numpy("bfloat16").tolist() == made.numpy().tolist() == [[0x3FC0, 0xC000]]
+    assert device.scalar("bfloat16", 1.5).numpy("float32") == np.float32(1.5)
+
+
+def test_a_copy_on_the_host_has_the_type_that_was_asked_for(device: Gpu) -> None:
+    made = device.array([1, 2, 300], "int32")
+    for name in ("int16", "int64", "float32", "float64", "complex64"):
+        found = made.numpy(name)
+        assert found.dtype == name
+        assert found.tolist() == [1, 2, 300]
+    assert made.numpy("bfloat16").tolist() == [0x3F80, 0x4000, 0x4396]
+    with pytest.raises(InputError, match="values from 1 to 300 do not fit uint8"):
+        made.numpy("uint8")
+    with pytest.raises(InputError, match="float32 does not turn into int32 without loss"):
+        device.array([1.5], "bfloat16").numpy("int32")
+    with pytest.raises(InputError, match="'flot' is not an element type"):
+        made.numpy("flot")
+
+
 def test_float8_and_bfloat16_take_their_bits(device: Gpu) -> None:
     bits = np.arange(256, dtype=np.uint8)
     for name in ("float8_e4m3fn", "float8_e5m2"):
@@ -294,14 +385,45 @@ def test_memory_at_the_same_address_has_another_generation(device: Gpu) -> None:
     assert len(seen) == 20
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        3, -1, slice(1, 4), slice(None), slice(9, 2), (2,), (2, 1), (-4, -2, 3), (1, slice(1, 3)),
+        (slice(1, 3), slice(None)), (1, 2, slice(2, None)), (3, slice(None), slice(None)), (), ...,
+        (2, ...), (slice(2, 3), ...),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_leading_axes_are_indexed_as_in_numpy(index: Any, device: Gpu) -> None:
+    data = np.arange(60, dtype=np.int32).reshape(4, 3, 5)
+    made = device.array(data)
+    view, expected = made[index], data[index]
+    assert view.shape == expected.shape
+    assert np.array_equal(view.numpy(), expected)
+    view.fill(7)
+    expected = data.copy()
+    expected[index] = 7
+    assert np.array_equal(made.numpy(), expected)
+
+
+@pytest.mark.parametrize("index", [(slice(None), 1), (0, slice(1), 1), (slice(1), slice(1)), (0, None)])
+def test_an_index_that_would_leave_gaps_is_refused(index: Any, open_device: Callable[..., Gpu]) -> None:
+    made = open_device("emulator").zeros((4, 3, 5))
+    with pytest.raises(InputError) as caught:
+        made[index]
+    assert str(caught.value.hint).endswith("or take a copy: gpu.array(a.numpy()[…])")
+
+
 def test_arrays_say_what_they_are(device: Gpu) -> None:
     made = device.zeros((2, 3), "int16")
     assert repr(made) == f"<Array int16[2, 3] on {device.name}>"
     assert made.device == device.name
     with pytest.raises(TypeError, match="no length"):
         len(device.empty(()))
-    with pytest.raises(InputError, match="cannot be sliced"):
+    with pytest.raises(InputError, match="has 0 axes and cannot take 1 index"):
         device.empty(())[0]
+    with pytest.raises(InputError, match="has 2 axes and cannot take 3 indices"):
+        made[0, 0, 0]
     with pytest.raises(InputError, match="step 1"):
         made[::2]
     for index in (2, -3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,13 +20,14 @@ from preheat.errors import (
     ContextLostError,
     DeviceError,
     InputError,
+    LaunchError,
     NoGpuError,
     StaleBufferError,
 )
 from preheat.gpu import Gpu, device
 from tests.conftest import SAXPY
 from tests.processes import finish, start
-from tests.runtime.support import bench
+from tests.runtime.support import PTX, bench
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +94,13 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
     made = []
     from preheat.devices.emulator.device import EmulatorDevice
 
-    def make(kind: str, index: int, *of_the_emulator: object) -> Any:
-        made.append((kind, index))
-        assert of_the_emulator == (None,) * 4
-        return EmulatorDevice(index)
+    def offer(kind: str, index: int, settings: Any) -> Any:
+        made.append((kind, index, settings))
+        return f"{kind}:{index}", partial(EmulatorDevice, index)
 
-    monkeypatch.setattr(module, "_make", make)
+    monkeypatch.setattr(module, "_offer", offer)
     device("auto")
-    assert made == [("cuda", 0)]
+    assert made == [("cuda", 0, {})]
 
 
 @pytest.mark.gpu
@@ -173,10 +174,56 @@ def test_the_emulator_has_the_architecture_it_was_given() -> None:
     assert str(other.arch) == "sm_100"
     assert device("emulator", arch="10.0") is other
     assert device("emulator") is not other
+    assert device("emulator", arch="sm_90") is device("emulator")
     with pytest.raises(InputError, match="arch, patience and schedule belong to the emulator"):
         device("cuda", arch="sm_90")
     with pytest.raises(InputError, match="'sm_9' is not a GPU architecture"):
         device("emulator", arch="sm_9")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "emulator:2"),
+        ({"arch": "9.0", "patience": 5_000_000}, "emulator:2"),
+        ({"arch": "sm_100"}, "emulator:2[sm_100]"),
+        ({"patience": 7, "arch": "sm_120f"}, "emulator:2[sm_120f,patience=7]"),
+        ({"schedule": -3}, "emulator:2[schedule=-3]"),
+        ({"sanitize": True, "arch": "sm_100"}, "emulator:2[sm_100,sanitize]"),
+    ],
+)
+def test_an_emulator_has_a_name_of_its_own_that_finds_it_again(
+    settings: dict[str, Any], name: str
+) -> None:
+    gpu, plain = device("emulator:2", **settings), device("emulator:2")
+    assert gpu.name == name
+    assert device(name) is device("emulator:2", **settings) is gpu
+    assert (gpu is plain) == (name == "emulator:2")
+    if gpu is plain:
+        return
+    far = gpu.zeros(3)
+    with pytest.raises(InputError) as caught:
+        plain.array(far)
+    assert str(caught.value) == f"<Array float32[3] on {name}> is on another device than emulator:2"
+    with pytest.raises(LaunchError) as refused:
+        plain.kernel(PTX, "keep")[1, 1](far, 1, 2, 3.0)
+    assert f"on {name}> is on another device than the kernel, emulator:2" in str(refused.value)
+    gpu.close()
+    with pytest.raises(ContextLostError) as lost:
+        gpu.empty(3)
+    assert f"preheat.device({name!r})" in str(lost.value.hint)
+
+
+@pytest.mark.parametrize("patience", ["7", 0, 1.5, True])
+def test_a_patience_that_is_none_is_refused(patience: Any) -> None:
+    with pytest.raises(InputError, match=f"patience {patience!r} is not a number of basic blocks"):
+        device("emulator", patience=patience)
+
+
+@pytest.mark.parametrize("name", ["emulator[x]", "emulator:0[patience=x]", "emulator[sm_90", "auto:1"])
+def test_a_name_with_settings_that_there_are_not_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{re.escape(repr(name))} is not a device"):
+        device(name)
 
 
 def test_the_same_device_is_given_again_until_it_is_closed() -> None:

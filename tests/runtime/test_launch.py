@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import pytest
 
 from preheat.errors import EmulatorFault, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
+from preheat.runtime.launch import Launch
 from preheat.runtime.operands import Pointer
-from tests.runtime.support import KERNELS, SIZES, Bench, Flaky, bench
+from tests.runtime.support import KERNELS, PTX, SIZES, Bench, Flaky, bench
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -117,6 +120,76 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
+    """Do it, with an interrupt at instruction `at` of functions called `code`; False if it ended."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_name != code:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        if count == at and event == "opcode":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
+    open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, run = list[object](), Launch.run
+
+    def run_slowly(launch: Launch, *args: Any, **named: Any) -> None:
+        slow.append(args)
+        run(launch, *args, **named)
+
+    monkeypatch.setattr(Launch, "run", run_slowly)
+    gpu = open_device("emulator")
+    kernel, out = gpu.kernel(PTX, "keep"), gpu.zeros(4)
+    at = 0
+
+    def launch() -> None:
+        kernel[1, 1](out, at, 2, 3.0)
+
+    for _ in range(3):
+        launch()
+    while interrupted(at := at + 1, "quick", launch):
+        launch()  # which may have to go the long way
+        slow.clear()
+        launch()
+        assert not slow, f"an interrupt at instruction {at} made the launch slow"
+        assert out.numpy().view(np.int32)[2] == at
+    assert at > 50
+
+
+def test_a_launch_becomes_quick_wherever_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    kernel, out, at = gpu.kernel(PTX, "keep"), gpu.zeros(4), 0
+    again = True
+    while again:
+        at += 1
+        kernel._launchers.clear()
+        kept = kernel[1, 1]
+        kept(out, 1, 2, 3.0)
+        again = interrupted(at, "__call__", lambda: kernel[1, 1](out, 1, 2, 3.0))
+        for launcher in (kept, kernel[1, 1]):
+            launcher(out, 1, 2, 3.0)
+            launcher(out, 1, 2, 3.0)
+        assert isinstance(kernel[1, 1], FunctionType), f"not after an interrupt at instruction {at}"
+    assert at > 20
 
 
 @pytest.mark.parametrize("quick", [False, True])

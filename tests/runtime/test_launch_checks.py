@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from preheat.devices.base import Geometry
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
-from tests.runtime.support import KERNELS, Bench, bench
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,10 @@ def test_attributes_and_occupancy_are_plausible(setup: Bench) -> None:
     assert 0 < used.registers < 256
     assert (used.shared, used.local, used.threads) == (0, 0, 1024)
     assert setup.gpu.kernel(KERNELS, "weigh").attributes.constant >= 16
+    arch = setup.gpu.arch
+    assert used.binary_version == used.ptx_version == 10 * arch.major + arch.minor
+    assert used.dynamic_shared == setup.gpu.limits.shared_optin
+    setup.saxpy.geometry(1, 1, shared=used.dynamic_shared)  # which a launch can have
     full = setup.saxpy.occupancy(256)
     assert full.fraction == 1.0
     assert full.blocks * 256 == 2048
@@ -96,6 +102,85 @@ def test_attributes_and_occupancy_are_plausible(setup: Bench) -> None:
         assert (crowded.blocks, crowded.fraction) == (blocks, blocks / 8)
     with pytest.raises(LaunchError, match="block 0"):
         setup.saxpy.occupancy(0)
+
+
+def test_older_ptx_says_for_what_it_was_made(open_device: Callable[..., Gpu]) -> None:
+    used = open_device("emulator").kernel(PTX, "keep").attributes
+    assert (used.binary_version, used.ptx_version) == (90, 80)
+
+
+def test_a_carveout_is_kept_and_refused_outside_its_range(setup: Bench) -> None:
+    kernel = setup.saxpy
+    assert kernel.carveout is None
+    for percent in (0, 50, 100):
+        kernel.carveout = percent
+        assert kernel.carveout == percent
+        setup.launch()
+    for wrong in (-1, 101, 50.0, "50", True):
+        with pytest.raises(LaunchError, match=f"saxpy: carveout {wrong!r} is not a percentage"):
+            kernel.carveout = wrong  # type: ignore[assignment]
+    assert kernel.carveout == 100
+    kernel.carveout = None
+    assert kernel.carveout is None
+    setup.check(3)
+
+
+SHARED: dict[str, Callable[[int], int]] = {
+    "none": lambda _: 0,
+    "fixed": lambda _: 10_000,
+    "large": lambda _: 60_000,
+    "by thread": lambda block: 100 * block,
+    "too much for large blocks": lambda block: 1000 * block,
+}
+
+
+@pytest.mark.parametrize("limit", [None, 1024, 500, 96, 7])
+@pytest.mark.parametrize("shared", SHARED)
+def test_the_best_block_has_the_most_threads_on_a_processor(
+    shared: str, limit: int | None, setup: Bench
+) -> None:
+    kernel, room = setup.saxpy, SHARED[shared]
+    best = kernel.max_potential_block_size(room, limit=limit)
+    sizes = {*range(32, (limit or 1024) + 1, 32), limit or 1024}
+    fitting = [size for size in sizes if room(size) <= kernel.attributes.dynamic_shared]
+    blocks = {size: kernel.occupancy(size, room(size)).blocks for size in fitting}
+    assert best.block == max(fitting, key=lambda size: (blocks[size] * size, size))
+    assert best.grid == blocks[best.block] * setup.gpu.limits.processors
+    if shared == "fixed":
+        assert kernel.max_potential_block_size(10_000, limit=limit) == best
+    if limit is None and shared == "none":
+        kernel[best](2.0, setup.x, setup.y, setup.n)
+        setup.check(1)
+
+
+def test_a_best_block_keeps_to_what_the_kernel_allows(setup: Bench) -> None:
+    narrow = setup.gpu.kernel(KERNELS, "narrow")
+    assert narrow.max_potential_block_size().block == 64
+    with pytest.raises(LaunchError, match="a block of 65 threads; the most of narrow is 64"):
+        narrow.max_potential_block_size(limit=65)
+    with pytest.raises(
+        LaunchError, match="no block of up to 64 threads can run with this dynamic shared"
+    ):
+        narrow.max_potential_block_size(300_000)
+    with pytest.raises(LaunchError, match=r"shared 1\.5 is not a number of bytes"):
+        narrow.max_potential_block_size(lambda _: 1.5)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.gpu
+def test_the_driver_chooses_the_same_block(open_device: Callable[..., Gpu]) -> None:
+    from preheat.devices.cuda.driver import call
+
+    gpu = open_device("cuda")
+    for name, shared, limit in (
+        ("saxpy", 0, 0), ("saxpy", 4096, 0), ("saxpy", 0, 500), ("saxpy", 40_000, 0), ("narrow", 0, 0),
+        ("reverse", 20_000, 0),
+    ):  # fmt: skip
+        kernel = gpu.kernel(KERNELS, name)
+        function: Any = kernel._function
+        with function.device.current():
+            chosen = call("cuOccupancyMaxPotentialBlockSize", function._function, None, shared, limit)
+        best = kernel.max_potential_block_size(shared, limit=limit or None)
+        assert tuple(best) == tuple(map(int, chosen))
 
 
 def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> None:
@@ -116,10 +201,27 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
 
 def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
     made = bench(device)
+    launcher, said = made.saxpy[5, 64], set()
     for _ in range(5):
-        with pytest.raises(TypeError, match="keyword"):
-            made.saxpy[5, 64](2.0, made.x, made.y, a3=made.n)
+        for launch in (
+            made.saxpy[5, 64],
+            launcher,  # which becomes quick by another way
+            partial(made.saxpy.launch, grid=5, block=64),
+            partial(made.saxpy.bind, grid=5, block=64),
+        ):
+            with pytest.raises(LaunchError) as caught:
+                launch(2.0, made.x, made.y, a3=made.n, stream_=None)
+            said.add((str(caught.value), caught.value.hint))
         made.launch()
+    assert said == {
+        (
+            "saxpy: a3=, stream_= was given by name; arguments are given in order, "
+            "it takes 4 (float, float const*, float*, int)",
+            "settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
+            "cluster=, cooperative=, programmatic=)",
+        )
+    }
+    made.check(5)
 
 
 def test_a_struct_of_another_library_is_taken_by_its_own_size(device: Gpu) -> None:

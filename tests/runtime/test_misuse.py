@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,10 @@ class Version1:
         return (1, 0)
 
 
+def asked_for(b: Bench, name: Any) -> object:
+    return b.gpu.kernel(SAXPY, name)
+
+
 TAKES = "it takes 4 (float, float const*, float*, int)"
 LAUNCHES = (
     Misuse("saxpy[5, 64](2.0, x, y)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y),
@@ -90,6 +95,14 @@ LAUNCHES = (
         LaunchError, ("saxpy, argument 1: float const* cannot take int 7",), "preheat.Pointer("),
     Misuse("saxpy[5, 64](2.0, [1.0, 2.0], y, n)", lambda b: b.saxpy[5, 64](2.0, [1.0, 2.0], b.y, b.n),
         LaunchError, ("saxpy, argument 1: float const* cannot take list [1.0, 2.0]",), "pass an array"),
+    Misuse("saxpy[5, 64](2.0, list(range(10_000)), y, n)",
+        lambda b: b.saxpy[5, 64](2.0, list(range(10_000)), b.y, b.n),
+        LaunchError, ("saxpy, argument 1: float const* cannot take list [0, 1, 2, 3, 4, 5, …]",),
+        "gpu.array(…)"),
+    Misuse('saxpy[5, 64]("2" * 9999, x, y, n)', lambda b: b.saxpy[5, 64]("2" * 9999, b.x, b.y, b.n),
+        LaunchError, (f"float cannot take '{'2' * 27}…{'2' * 28}' (str)",)),
+    Misuse("saxpy[5, 64](2.0, x, y, 10**5000)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y, 10**5000),
+        LaunchError, ("saxpy, argument 3: int cannot hold an integer of 16610 bits",)),
     Misuse("saxpy[5, 64](2.0, x, y64, n)  # of float64",
         lambda b: b.saxpy[5, 64](2.0, b.x, b.gpu.zeros(b.n, "float64"), b.n),
         LaunchError, ("saxpy, argument 2: float* cannot take an array of float64",)),
@@ -114,11 +127,20 @@ LAUNCHES = (
         "pass bytes, a ctypes.Structure or a NumPy record"),
 )  # fmt: skip
 
+GRID_AND_BLOCK = "kernel[grid, block] takes a grid and a block"
 GEOMETRIES = (
     Misuse("saxpy[5]", lambda b: b.saxpy[5],
-        LaunchError, ("saxpy: kernel[grid, block] takes two things",), "kernel.launch("),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 5 alone",), "kernel[grid, 256]"),
+    Misuse("saxpy[...]", lambda b: b.saxpy[...],
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not Ellipsis alone",), "kernel[grid, 256]"),
+    Misuse("saxpy()", lambda b: b.saxpy(),
+        LaunchError, ("saxpy: a launch needs a grid and a block",), "saxpy[grid, block](…)"),
+    Misuse("saxpy(2.0, x, y, n)", lambda b: b.saxpy(2.0, b.x, b.y, b.n),
+        LaunchError, ("saxpy: a launch needs a grid and a block",), "saxpy[grid, block](…)"),
+    Misuse("saxpy[:, 64]", lambda b: b.saxpy[:, 64],
+        LaunchError, ("saxpy: grid slice(None, None, None) is not one to three",), "kernel[8, 256]"),
     Misuse("saxpy[5, 64, 0]", lambda b: b.saxpy[5, 64, 0],
-        LaunchError, ("saxpy: kernel[grid, block] takes two things",), "shared=, stream="),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 3 things",), "shared=, stream="),
     Misuse("saxpy[0, 64]", lambda b: b.saxpy[0, 64],
         LaunchError, ("saxpy: grid 0 is not one to three positive integers",)),
     Misuse("saxpy[-1, 64]", lambda b: b.saxpy[-1, 64],
@@ -157,9 +179,12 @@ GEOMETRIES = (
     Misuse("saxpy.launch(…, stream=7)",
         lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=7),
         InputError, ("7 is not a stream",), "__cuda_stream__"),
+    Misuse("saxpy.launch(…, stream=gpu.record())",
+        lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=b.gpu.record()),
+        InputError, ("<Event on ", "> is not a stream"), "gpu.stream()"),
     Misuse("stream.close(); saxpy.launch(…, stream=stream)",
         lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=closed_stream(b)),
-        InputError, ("this stream is closed",)),
+        InputError, ("this stream is closed",), "make the stream again: gpu.stream()"),
     Misuse("saxpy.launch(…, stream=of_a_later_protocol)",
         lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=Version1()),
         InputError, ("speaks version 1 of __cuda_stream__, not 0",)),
@@ -179,7 +204,7 @@ ARRAYS = (
     Misuse('gpu.array([1.5], "int32")', lambda b: b.gpu.array([1.5], "int32"),
         InputError, ("float64 does not turn into int32 without loss",)),
     Misuse('gpu.array(["a"])', lambda b: b.gpu.array(["a"]),
-        InputError, ("'<U1' is not an element type",)),
+        InputError, ("cannot read list as an array: 'a' is not a number",), "nested lists of numbers"),
     Misuse('gpu.empty(3, "flot32")', lambda b: b.gpu.empty(3, "flot32"),
         InputError, ("'flot32' is not an element type",), "did you mean 'float32'?"),
     Misuse("gpu.empty((3, -1))", lambda b: b.gpu.empty((3, -1)),
@@ -188,7 +213,25 @@ ARRAYS = (
         InputError, ("1.5 does not fit int32",)),
     Misuse('gpu.scalar("uint8", 256)', lambda b: b.gpu.scalar("uint8", 256),
         InputError, ("256 does not fit uint8",)),
-    Misuse("x[::2]", lambda b: b.x[::2], InputError, ("a slice of the first axis has step 1, not 2",)),
+    Misuse("x[::2]", lambda b: b.x[::2],
+        InputError, ("a slice of the first axis has step 1, not 2",), "gpu.array(a.numpy()[…])"),
+    Misuse("x.reshape(1, -1)[:, 1]", lambda b: b.x.reshape(1, -1)[:, 1],
+        InputError, ("<Array float32[1, 257]", "an index behind a slice takes elements that are not"),
+        "index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"),
+    Misuse("x[x]", lambda b: b.x[b.x],
+        InputError, ("an array is indexed by integers and slices, not by <Array",), "a copy"),
+    Misuse("x[1.0]", lambda b: b.x[1.0],
+        InputError, ("an array is indexed by integers and slices, not by 1.0",), "a copy"),
+    Misuse("x.copy_from([1.0])", lambda b: b.x.copy_from([1.0]),  # type: ignore[arg-type]
+        InputError, ("copy_from() takes an array of", "not list"), "write(…) copies from the host"),
+    Misuse('gpu.array(x, "int32")', lambda b: b.gpu.array(b.x, "int32"),
+        InputError, ("Array of float32 cannot be copied as int32",), "gpu.array(a.numpy(), dtype)"),
+    Misuse('gpu.scalar("int32", name=3)',
+        lambda b: b.gpu.scalar("int32", name=3),  # type: ignore[arg-type]
+        InputError, ("the name of a scalar is text, not 3",)),
+    Misuse('gpu.stream(priority="high")',
+        lambda b: b.gpu.stream(priority="high"),  # type: ignore[arg-type]
+        InputError, ("the priority of a stream is an integer, not 'high'",)),
     Misuse("x[257]", lambda b: b.x[257],
         IndexError, ("index 257 is outside the first axis of (257,)",)),
     Misuse("x.copy_from(y[1:])", lambda b: b.x.copy_from(b.y[1:]),
@@ -196,6 +239,16 @@ ARRAYS = (
 )  # fmt: skip
 
 PROGRAMS = (
+    *(
+        Misuse(f"gpu.kernel(source, {name!r})", partial(asked_for, name=name),
+            InputError, (f"a kernel is asked for by its name, not by {name!r}",), "as a string")
+        for name in (None, 3, b"saxpy", ["saxpy"])
+    ),
+    Misuse("gpu.module(source)[0]", lambda b: b.gpu.module(KERNELS)[0],  # type: ignore[index]
+        InputError, ("a kernel is asked for by its name, not by 0",), "as a string"),
+    Misuse("gpu.module(source).symbol(None)",
+        lambda b: b.gpu.module(KERNELS).symbol(None),  # type: ignore[arg-type]
+        InputError, ("a variable is asked for by its name, not by None",), "as a string"),
     Misuse('gpu.kernel(source, "saxpi")', lambda b: b.gpu.kernel(SAXPY, "saxpi"),
         UnknownEntryError, ("has no kernel 'saxpi'; it has: saxpy",), "did you mean 'saxpy'?"),
     Misuse('gpu.module(source).symbol("nothing")', lambda b: b.gpu.module(KERNELS).symbol("nothing"),
@@ -205,7 +258,7 @@ PROGRAMS = (
         InputError, ("table has 12 bytes, which are no whole number of float64",)),
     Misuse('gpu.module(source).symbol("table", "float32").write([1.0])',
         lambda b: b.gpu.module(KERNELS).symbol("table", "float32").write([1.0]),
-        InputError, ("table has 12 bytes, not 4",)),
+        InputError, ("table has 12 bytes, not 4",), "write 3 elements of float32"),
     Misuse('gpu.kernel(program, "saxpy", options=["-G"])',
         lambda b: b.gpu.kernel(Program.of(SAXPY), "saxpy", options=["-G"]),
         InputError, ("a Program already has its label, options",)),

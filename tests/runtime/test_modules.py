@@ -407,7 +407,7 @@ def test_a_device_newer_than_the_compiler_says_so_and_runs_where_its_driver_may_
 ) -> None:
     new = open_device("emulator", arch="sm_130")
     with pytest.raises(
-        DeviceError, match=r"emulator:0 is sm_130, which .* cannot compile for"
+        DeviceError, match=r"emulator:0\[sm_130\] is sm_130, which .* cannot compile for"
     ) as caught:
         new.kernel(SAXPY, "saxpy")
     assert "pip install -U 'preheat[cu13]'" in str(caught.value.hint)

@@ -12,7 +12,7 @@ differentiated again.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 import types
 from functools import cache
@@ -22,10 +22,12 @@ from preheat.errors import InputError
 from preheat.gpu import device
 from preheat.kernels.forms import form_of
 from preheat.kernels.ops import Ops
+from preheat.runtime.libraries import LIBRARIES
 
 __all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
 
 Tensor = Any  # torch is imported by who calls
+_OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for arrays of the host"
 
 
 def silu(x: Tensor) -> Tensor:
@@ -194,13 +196,23 @@ def _check(tensors: dict[str, Tensor]) -> None:
     first, like = next(iter(tensors.items()))
     for name, given in tensors.items():
         if not _on_gpu(given):
-            what = type(given).__name__ + (f" on {given.device}" if hasattr(given, "device") else "")
-            hint = f"move it: {name}.cuda(); without a GPU, preheat.Ops takes arrays of the emulator"
-            raise InputError(f"{name} is {what}, not a tensor of torch on a GPU", hint=hint)
+            raise _refusal(name, given)
         for found, wanted in ((given.device, like.device), (given.dtype, like.dtype)):
             if found != wanted:
                 raise InputError(f"{name} is {found}, not {wanted} as {first}")
         form_of(name, given)
+
+
+def _refusal(name: str, given: Any) -> InputError:
+    """The error for what is no tensor of torch on a GPU; what to do depends on what there is."""
+    if LIBRARIES["torch"].makes(type(given)):
+        hint = (
+            f"move it: {name}.cuda()" if _torch().cuda.is_available() else f"torch sees no GPU; {_OPS}"
+        )
+        return InputError(f"{name} is a tensor on {given.device}, not on a GPU", hint=hint)
+    missing = "" if importlib.util.find_spec("torch") else ", and torch is not installed"
+    what = type(given).__name__
+    return InputError(f"{name} is {what}, not a tensor of torch{missing}", hint=_OPS)
 
 
 def _on_gpu(given: Any) -> bool:

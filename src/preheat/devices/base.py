@@ -32,6 +32,7 @@ __all__ = [
     "ON_HOST",
     "PER_THREAD_STREAM",
     "Attributes",
+    "BlockSize",
     "Device",
     "Dim3",
     "Event",
@@ -111,6 +112,9 @@ class Attributes(NamedTuple):
     local: int
     constant: int
     threads: int  # most threads a block of it can have
+    binary_version: int  # the architecture of its machine code: 90 for sm_90
+    ptx_version: int  # the architecture of the PTX it was made from: 90 for compute_90
+    dynamic_shared: int  # most dynamic shared memory a launch of it can have
 
 
 class Occupancy(NamedTuple):
@@ -118,6 +122,13 @@ class Occupancy(NamedTuple):
 
     blocks: int
     fraction: float
+
+
+class BlockSize(NamedTuple):
+    """A block that fills processors best, and the smallest grid that fills the device with it."""
+
+    grid: int
+    block: int
 
 
 class Symbol(NamedTuple):
@@ -259,6 +270,12 @@ class Function(Protocol):
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
         """How well blocks of `threads` with `shared` dynamic bytes fill a processor."""
 
+    def carveout(self) -> int:
+        """The part of a processor's cache that it wants as shared memory, in percent; -1 for any."""
+
+    def set_carveout(self, percent: int) -> None:
+        """Ask for that part, of which the device may give more."""
+
 
 class Module(Protocol):
     """Loaded machine code."""
@@ -282,6 +299,7 @@ class Device(Protocol):
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
     forks: bool  # whether it can still be used in a forked child
+    recovers: bool  # whether `reset` begins anew after a fault
     on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
 
     def load(self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None) -> Module:

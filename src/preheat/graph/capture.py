@@ -116,7 +116,7 @@ class Capture:
         try:
             if self.thread == threading.get_ident():
                 self.guests.leave()
-            self.context.require()
+            self.context.require("capture the graph again: gpu.capture()")
         finally:
             if self.context.lost is None:
                 try:

@@ -43,6 +43,7 @@ __all__ = ["RESERVED", "Graph", "State"]
 
 T = TypeVar("T")
 RESERVED = ("stream", "synchronize", "owner")  # what replays take beside the names of scalars
+_AGAIN = "capture the graph again: gpu.capture()"
 
 
 class State(enum.Enum):
@@ -134,7 +135,7 @@ class Graph:
             raise CaptureError(
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
-        self._context.require()
+        self._context.require(_AGAIN)
         if self._allocator is not None:
             self._allocator.admit_capture()
         self._context.drain()
@@ -448,7 +449,7 @@ class Graph:
 
     def _check(self, act: Act) -> None:
         """Raise where this graph cannot be used."""
-        self._context.require()
+        self._context.require(_AGAIN)
         self._context.forbid(act)
         if self._executable is None and self._raw is None:
             raise self._unusable()
@@ -580,7 +581,7 @@ class Graph:
             self._context.garbage.append(give_back)
             self._context.drain()
 
-    def _end(self) -> partial[None]:
+    def _end(self) -> Callable[[], None]:
         """Nothing of it can be used from now on; what is left to do."""
         give_back = self._give_back()
         self.state, self._raw, self._executable = State.CLOSED, None, None
@@ -597,10 +598,11 @@ class Graph:
         """Give back what is at the device, which is closed."""
         _close(self._context, self._executable, self._raw, last=None, keep=())
 
-    def _give_back(self) -> partial[None]:
+    def _give_back(self) -> Callable[[], None]:
         """What to do at a safe point; other libraries' memory goes after the last replay."""
-        keep = (self._pool, self._foreign)
-        return partial(_close, self._context, self._executable, self._raw, last=self._last, keep=keep)
+        context, parts = self._context, (self._executable, self._raw)
+        last, keep = self._last, (self._pool, self._foreign)
+        return lambda: _close(context, *parts, last=last, keep=keep)
 
     def __del__(self) -> None:
         if getattr(self, "_executable", None) is not None or getattr(self, "_raw", None) is not None:

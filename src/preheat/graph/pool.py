@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.callers import caller
@@ -35,6 +34,7 @@ from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act, Window
 
 __all__ = ["Piece", "Pool"]
 
+_AGAIN = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _BLOCK = 2 << 20  # a pool that grows by itself does so by at least this much
 _MEASURE = Act("measuring a pool", "measure before the capture: it runs the body for real")
@@ -64,18 +64,24 @@ class Piece(Buffer):
         self.stretch.block.export()
         self._backing = self.stretch.block._backing
 
-    def _give_back(self) -> partial[None]:
-        return partial(_return, self.stretch, self.uses, self._returns)
+    def _give_back(self) -> Callable[[], None]:
+        back, stretch, uses, returns = self._back, self.stretch, self.uses, self._returns
+        return lambda: back(stretch, uses, returns)
+
+    @staticmethod
+    def _back(
+        stretch: Stretch,
+        uses: Uses,
+        returns: deque[Returned],
+        returned: type[Returned] = Returned,  # which finalizers need, and so no global name
+    ) -> None:
+        """Give a stretch back to its pool; its block is freed after these uses, whatever is first."""
+        stretch.block.uses.inherited[id(uses)] = uses
+        returns.append(returned(stretch, uses))
 
     def __del__(self) -> None:
         if self.open or self._backing:
             self._give_back()()
-
-
-def _return(stretch: Stretch, uses: Uses, returns: deque[Returned]) -> None:
-    """Give a stretch back to its pool; its block is freed after these uses, whatever comes first."""
-    stretch.block.uses.inherited[id(uses)] = uses
-    returns.append(Returned(stretch, uses))
 
 
 _ENDED = "the frame of its pool has ended"
@@ -252,7 +258,7 @@ class Pool:
         """An array from the pool, holding nothing in particular."""
         extents, kind = shape_of(shape), dtype_of(dtype)
         size = math.prod(extents) * kind.size
-        self._context.require()
+        self._context.require(_AGAIN)
         window = self._context.window()
         with nullcontext() if window is None else window.attempt():
             return Array(self._piece(size, window), kind, extents)
@@ -306,7 +312,7 @@ class Pool:
             raise PoolSealedError(f"the pool is sealed: {wanted}", hint=hint)
 
     def _require_open(self, wanted: str) -> None:
-        self._context.require()
+        self._context.require(_AGAIN)
         if self._closed:
             raise InputError(f"this pool is closed: {wanted}")
 

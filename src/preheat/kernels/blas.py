@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
@@ -46,6 +46,7 @@ MATH = {
     "default": _Math(("DEFAULT_MATH", _WHOLE), "COMPUTE_32F", "COMPUTE_32F"),
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+_AGAIN = "make it again: preheat.Blas(gpu)"
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS chooses
 _FOREIGN_SEATS = 4  # workspaces kept for streams of other libraries, which do not report their end
 
@@ -114,7 +115,7 @@ class Blas:
     def reserve(self, captures: int = 1) -> None:
         """Have workspaces ready for so many captures."""
         count, context = dimension("captures", captures, least=0), self._library.context
-        context.require()
+        context.require(_AGAIN)
         context.forbid(ALLOCATE)
         with self._making:
             self._prune()
@@ -236,9 +237,10 @@ class _Handle:
         self._library.call("destroy", self.number)
 
     def __del__(self) -> None:
-        context = self._library.context
+        context, call = self._library.context, self._library.call
         if hasattr(self, "number") and context.lost is None:
-            context.garbage.append(partial(self._library.call, "destroy", self.number))
+            number = self.number
+            context.garbage.append(lambda: call("destroy", number))
 
 
 class _Seat:
@@ -294,9 +296,11 @@ def by_cublas(op: Op) -> Op:
 class _Product(Call):
     """A product: checked and ordered like a launch, submitted by another library."""
 
+    AGAIN = _AGAIN
+
     def __init__(self, blas: Blas, op: Op, dtype: DType, add: bool, stream: object) -> None:
         context = blas._library.context
-        context.require()
+        context.require(_AGAIN)
         raw = None if stream is None else raw_stream(context, stream)
         super().__init__(context, _signature(dtype), raw, blocking=blas.gpu.blocking)
         self._blas, self._op, self._dtype, self._add = blas, op, dtype, add

@@ -2,7 +2,7 @@
 // token, position, length (position + 1), and how often a sequence at its limit was to be moved on.
 // Such a sequence stays as it is, so that doing its last step once more changes nothing.
 extern "C" __global__ void advance(int* state, const int* sampled, int limit, int batch) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= batch) return;
     int* token = state + i;
     int* position = token + batch;

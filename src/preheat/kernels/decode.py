@@ -201,10 +201,15 @@ class DecodeKernel:
         return partial(self._run, config)
 
     def _run(
-        self, config: Any, *args: Any, state: DecodeState | None = None, device_state: bool = True
+        self,
+        config: Any,
+        *args: Any,
+        state: DecodeState | None = None,
+        device_state: bool = True,
+        **named: Any,
     ) -> None:
         kernel, more = self._variant(state, device_state)
-        kernel[config](*args, *more)
+        kernel[config](*args, *more, **named)
 
     def launch(
         self, *args: Any, state: DecodeState | None = None, device_state: bool = True, **how: Any

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.dtypes import DType, pointee_dtypes
-from preheat.errors import LaunchError
+from preheat.errors import LaunchError, brief
 from preheat.lazy import lazy
 from preheat.runtime.host import bfloat16_bytes
 
@@ -26,7 +27,9 @@ _INTEGERS = {
 _FLOATS = {"float": "f", "double": "d", "__half": "e"}
 _KINDS = {"f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
 _WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped: signed and unsigned values both fit
-_BITS = {"b32": "<f", "b64": "<d"}  # untyped PTX words, which may hold a float
+_BITS = {"b32": "f", "b64": "d"}  # untyped PTX words, which may hold a float
+_COMPLEX = {8: "f", 16: "d"}  # by the bytes of both parts
+_PAIRS = ("float2", "double2")  # which cuComplex.h has for complex numbers
 _NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
           "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"}  # fmt: skip
 
@@ -104,7 +107,8 @@ class Slot:
         if value.real:
             return self._real(given, value)
         if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
-            return int.from_bytes(struct.pack(_BITS[self.parameter.kind], given), "little")
+            code = _BITS[self.parameter.kind]
+            return int.from_bytes(struct.pack(f"<{code}", self._real(given, Value(code))), "little")
         if isinstance(given, float):
             raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
         if value.truth:
@@ -112,7 +116,7 @@ class Slot:
         bits = 8 * self.parameter.size
         word = given + (1 << bits) if value.loose and -(1 << bits - 1) <= given < 0 else int(given)
         if not _fits(value.code, word):
-            raise Refusal(f"{self.title} cannot hold {given!r}")
+            raise Refusal(f"{self.title} cannot hold {brief(given)}")
         return int(word)
 
     def _real(self, number: float, value: Value) -> float:
@@ -136,11 +140,24 @@ class Slot:
             raise Refusal(f"{self.title} cannot take {_describe(given)}")
         return self._python(given.value, value)
 
+    def address(self, given: Any) -> int:
+        """A bare address; `Refusal` when it is none."""
+        try:
+            number = operator.index(given)
+        except TypeError:
+            number = -1
+        if not _fits("Q", number):
+            why = f"{self.title} cannot take {brief(given)} as an address"
+            raise Refusal(why, "an address is an integer from 0 to 2**64 - 1")
+        return number
+
     def block(self, given: Any) -> bytes:
         """The bytes of a struct or tensor map given by value; `Refusal` unless the size is right."""
         size = self.parameter.size
         if self.parameter.type == "__nv_bfloat16":
             return self._bfloat16(given)
+        if type(given) is complex and self._complex is not None:
+            return struct.pack(f"<2{self._complex}", *self._parts(given, self._complex))
         if type(given).__name__ == "CUtensorMap" and size == _TENSOR_MAP:  # of cuda.bindings
             return ctypes.string_at(int(given.getPtr()), size)
         try:
@@ -153,6 +170,15 @@ class Slot:
         if len(data) != size:
             raise Refusal(f"{self.title} has {size} bytes, not {len(data)}")
         return data
+
+    @property
+    def _complex(self) -> str | None:
+        """The format of either part of a complex number; None where the parameter cannot be one."""
+        name = (self.parameter.type or "complex").lower()  # An unknown type may be one.
+        return _COMPLEX.get(self.parameter.size) if "complex" in name or name in _PAIRS else None
+
+    def _parts(self, given: complex, code: str) -> tuple[float, float]:
+        return self._real(given.real, Value(code)), self._real(given.imag, Value(code))
 
     def _bfloat16(self, given: Any) -> bytes:
         if type(given) in (bool, int, float):
@@ -195,6 +221,16 @@ class Signature:
         """Refuse a launch with too many or too few arguments."""
         if len(args) != len(self.slots):
             raise LaunchError(self.kernel, f"{len(args)} arguments given, it takes {self.wants}")
+
+    def refuse_names(self, named: Iterable[str]) -> NoReturn:
+        """Refuse a launch with arguments that were given by name."""
+        names = ", ".join(f"{name}=" for name in named)
+        raise LaunchError(
+            self.kernel,
+            f"{names} was given by name; arguments are given in order, it takes {self.wants}",
+            hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
+            "cluster=, cooperative=, programmatic=)",
+        )
 
 
 class Block(NamedTuple):
@@ -252,4 +288,4 @@ def _describe(given: object) -> str:
     kind = type(given)
     home = kind.__module__.partition(".")[0]
     name = kind.__name__ if home in ("builtins", "preheat") else f"{kind.__module__}.{kind.__name__}"
-    return f"{given!r} ({name})" if isinstance(given, int | float | str) else name
+    return f"{brief(given)} ({name})" if isinstance(given, complex | int | float | str) else name

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
-from preheat.dtypes import DType
-from preheat.errors import InputError, StaleBufferError
+from preheat.dtypes import DType, dtype_of
+from preheat.errors import InputError, StaleBufferError, brief
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context
-from preheat.runtime.host import bfloat16_value, element_bytes, host_array, host_bytes, shape_of
+from preheat.runtime.host import element_bytes, host_array, host_bytes, numbers, shape_of
 from preheat.runtime.libraries import consumers, working
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
+_COPY = "pass the whole array and index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"
+_READ = "a.numpy() has its elements on the host"
 _LEGACY_STREAM = LEGACY_STREAMS[-1]  # which DLPack means by no stream
 
 #: The uses of an array that cannot be used any more.
@@ -36,8 +38,7 @@ class Array:
     """A contiguous array in device memory. `close`, `with` or dropping it give the memory back.
 
     torch, CuPy, NumPy (on the emulator) and others take it without a copy, by DLPack or the array
-    interfaces. `a[3]` and `a[2:5]` are views of the first axis that share the memory, and so is
-    `a.reshape(…)`.
+    interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and `a.reshape(…)` are views, which share the memory.
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
@@ -47,6 +48,8 @@ class Array:
     # memory is alive, on this device, and free for use in this stream. `uses` are those of the buffer,
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
+
+    _AGAIN = "make the array again: gpu.array(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
         self.buffer, self.dtype, self.shape = buffer, dtype, shape
@@ -58,7 +61,9 @@ class Array:
         """Fresh memory, holding nothing in particular."""
         size = math.prod(shape) * dtype.size
         if size >= 1 << 48:
-            raise InputError(f"an array of shape {shape} and {dtype} has {size:,} bytes")
+            raise InputError(
+                f"an array of shape {shape} and {dtype} has {size:,} bytes, more than any device"
+            )
         return cls(Buffer(context, size, home), dtype, shape)
 
     @property
@@ -86,21 +91,42 @@ class Array:
             raise TypeError("an array without axes has no length")
         return self.shape[0]
 
-    def __getitem__(self, index: int | slice) -> Array:
-        if not self.shape:
-            raise InputError("an array without axes cannot be sliced")
-        row = math.prod(self.shape[1:]) * self.dtype.size
+    def __getitem__(self, index: Any) -> Array:
+        """A view: integers for leading axes, then one slice with step 1, so that it is contiguous."""
+        parts = index if isinstance(index, tuple) else (index,)
+        parts = parts[:-1] if parts and parts[-1] is ... else parts
+        if len(parts) > self.ndim:
+            many = f"{len(parts)} {'index' if len(parts) == 1 else 'indices'}"
+            raise InputError(f"{self!r} has {self.ndim} axes and cannot take {many}", hint=_READ)
+        kept: tuple[int, ...] = ()
         offset = self.address - self.buffer.address
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self.shape[0])
+        for axis, part in enumerate(parts):
+            if kept and part != slice(None):
+                raise InputError(
+                    f"{self!r}: an index behind a slice takes elements that are not contiguous",
+                    hint=_COPY,
+                )
+            start, extent = self._part(axis, part)
+            offset += start * math.prod(self.shape[axis + 1 :]) * self.dtype.size
+            kept += extent
+        return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
+
+    def _part(self, axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
+        """Where an index of one axis begins, and the extent of the axis unless the index removes it."""
+        extent, which = self.shape[axis], "the first axis" if axis == 0 else f"axis {axis}"
+        if isinstance(part, slice):
+            start, stop, step = part.indices(extent)
             if step != 1:
-                raise InputError(f"a slice of the first axis has step 1, not {step}")
-            shape = (max(stop - start, 0), *self.shape[1:])
-            return Array(self.buffer, self.dtype, shape, offset + start * row)
-        at = operator.index(index)
-        if not -self.shape[0] <= at < self.shape[0]:
-            raise IndexError(f"index {at} is outside the first axis of {self.shape}")
-        return Array(self.buffer, self.dtype, self.shape[1:], offset + at % self.shape[0] * row)
+                raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
+            return start, (max(stop - start, 0),)
+        try:
+            at = operator.index(part)
+        except TypeError:
+            why = f"an array is indexed by integers and slices, not by {brief(part)}"
+            raise InputError(why, hint=_COPY) from None
+        if not -extent <= at < extent:
+            raise IndexError(f"index {at} is outside {which} of {self.shape}")
+        return at % extent, ()
 
     def reshape(self, *shape: Any) -> Array:
         """A view of the same elements with other axes; one extent may be -1, for what is left."""
@@ -123,22 +149,27 @@ class Array:
 
     # Contents
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host, after all work on this array. Types NumPy lacks come as raw bits."""
+    def numpy(self, dtype: object = None) -> np.ndarray[Any, Any]:
+        """A copy on the host, after all work on this array, converted to `dtype` if one is given.
+
+        Types NumPy lacks come as raw bits, or as numbers where a `dtype` is given: `.numpy("float32")`.
+        """
         import numpy
 
-        self._require("numpy()")
+        wanted = None if dtype is None else dtype_of(dtype)
+
+        self.require("numpy()")
         self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat, stream = host_bytes(out), self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
-        return out
+        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
 
     def write(self, data: object) -> Array:
         """Copy `data`, of this shape, from the host into this array; returns the array."""
-        self._require("write()")
+        self.require("write()")
         self.buffer.context.forbid(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
@@ -151,7 +182,7 @@ class Array:
 
     def fill(self, value: complex) -> Array:
         """Set every element; returns the array."""
-        self._require("fill()")
+        self.require("fill()")
         window = self.buffer.context.window()
         if window is None:
             self._fill(element_bytes(value, self.dtype))
@@ -192,8 +223,13 @@ class Array:
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of the same shape and type on this device; returns the array."""
-        self._require("copy_from()")
-        other._require("copy_from()")
+        self.require("copy_from()")
+        if not isinstance(other, Array):
+            raise InputError(
+                f"copy_from() takes an array of {self.device}, not {type(other).__name__}",
+                hint="write(…) copies from the host, gpu.array(…) from another library",
+            )
+        other.require("copy_from()")
         context = self.buffer.context
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)
         if not alike or other.buffer.context is not context:
@@ -232,9 +268,15 @@ class Array:
     def _device(self) -> base.Device:
         return self.buffer.context.device
 
-    def _require(self, doing: str) -> None:
+    def require(self, doing: str) -> None:
+        """Raise when the memory cannot be used any more; `doing` says what for."""
         if self.buffer.lost is not None:
-            raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}")
+            raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}", hint=self.remedy)
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do once the memory was lost with its context."""
+        return self.buffer.context.remedy(self._AGAIN) if self.buffer.open else None
 
     # Other libraries
 
@@ -251,7 +293,7 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
-        self._require("export")
+        self.require("export")
         if self._device.dlpack[0] == ON_HOST or stream == -1:
             handles = []
         else:
@@ -308,7 +350,7 @@ class Array:
         The protocol does not tell which library asks, so the current stream of every loaded library
         waits, and so does the stream that the interface names.
         """
-        self._require("export")
+        self.require("export")
         on_host, uses = self._device.dlpack[0] == ON_HOST, self.buffer.uses
         streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
         before, shared, uses.by_interface = uses.by_interface, uses.shared, True
@@ -333,6 +375,8 @@ class Scalar(Array):
 
     __slots__ = ("name",)
 
+    _AGAIN = "make the scalar again: gpu.scalar(…)"
+
     def __init__(self, buffer: Buffer, dtype: DType, name: str | None = None) -> None:
         super().__init__(buffer, dtype, ())
         self.name = name
@@ -344,7 +388,7 @@ class Scalar(Array):
         that reads the scalar is ordered with it in any case: what was submitted before sees the old
         value.
         """
-        self._require("set()")
+        self.require("set()")
         context, device = self.buffer.context, self._device
         target = self._stream if stream is None else raw_stream(context, stream)
         context.forbid(SET, target)
@@ -361,8 +405,7 @@ class Scalar(Array):
 
     def get(self) -> Any:
         """Its value, after all work submitted so far."""
-        value = self.numpy()[()].item()
-        return bfloat16_value(value) if self.dtype.name == "bfloat16" else value
+        return self.numpy("float32" if self.dtype.name == "bfloat16" else None)[()].item()
 
     def __repr__(self) -> str:
         plain = super().__repr__()

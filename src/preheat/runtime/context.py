@@ -19,6 +19,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
 from preheat.runtime.turn import Turn, exclusively
+from preheat.runtime.uses import Uses
 from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Allocator, Window
 
 __all__ = ["Context"]
@@ -28,6 +29,8 @@ _ELSEWHERE = Act(
     "leave the stream out: work of the capturing thread goes to the captured one by itself",
     relaxed=True,
 )
+_RESET = "gpu.reset() begins anew; then {again}"
+_NEW_PROCESS = "start a new process: the GPU does not recover in this one"
 _PILE = 256  # things finalizers left to do before somebody else than an allocation does them
 
 
@@ -67,17 +70,20 @@ class _OfThread(threading.local):
 class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
-    `lost` is None while it lives, then the reason. `windows` are the captures under way, each by the
-    thread it belongs to. Where there is neither, `alert` is None: that is the one thing every launch
-    tests. Finalizers take no lock and call no driver: they append what there is to do to
-    `garbage`, or a module to `unused`, and `drain` does it at the next safe point, which is never
-    inside a capture. Streams are never destroyed but reused, so nothing can be left holding one
-    that is gone.
+    `lost` is None while it lives, then the reason; `recovers` says whether a reset of the device can
+    begin another life. `windows` are the captures under way, each by the thread it belongs to. Where
+    there is neither, `alert` is None: that is the one thing every launch tests. Finalizers take no
+    lock and call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
+    `drain` does it at the next safe point, which is never inside a capture. Nor do they use a global
+    name: at exit Python sets those to None before it collects what is left. Streams are never
+    destroyed but reused, so nothing can be left holding one that is gone.
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
         self.device, self.events = device, events
         self.lost: ContextLostError | None = None
+        self.recovers = True
+        self._remedy = ""
         self.windows: dict[int, Window] = {}
         self.alert: object = None
         self.replayed: str | None = None  # the graph that was replayed last
@@ -177,10 +183,14 @@ class Context:
 
     # Life and death
 
-    def require(self) -> None:
-        """Raise when this context is lost."""
+    def require(self, again: str = "make what you need again") -> None:
+        """Raise when this context is lost; `again` says how to replace what was to be used."""
         if self.lost is not None:
-            raise fresh(self.lost)
+            raise fresh(self.lost, hint=self.remedy(again))
+
+    def remedy(self, again: str) -> str | None:
+        """What to do once the context is lost; `again` says how to replace what was to be used."""
+        return self._remedy.format(again=again) or None
 
     def failed(self, error: DeviceError) -> None:
         """Told by the device: an error that nothing on it survives."""
@@ -188,33 +198,60 @@ class Context:
             return
         if self.replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
-        self._lose(
-            f"{self.device.name} is lost since: {error}",
-            "start a new process (on the emulator, gpu.reset() will do)",
-        )
+        if isinstance(error, ContextLostError):  # The device itself is sound.
+            self._lose(str(error), error.hint or "", only_first=True)
+        else:
+            recovers = self.device.recovers
+            reason = f"{self.device.name} is lost since: {error}"
+            self._lose(reason, _RESET if recovers else _NEW_PROCESS, recovers=recovers, only_first=True)
         self.events.emit("lost", device=self.device.name, reason=str(error))
 
-    def _lose(self, reason: str, hint: str | None) -> None:
+    def _lose(
+        self, reason: str, remedy: str, *, recovers: bool = True, only_first: bool = False
+    ) -> None:
 
         def lose() -> None:
-            self.lost = self.lost or ContextLostError(reason, hint=hint)
+            if only_first and self.lost is not None:
+                return
+            self.lost, self._remedy, self.recovers = ContextLostError(reason), remedy, recovers
             self.alert = self.lost
 
         exclusively(self._alerting, lose)
 
-    def close(self, reason: str) -> None:
+    def close(self) -> None:
         """Give everything back to the device, once its work has ended."""
         self.synchronize()
-        self.end(reason)
+        self.closed()
         for holder in list(self.holders):
             holder.release()
         for module in list(self.modules):
             module.raw.unload()
         self.order.release()
 
-    def end(self, reason: str, hint: str | None = None) -> None:
-        """Nothing of this context can be used from now on; what it held is gone or given up."""
-        self._lose(f"{self.device.name}: {reason}", hint)
+    def reset(self) -> None:
+        """End this life because the device begins a new one."""
+        self._end("it was reset, and what was on it is gone", "the reset has happened already: {again}")
+
+    def closed(self) -> None:
+        """End this life for good: the device is given back."""
+        remedy = f"open the device again: preheat.device({self.device.name!r}); then {{again}}"
+        self._end("it was closed", remedy, recovers=False)
+
+    def forked(self) -> None:
+        """End this life in a forked child, where the device cannot be used."""
+        _leaked.extend((*self.garbage, *self._held))  # what would call the driver at its end
+        self._end(
+            "this process was forked from one that was using the GPU, which CUDA does not allow",
+            "start workers with multiprocessing's 'spawn' or 'forkserver' method",
+            recovers=False,
+        )
+
+    def _end(self, reason: str, remedy: str, *, recovers: bool = True) -> None:
+        """Nothing of this context can be used from now on; what it held is gone or given up.
+
+        This replaces an earlier reason: a fault before a reset is not what the caller has to act on.
+        """
+        self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
         for queue in (self.garbage, self.unused, self.idle, self.lanes, self._held):
             queue.clear()
 
@@ -236,6 +273,15 @@ class Context:
             self._let_go()
             self.drain()
             return self.device.allocate(size, stream)
+
+    def free(self, address: int, home: base.Stream, uses: Uses) -> None:
+        """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
+        try:
+            self.order.section(home, {uses: True}).enter()
+        except CaptureError:
+            self.garbage.append(partial(self.free, address, home, uses))
+            return
+        self.device.free(address, home)
 
     def hold(self, until: Done, what: object) -> None:
         """Keep a reference to `what` until the work before an event has ended."""
@@ -339,11 +385,7 @@ def _after_fork() -> None:
         if context.device.forks:
             context.device.after_fork()
         else:
-            _leaked.extend((*context.garbage, *context._held))  # what would call the driver at its end
-            context.end(
-                "this process was forked from one that was using the GPU, which CUDA does not allow",
-                hint="start workers with multiprocessing's 'spawn' or 'forkserver' method",
-            )
+            context.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import functools
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.dtypes import DType
-from preheat.errors import InputError
+from preheat.errors import InputError, brief
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
     "bfloat16_bytes",
-    "bfloat16_value",
     "element_bytes",
     "host_array",
     "host_bytes",
+    "numbers",
     "packer",
     "shape_of",
 ]
@@ -62,12 +62,12 @@ def element_bytes(value: Any, dtype: DType) -> bytes:
                 raise TypeError("it is not one real number")
             return struct.pack(f"<{_FORMATS[dtype.name]}", item)
         except (struct.error, OverflowError, TypeError, ValueError) as bad:
-            raise InputError(f"{value!r} does not fit {dtype}: {bad}") from None
+            raise InputError(f"{brief(value)} does not fit {dtype}: {bad}") from None
     if dtype.name == "bfloat16" and isinstance(value, float | int):
         return bfloat16_bytes(value)
     host = host_array(value, dtype)
     if host.shape:
-        raise InputError(f"{value!r} does not fit {dtype}: it is not one element")
+        raise InputError(f"{brief(value)} does not fit {dtype}: it is not one element")
     return host.tobytes()
 
 
@@ -77,18 +77,29 @@ def bfloat16_bytes(value: float) -> bytes:
         return b"\xff\x7f"
     try:
         single = struct.pack("<f", value)
-    except OverflowError:
-        raise InputError(f"{value!r} does not fit bfloat16") from None
+    except (struct.error, OverflowError):
+        raise InputError(f"{brief(value)} does not fit bfloat16") from None
     (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
     if near != value:  # a bit for what is cut off, so that it is not rounded twice
         bits = bits - (abs(near) > abs(value)) | 1
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-def bfloat16_value(bits: int) -> float:
-    """The number that the bits of a bfloat16 stand for."""
-    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
-    return float(value)
+def numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """The elements of an array as numbers: raw bits of types NumPy lacks become float32, exactly."""
+    import numpy
+
+    if dtype.name == "bfloat16":
+        return (host.astype("uint32") << 16).view("float32")
+    if dtype.name == "float8_e5m2":  # the upper half of a float16
+        return (host.astype("uint16") << 8).view("float16").astype("float32")
+    if dtype.name == "float8_e4m3fn":  # without infinities: all ones are the one NaN of either sign
+        exponent, fraction = (host >> 3 & 15).astype("int32"), (host & 7).astype("float32")
+        normal = numpy.ldexp(fraction + 8, exponent - 10)
+        value = numpy.where(exponent == 0, numpy.ldexp(fraction, -9), normal)
+        value = numpy.where(host & 127 == 127, numpy.float32(numpy.nan), value)
+        return numpy.copysign(value, numpy.where(host & 128, -1, 1)).astype("float32")
+    return host
 
 
 def shape_of(shape: object) -> tuple[int, ...]:
@@ -97,9 +108,9 @@ def shape_of(shape: object) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(n) for n in given)
     except TypeError:
-        raise InputError(f"shape {shape!r} must be an integer or a tuple of integers") from None
+        raise InputError(f"shape {brief(shape)} must be an integer or a tuple of integers") from None
     if any(n < 0 for n in extents):
-        raise InputError(f"shape {shape!r} has a negative extent")
+        raise InputError(f"shape {brief(shape)} has a negative extent")
     return extents
 
 
@@ -114,9 +125,13 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
     import numpy
 
     try:
-        host = numpy.asarray(data)
+        host = numpy.asarray(memoryview(data) if isinstance(data, bytes) else data)
     except (TypeError, ValueError) as bad:
+        if "inhomogeneous" in str(bad):
+            bad = ValueError(f"its rows have different lengths: {brief(data)}")
         raise InputError(f"cannot read {type(data).__name__} as an array: {bad}") from None
+    if host.dtype.kind == "O" or (host.dtype.kind in "SU" and not hasattr(data, "dtype")):
+        raise _not_numbers(host, data)
     if dtype is None or host.dtype == dtype.numpy():
         return numpy.ascontiguousarray(host).reshape(host.shape)
     if dtype.host.startswith("uint") and not dtype.name.startswith("uint"):
@@ -124,8 +139,35 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
     if dtype.numpy().kind in "iu" and host.dtype.kind in "iub":
         _check_range(host, dtype)
     elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
-        raise InputError(f"{host.dtype} does not turn into {dtype} without loss")
+        raise _lossy(host, dtype)
     return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
+
+
+def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
+    """The error for what NumPy takes for texts or objects; it names the first of them."""
+    for found in _others(data):
+        return InputError(
+            f"cannot read {type(data).__name__} as an array: {brief(found)} is not a number",
+            hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
+        )
+    # Integers alone become objects when one of them is too long.
+    return InputError(f"{brief(max(host.flat, key=abs))} does not fit into 64 bits")
+
+
+def _others(data: object) -> Iterator[object]:
+    """Everything in nested sequences that is not a number."""
+    import numpy
+
+    if isinstance(data, list | tuple | numpy.ndarray):
+        for each in data:
+            yield from _others(each)
+    elif not isinstance(data, bool | int | float | complex | numpy.number | numpy.bool_):
+        yield data
+
+
+def _lossy(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
+    hint = f"convert it first: numpy.asarray(x).astype({dtype.host!r})"
+    return InputError(f"{host.dtype} does not turn into {dtype} without loss", hint=hint)
 
 
 def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:

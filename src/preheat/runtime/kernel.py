@@ -7,15 +7,15 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
-from preheat.artifact import Artifact, EntryPoint
+from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, LaunchError
+from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
-from preheat.runtime.host import host_array, host_bytes
+from preheat.runtime.host import host_array, host_bytes, numbers
 from preheat.runtime.launch import UNORDERED, Launch, ordered
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
@@ -23,6 +23,9 @@ from preheat.runtime.window import FROM_HOST, RESOLVE, TO_HOST
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
+_LOAD = "load the module again: gpu.module(…)"
+_LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
+_DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
 _SHAPES = 512  # geometries of one kernel kept ready
 
 
@@ -40,14 +43,15 @@ class Module:
         return Kernel(self, self.artifact.entry(name))
 
     def __iter__(self) -> Iterator[str]:
-        return (entry.title for entry in self.artifact.entries)
+        return map(self.artifact.name_of, self.artifact.entries)
 
     def __len__(self) -> int:
         return len(self.artifact.entries)
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
         """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
-        self.context.require()
+        check_name("a variable", name)
+        self.context.require(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
         if found is None:
             raise InputError(
@@ -64,7 +68,7 @@ class Module:
         self.context.forbid(RESOLVE)
         with self.context.resolving:  # one thread does, the others find it
             if entry.name not in self._functions:
-                self.context.require()
+                self.context.require(_LOAD)
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
                 self._tell(entry)
             return self._functions[entry.name]
@@ -93,17 +97,18 @@ class SymbolView:
         if symbol.size % dtype.size:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
 
-    def numpy(self) -> Any:
-        """Its value on the host, after all work on the device."""
+    def numpy(self, dtype: object = None) -> Any:
+        """Its value on the host, after all work on the device, converted like `Array.numpy`."""
         import numpy
 
+        wanted = None if dtype is None else dtype_of(dtype)
         context = self._module.context
-        context.require()
+        context.require(_LOOK_UP)
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
         context.wait()  # whatever stream wrote it
         context.device.copy_out(host_bytes(out), self.address, context.stream)
-        return out
+        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
 
     def write(self, data: object) -> None:
         """Set it from the host, between the work before and the work after on the whole device.
@@ -111,13 +116,13 @@ class SymbolView:
         `data` is bytes, an array, or numbers of this variable's element type.
         """
         context = self._module.context
-        context.require()
+        context.require(_LOOK_UP)
         context.forbid(FROM_HOST)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
-        given = memoryview(data) if isinstance(data, bytes | bytearray) else data
-        host = host_bytes(host_array(given, None if raw else self.dtype))
+        host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
-            raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}")
+            hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
+            raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}", hint=hint)
         context.wait()
         context.device.copy_in(self.address, host, context.stream)
         context.stream.synchronize()
@@ -145,14 +150,59 @@ class Kernel:
 
     @property
     def attributes(self) -> base.Attributes:
-        """Registers, shared, local and constant memory, and most threads a block can have."""
-        self._context.require()
+        """Registers, memory of each kind, most threads and dynamic shared memory, versions."""
+        self._context.require(Launch.AGAIN)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
         """How many blocks of this size one processor holds, and what share of its threads that is."""
         geometry = self.geometry(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
+
+    def max_potential_block_size(
+        self, shared: int | Callable[[int], int] = 0, *, limit: int | None = None
+    ) -> base.BlockSize:
+        """A block size with the best occupancy, and the smallest grid that then fills the device.
+
+        `shared` is dynamic shared memory in bytes, or a function that gives it for a block size;
+        `limit` is the most threads to try. The result can be launched: `kernel[size](…)`.
+        """
+        uses, limits = self.attributes, self._context.device.limits
+        most = min(limits.threads, uses.threads) if limit is None else self.geometry(1, limit).block[0]
+        best, filled = None, 0
+        for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
+            block = min(aligned, most)
+            room = self._bytes(shared(block) if callable(shared) else shared)
+            if not 0 <= room <= uses.dynamic_shared:
+                continue
+            blocks = self._function.occupancy(block, room).blocks
+            if blocks * block > filled:  # Of equals the largest: it has the fewest blocks.
+                best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
+        if best is None:
+            raise LaunchError(
+                self.name,
+                f"no block of up to {most} threads can run with this dynamic shared memory; "
+                f"a block can have {uses.dynamic_shared} bytes of it",
+            )
+        return best
+
+    @property
+    def carveout(self) -> int | None:
+        """The part of a processor's cache preferred as shared memory, in percent; None for any.
+
+        It can be set. It is a hint: a launch that needs more shared memory gets it all the same.
+        """
+        self._context.require(Launch.AGAIN)
+        percent = self._function.carveout()
+        return None if percent < 0 else percent
+
+    @carveout.setter
+    def carveout(self, percent: int | None) -> None:
+        self._context.require(Launch.AGAIN)
+        if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
+            why = f"carveout {brief(percent)} is not a percentage"
+            raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")
+        self._function.set_carveout(-1 if percent is None else percent)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
         """The launch with this grid and block, each an integer or up to three."""
@@ -161,12 +211,25 @@ class Kernel:
         except (KeyError, TypeError):
             return self._configure(config)
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a launch needs a grid and a block."""
+        raise LaunchError(
+            self.name, "a launch needs a grid and a block", hint=f"{self.name}[grid, block](…)"
+        )
+
     def _configure(self, config: Any) -> Callable[..., None]:
-        if not isinstance(config, tuple) or len(config) != 2:
+        if not isinstance(config, tuple):
             raise LaunchError(
                 self.name,
-                "kernel[grid, block] takes two things",
-                hint="the rest goes by keyword: kernel.launch(…, grid=, block=, shared=, stream=)",
+                f"kernel[grid, block] takes a grid and a block, not {brief(config)} alone",
+                hint="say how many threads a block has: kernel[grid, 256]",
+            )
+        if len(config) != 2:
+            raise LaunchError(
+                self.name,
+                f"kernel[grid, block] takes a grid and a block, not {len(config)} things",
+                hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
+                "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
         return self._keep(config, self._launch(self.geometry(*config), None))
 
@@ -193,12 +256,15 @@ class Kernel:
         cluster: object = None,
         cooperative: bool = False,
         programmatic: bool = False,
+        **named: Any,
     ) -> None:
         """Launch once, with everything a launch can be told.
 
         `shared` is dynamic shared memory in bytes, `cluster` the blocks of a cluster, `cooperative`
         allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
         """
+        if named:
+            self._signature.refuse_names(named)
         raw = None if stream is None else raw_stream(self._context, stream)
         key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.id)
         try:
@@ -215,10 +281,15 @@ class Kernel:
         block: object,
         shared: int = 0,
         stream: object = None,
-        **more: Any,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+        **named: Any,
     ) -> Bound:
         """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
-        geometry = self.geometry(grid, block, shared, **more)
+        if named:
+            self._signature.refuse_names(named)
+        geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
         return Bound(launch, args, stream)
 
@@ -273,16 +344,20 @@ class Kernel:
         try:
             return operator.index(shared)
         except TypeError:
-            raise LaunchError(self.name, f"shared {shared!r} is not a number of bytes") from None
+            raise LaunchError(self.name, f"shared {brief(shared)} is not a number of bytes") from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
         parts = given if isinstance(given, tuple | list) else (given,)
         try:
             sizes = [operator.index(part) for part in parts]
         except TypeError:
-            raise LaunchError(self.name, f"{what} {given!r} is not one to three integers") from None
+            raise LaunchError(
+                self.name, f"{what} {brief(given)} is not one to three integers", hint=_DIM
+            ) from None
         if not 1 <= len(sizes) <= 3 or any(size < 1 for size in sizes):
-            raise LaunchError(self.name, f"{what} {given!r} is not one to three positive integers")
+            raise LaunchError(
+                self.name, f"{what} {brief(given)} is not one to three positive integers", hint=_DIM
+            )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
             raise LaunchError(self.name, f"{what} {(x, y, z)} is beyond the device's {limits}")
@@ -320,15 +395,16 @@ class _Launcher:
         self._seen = False
         self._quick: Callable[..., None] | None = None
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, **named: Any) -> None:
         if self._quick is not None:  # someone kept this object
-            self._quick(*args)
+            self._quick(*args, **named)
             return
-        self._launch.run(*args)
+        self._launch.run(*args, **named)
         if self._seen:
-            self._quick = quick(self._launch, args)
+            made = quick(self._launch, args)
             if (kernel := self._kernel()) is not None:
-                kernel.replace(self._key, self._quick)
+                kernel.replace(self._key, made)
+            self._quick = made  # Only now: an interrupt before would leave this object in its place.
         self._seen = True
 
 
@@ -339,7 +415,7 @@ class Bound:
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require()
+        launch.context.require(Launch.AGAIN)
         self._stream = launch.choose(args)
         gathered = launch.gather(args, UNORDERED)  # checked now; each launch orders for itself
         for array in gathered.arrays.values():

@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
-from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError
+from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, brief
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -59,8 +59,10 @@ class Call(ABC):
     """Work on arguments that a signature describes, in a stream where the caller named one.
 
     Without one it goes to the stream that the library of its operands (torch, CuPy) is working in, else
-    to the device's own.
+    to the device's own. `AGAIN` says how to replace one whose context is lost.
     """
+
+    AGAIN: ClassVar[str]
 
     def __init__(
         self,
@@ -73,13 +75,15 @@ class Call(ABC):
         self.context, self.signature = context, signature
         self.stream, self.blocking = stream, blocking
 
-    def run(self, *args: Any) -> None:
+    def run(self, *args: Any, **named: Any) -> None:
         """Check, order and submit. Raises `LaunchError` before anything happened.
 
         In a thread that captures it becomes part of the capture; what makes its operands is ordered
         by whoever replays.
         """
-        self.context.require()
+        if named:
+            self.signature.refuse_names(named)
+        self.context.require(self.AGAIN)
         window = self.context.window(self.stream)
         if window is not None:
             with window.attempt():
@@ -115,7 +119,7 @@ class Call(ABC):
                     gathered.use(array, write=slot.writes)
                     gathered.arrays[position] = array
             except (Refusal, InputError) as bad:
-                raise self._refused(bad, position, given) from None
+                raise self._refused(bad, position) from None
         return gathered
 
     def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
@@ -128,20 +132,20 @@ class Call(ABC):
                 raise Refusal(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
             return self._foreign(slot, kind, found, tensor, gathered)
         if slot.pointer and isinstance(given, Pointer):
-            return given.address
+            return slot.address(given.address)
         if slot.pointer and given is None:
             return 0
         if slot.value is not None:
             return slot.number(given)
         if slot.pointer:
-            hint = "pass an array; for a bare address, preheat.Pointer(address)"
-            raise Refusal(f"{slot.title} cannot take {type(given).__name__} {given!r}"[:200], hint)
+            hint = "pass an array, such as gpu.array(…); for a bare address, preheat.Pointer(address)"
+            raise Refusal(f"{slot.title} cannot take {type(given).__name__} {brief(given)}", hint)
         return slot.block(given)
 
     def _own(self, slot: Slot, array: Array) -> int:
         buffer = array.buffer
         if buffer.lost is not None:
-            raise _Gone(buffer.lost)
+            raise _Gone(f"{array!r}: {buffer.lost}", array.remedy)
         if buffer.context is not self.context:
             raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
         if slot.dtypes is not None and array.dtype not in slot.dtypes:
@@ -171,10 +175,9 @@ class Call(ABC):
             gathered.held.append(found.owner)
         return found.address
 
-    def _refused(self, bad: Refusal | InputError, position: int, given: Any) -> LaunchError:
+    def _refused(self, bad: Refusal | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(bad, _Gone) else LaunchError
-        shown = f"{given!r}: {bad}" if isinstance(bad, _Gone) else str(bad)
-        return kind(self.signature.kernel, shown, argument=position, hint=bad.hint)
+        return kind(self.signature.kernel, str(bad), argument=position, hint=bad.hint)
 
     # Streams
 
@@ -201,6 +204,8 @@ class Call(ABC):
 
 class Launch(Call):
     """One kernel with a geometry."""
+
+    AGAIN = "ask for the kernel again: gpu.kernel(…)"
 
     def __init__(
         self,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from functools import partial
+from collections.abc import Callable
 from typing import Protocol
 
 from preheat.devices import base
-from preheat.errors import CaptureError
 from preheat.runtime.context import Context
 from preheat.runtime.uses import Uses
 from preheat.runtime.window import FREE
@@ -117,8 +116,9 @@ class Buffer:
     def _close_uses(self) -> None:
         self.context.order.close(self.uses)
 
-    def _give_back(self) -> partial[None]:
-        return partial(free, self.context, self.address, self.home, self.uses)
+    def _give_back(self) -> Callable[[], None]:
+        context, address, home, uses = self.context, self.address, self.home, self.uses
+        return lambda: context.free(address, home, uses)
 
     def __del__(self) -> None:
         if self.open or self._backing:
@@ -128,13 +128,3 @@ class Buffer:
 def newest() -> int:
     """Return a generation that all memory so far is older than, and all memory from now on newer."""
     return next(_generations)
-
-
-def free(context: Context, address: int, home: base.Stream, uses: Uses) -> None:
-    """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
-    try:
-        context.order.section(home, {uses: True}).enter()
-    except CaptureError:
-        context.garbage.append(partial(free, context, address, home, uses))
-        return
-    context.device.free(address, home)

@@ -198,9 +198,11 @@ def _from_dlpack(value: Any, stream: int) -> Operand:
 
 
 def _itemsize(face: dict[str, Any]) -> int:
+    import numpy
+
     if face["typestr"].startswith(">"):
         raise InputError("an array of big-endian numbers means other numbers to a kernel")
-    return int(face["typestr"][2:])
+    return int(numpy.dtype(face["typestr"]).itemsize)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, int, bool]:

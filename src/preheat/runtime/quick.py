@@ -5,15 +5,16 @@ function made for it: one `if` that tests everything `Launch.run` would test, th
 the driver reads them, the driver's call. Arguments that fail the test go to `Launch.run`, which either
 copes or says what is wrong. The function for saxpy(float, float const*, float*, int):
 
-    def quick(a0=missing, a1=missing, a2=missing, a3=missing, /, *more):
+    def quick(a0=missing, a1=missing, a2=missing, a3=missing, /, *more, **named):
         go = cell = None
         try:
             if (
-                context.alert is None and not more and (type(a0) is float or type(a0) is int)
+                context.alert is None and not more and not named
+                and (type(a0) is float or type(a0) is int)
                 and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
                 and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
             ):
-                pointers, vf, vQ, vi = cell = take()
+                pointers, vf, vQ, vi, owner = cell = take()
                 vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
                 go = submit
         except Unfit:
@@ -31,7 +32,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.runtime.arguments import Block, Slot, new_block
+from preheat.runtime.arguments import Signature, Slot, new_block
 from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import kind_of
@@ -94,10 +95,8 @@ def quick(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
     sections = tuple((name, known[name].api if name in known else "") for name in names)
     make = _maker(sections, slots, tuple(values))
-    block = new_block(launch.signature)
-    made: Callable[..., None] = make(
-        launch, launch.prepared(stream), stream, block, _cell(slots, block), **values
-    )
+    new_cell = functools.partial(_cell, launch.signature)
+    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_cell, **values)
     return made
 
 
@@ -106,11 +105,12 @@ def _plain(slot: Slot) -> bool:
     return (slot.pointer or slot.value is not None) and code in _STORABLE
 
 
-def _cell(slots: Sequence[Slot], block: Block) -> tuple[Any, ...]:
-    """A parameter block as the function uses it: the pointers, and one view for each format."""
+def _cell(signature: Signature) -> tuple[Any, ...]:
+    """A new block as the function uses it: its pointers, a view for each format, and its owner."""
+    block = new_block(signature)
     data: Any = block.data
-    formats = dict.fromkeys(slot.format for slot in slots)
-    return (block.pointers, *(data.cast(code) for code in formats))
+    formats = dict.fromkeys(slot.format for slot in signature.slots)
+    return (block.pointers, *(data.cast(code) for code in formats), block)
 
 
 @functools.lru_cache(maxsize=256)
@@ -138,7 +138,7 @@ def _maker(
 
 def _section(name: str, api: str, slots: Sequence[Slot], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
-    tests = [*([] if first else ["go is None"]), "context.alert is None", "not more"]
+    tests = [*([] if first else ["go is None"]), "context.alert is None", "not more", "not named"]
     stores, element = [], 0
     for position, slot in enumerate(slots):
         given = f"a{position}"
@@ -185,7 +185,7 @@ def _array_test(section: _Section, slot: Slot, given: str, elements: Sequence[st
 _SECTION = """
         try:
             if {tests}:
-                pointers, {views} = cell = take()
+                pointers, {views}owner = cell = take()
                 {stores}
                 go = {go}
         except Unfit:
@@ -194,21 +194,22 @@ _SECTION = """
                 cell = None
 """
 _FUNCTION = """\
-def make(launch, submit, stream, block, cell, {values}):
+def make(launch, submit, stream, new_cell, {values}):
     context, submits, number = launch.context, launch.submits, stream.id
     index = context.device.dlpack[1]
-    cells = [cell]  # a launch takes the one there is: two threads never share it
+    cells = [new_cell()]  # a launch takes one, so that two threads never share it
     take, give = cells.pop, cells.append
     run, complain = launch.run, launch.complain
-    def quick({parameters}*more):
+    def quick({parameters}*more, **named):
         go = cell = None
 {sections}
         if go is None:
-            return run(*[a for a in ({given}) if a is not missing], *more)
+            if not cells:  # They are all in use by other threads, or lost to interrupts.
+                give(new_cell())
+            return run(*[a for a in ({given}) if a is not missing], *more, **named)
         status = go(pointers, 0)
         give(cell)
         if status[0]:
             complain(status)
-    quick.block = block  # which owns what the pointers are addresses in
     return quick
 """

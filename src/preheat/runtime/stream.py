@@ -9,6 +9,8 @@ from preheat.runtime.window import RECORD, SYNCHRONIZE
 
 __all__ = ["Event", "Stream", "raw_stream", "record"]
 
+_AGAIN = "make the stream again: gpu.stream()"
+
 
 class Event:
     """A point in a stream's work. Dropping it gives it back."""
@@ -38,7 +40,7 @@ class Event:
 
     def require(self) -> None:
         """Raise when the context it was recorded in is lost."""
-        self._context.require()
+        self._context.require("record the event again: gpu.record()")
 
     def __repr__(self) -> str:
         return f"<Event on {self._context.device.name}>"
@@ -67,9 +69,9 @@ class Stream:
     @property
     def raw(self) -> base.Stream:
         """The device's own stream."""
-        self._context.require()
+        self._context.require(_AGAIN)
         if self._raw is None:
-            raise InputError("this stream is closed")
+            raise InputError("this stream is closed", hint=_AGAIN)
         return self._raw
 
     @property
@@ -125,9 +127,10 @@ class Stream:
 def raw_stream(context: Context, stream: object) -> base.Stream:
     """The device's stream that `stream` means: ours, or anything that says its `__cuda_stream__`."""
     if isinstance(stream, Stream):
+        raw = stream.raw  # which a stream from before a reset does not have
         if stream._context is not context:
             raise InputError(f"{stream!r} does not belong to {context.device.name}")
-        return stream.raw
+        return raw
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version, handle = protocol() if callable(protocol) else protocol

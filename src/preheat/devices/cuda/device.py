@@ -34,7 +34,7 @@ from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.retain import collect
 from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
-from preheat.errors import DeviceError, NoGpuError
+from preheat.errors import ContextLostError, DeviceError, NoGpuError
 
 __all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 
@@ -102,7 +102,7 @@ class CudaDevice:
     thread whatever another library made current there; the others push the context for the call.
     """
 
-    forks = False
+    forks = recovers = False
 
     def __init__(self, index: int = 0) -> None:
         there = count()
@@ -318,7 +318,12 @@ class CudaDevice:
         """Begin anew, for every user of this GPU in the process: those of ours are told."""
         for other in list(devices):
             if other is not self and getattr(other, "index", None) == self.index:
-                other.on_loss(DeviceError(f"{self.name} was reset by another user in this process"))
+                other.on_loss(
+                    ContextLostError(
+                        f"{self.name} was reset by another user in this process",
+                        hint="close it and open it again: gpu.close(), then preheat.device(…)",
+                    )
+                )
         call("cuDevicePrimaryCtxReset", self._device)
         call("cuDevicePrimaryCtxRelease", self._device)
         self._open()

@@ -67,20 +67,17 @@ class CudaFunction:
     @lazy
     def attributes(self) -> Attributes:
         """What the driver says about it."""
-        names = library().CUfunction_attribute
-        with self.device.current():
-            return Attributes(
-                *(
-                    int(call("cuFuncGetAttribute", which, self._function))
-                    for which in (
-                        names.CU_FUNC_ATTRIBUTE_NUM_REGS,
-                        names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                        names.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
-                        names.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
-                        names.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-                    )
-                )
-            )
+        shared = self._get("SHARED_SIZE_BYTES")
+        return Attributes(
+            registers=self._get("NUM_REGS"),
+            shared=shared,
+            local=self._get("LOCAL_SIZE_BYTES"),
+            constant=self._get("CONST_SIZE_BYTES"),
+            threads=self._get("MAX_THREADS_PER_BLOCK"),
+            binary_version=self._get("BINARY_VERSION"),
+            ptx_version=self._get("PTX_VERSION"),
+            dynamic_shared=self.device.limits.shared_optin - shared,  # launches opt in to all of it
+        )
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
         """A launch with everything fixed but the parameters."""
@@ -110,16 +107,20 @@ class CudaFunction:
 
     def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
         """Allow what is beyond the limits a function has unless it asks."""
-        names, limits, own = library().CUfunction_attribute, self.device.limits, self.attributes.shared
-        if shared + own > limits.shared and not self._opted:
-            self._set(names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limits.shared_optin - own)
+        used = self.attributes
+        if shared + used.shared > self.device.limits.shared and not self._opted:
+            self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", used.dynamic_shared)
             self._opted = True  # to all there is: nothing to raise later
         if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
-            self._set(names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
 
-    def _set(self, attribute: Any, value: int) -> None:
+    def _get(self, attribute: str) -> int:
         with self.device.current():
-            call("cuFuncSetAttribute", self._function, attribute, value)
+            return int(call("cuFuncGetAttribute", _attribute(attribute), self._function))
+
+    def _set(self, attribute: str, value: int) -> None:
+        with self.device.current():
+            call("cuFuncSetAttribute", self._function, _attribute(attribute), value)
 
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
         """How well blocks of `threads` fill a processor."""
@@ -128,6 +129,18 @@ class CudaFunction:
         with self.device.current():
             blocks = int(call(name, self._function, threads, shared))
         return Occupancy(blocks, blocks * threads / self.device.processor_threads)
+
+    def carveout(self) -> int:
+        """What the driver was asked for."""
+        return self._get("PREFERRED_SHARED_MEMORY_CARVEOUT")
+
+    def set_carveout(self, percent: int) -> None:
+        """Ask the driver for that part."""
+        self._set("PREFERRED_SHARED_MEMORY_CARVEOUT", percent)
+
+
+def _attribute(name: str) -> Any:
+    return getattr(library().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
 
 
 def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:

@@ -24,12 +24,14 @@ from preheat.devices.emulator.refusal import error_of
 from preheat.devices.emulator.retired import Block, Retired
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError
+from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, brief
 from preheat.toolchain import ptx
 
-__all__ = ["COUNT", "EmulatorDevice"]
+__all__ = ["COUNT", "EmulatorDevice", "name_of"]
 
+ARCH = "sm_90"  # unless told otherwise
 COUNT = 8  # devices that there are
+PATIENCE = 5_000_000  # unless told otherwise
 _ALIGN = 256
 _TOTAL = 16 << 30
 _ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor one of the known GPUs
@@ -51,25 +53,18 @@ class EmulatorDevice:
     def __init__(
         self,
         index: int = 0,
-        arch: Arch | str = "sm_90",
+        arch: Arch | str = ARCH,
         *,
-        patience: int = 5_000_000,
+        patience: int = PATIENCE,
         schedule: int | None = None,
         sanitize: bool = False,
     ) -> None:
-        if not 0 <= index < COUNT:
-            raise InputError(
-                f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}"
-            )
-        if schedule is not None and (isinstance(schedule, bool) or not isinstance(schedule, int)):
-            raise InputError(f"schedule {schedule!r} is not a seed", hint="pass an integer")
-        self.index = index
-        self.name = f"emulator:{index}"
+        self.name = name_of(index, arch, patience, schedule, sanitize)
+        self.index, self.arch = index, Arch.parse(arch)
         self.model = "PTX emulator"
-        self.arch = Arch.parse(arch)
         self.limits = base.Limits()
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
-        self.forks = True
+        self.forks = self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
         self.patience, self.schedule, self.sanitize = patience, schedule, sanitize
         self.lock = threading.RLock()
@@ -373,6 +368,29 @@ class EmulatorDevice:
     def close(self) -> None:
         """Give the device back."""
         self.reset()
+
+
+def name_of(
+    index: int = 0,
+    arch: Arch | str = ARCH,
+    patience: int = PATIENCE,
+    schedule: int | None = None,
+    sanitize: bool = False,
+) -> str:
+    """The name of an emulator, which says all it differs in from the others: `emulator:1[sm_100]`."""
+    if not 0 <= index < COUNT:
+        raise InputError(f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}")
+    if schedule is not None and (isinstance(schedule, bool) or not isinstance(schedule, int)):
+        raise InputError(f"schedule {brief(schedule)} is not a seed", hint="pass an integer")
+    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+        raise InputError(f"patience {brief(patience)} is not a number of basic blocks")
+    settings = [
+        *([] if (target := Arch.parse(arch)) == Arch.parse(ARCH) else [str(target)]),
+        *([] if patience == PATIENCE else [f"patience={patience}"]),
+        *([] if schedule is None else [f"schedule={schedule}"]),
+        *(["sanitize"] if sanitize else []),
+    ]
+    return f"emulator:{index}" + (f"[{','.join(settings)}]" if settings else "")
 
 
 def _out_of_memory(size: int) -> OutOfMemoryError:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from preheat.devices.base import Geometry
+from preheat.devices.base import Geometry, Limits
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import Code
 from preheat.devices.emulator.group import Frame
@@ -32,7 +32,7 @@ _WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, streams, captures, queues, heap and patience."""
+    """The device of a launch: its lock, streams, captures, queues, heap, and bounds."""
 
     lock: threading.RLock
     captures: Captures
@@ -40,6 +40,7 @@ class Owner(Protocol):
     scheduler: Scheduler | None
     heap: Heap
     patience: int
+    limits: Limits
 
     def lost(self, fault: DeviceError) -> None:
         """Take note of a fault of the work that is done now."""

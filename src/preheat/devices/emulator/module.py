@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.decode import Number
@@ -184,12 +185,17 @@ class EmulatorFunction:
         head = module.image.module.entries[name]
         self.parameters = head.params
         used = entry.resources if entry else None
+        shared = used.shared if used else kernel.shared_bytes - kernel.reserved
+        self._carveout = -1
         self.attributes = base.Attributes(
             registers=used.registers if used else 0,
-            shared=used.shared if used else kernel.shared_bytes - kernel.reserved,
+            shared=shared,
             local=used.stack if used else max(c.frame_bytes for c in kernel.functions.values()),
             constant=sum(symbol.size for symbol in module.constants),
             threads=_most_threads(head.directives),
+            binary_version=_number(module.artifact.arch),
+            ptx_version=_number(Arch.parse(module.image.module.target[0])),
+            dynamic_shared=module.device.limits.shared_optin - shared,
         )
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
@@ -207,6 +213,18 @@ class EmulatorFunction:
             _SHARED // max(each, 1),
         )
         return base.Occupancy(blocks, blocks * whole / _THREADS)
+
+    def carveout(self) -> int:
+        """What was asked for."""
+        return self._carveout
+
+    def set_carveout(self, percent: int) -> None:
+        """Keep the number: the emulator has no cache to divide."""
+        self._carveout = percent
+
+
+def _number(arch: Arch) -> int:
+    return 10 * arch.major + arch.minor
 
 
 def _most_threads(directives: tuple[str, ...]) -> int:
