@@ -97,6 +97,7 @@ class Artifact:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = ""
+    templates: tuple[str, ...] = field(default=(), compare=False)  # kernel templates, for messages
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
@@ -124,7 +125,8 @@ class Artifact:
                 hint=f"use a mangled name: {', '.join(e.name for e in meant)}",
             )
         if not meant:
-            raise UnknownEntryError(name, self.label, [e.title for e in self.entries])
+            known = [entry.title for entry in self.entries]
+            raise UnknownEntryError(name, self.label, known, templates=self.templates)
         return meant[0]
 
     def name_of(self, entry: EntryPoint) -> str:
@@ -158,6 +160,7 @@ class Artifact:
             "entries": self.entries,
             "names": dict(self.names),
             "headers": self.headers,
+            "templates": self.templates,
         }
         sections = {
             "cubin": self.cubin,
@@ -185,6 +188,7 @@ class Artifact:
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
+                templates=tuple(map(text, _list(meta.get("templates", [])))),
                 sources=_texts(json.loads(sections.get("sources", b"{}"))),
                 provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )

@@ -532,6 +532,7 @@ class Builder:
             names=compiled.names,
             headers=headers,
             log=compiled.log,
+            templates=compiled.templates,
             sources=sources_of(request.program, headers, request.roots, self.toolchain.located.roots),
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),

@@ -95,7 +95,7 @@ def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli)
     Path("t.cu").write_text("template <class T> __global__ void t(T* x) { *x = 1; }")
     ran = cli("bake", "k.toml", "--arch", "sm_90", "--json")
     (failed,) = ran.json()["failed"]
-    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: no kernels at all"
+    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: the template t<class T>"
     assert failed["hint"].endswith("add names = ['t<int>'] to the program")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from preheat.artifact import EntryPoint
 from preheat.errors import (
     CompileError,
     CompilerCrashError,
+    Diagnostic,
     InputError,
     TargetError,
     ToolchainError,
@@ -49,6 +50,7 @@ class Compiled:
     seconds: float
     build: str  # of the compiler that ran
     opened: tuple[str, ...] | None
+    templates: tuple[str, ...] = ()  # kernel templates that the source declares
 
 
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
@@ -63,19 +65,22 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
     try:
         return _nvrtc(pool, program, arch, roots, probes)
     except CompileError as error:
+        _require_names(program, probes, error.rows)
         # Probes come from reading the source, which can guess wrong: then do without them.
         if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
             raise
-    try:
-        return _nvrtc(pool, program, arch, roots, {})
-    except CompileError as error:
-        bad = report.unknown_name(error.log, program.names)
-        if bad is None:
-            raise
-        known = [e.title for e in _nvrtc(pool, replace(program, names=()), arch, roots, {}).entries]
-        if bad in known:  # it is there, only not as one kernel: the compiler says it better
-            raise
-        raise UnknownEntryError(bad, program.label, known) from error
+    return _nvrtc(pool, program, arch, roots, {})
+
+
+def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
+    """Raise `UnknownEntryError` when nothing is wrong but name expressions."""
+    faults = report.name_faults(rows, program.names, probes)
+    kernels, templates = signature.declared(program) if faults else ([], [])
+    for name, reason in faults.items():
+        if name not in kernels:  # one that is declared is overloaded: the compiler says it better
+            raise UnknownEntryError(
+                name, program.label, kernels, templates=templates, reason=reason
+            ) from None
 
 
 def _nvrtc(
@@ -115,6 +120,7 @@ def _nvrtc(
         seconds=reply["seconds"],
         build=reply["build"],
         opened=None if opened is None else tuple(opened),
+        templates=tuple(signature.declared(program)[1]),
     )
 
 
