@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from preheat import container
+from preheat.arch import Arch
+from preheat.cli import doctor
 from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.errors import CompileError, Diagnostic, NoGpuError
+from preheat.program import Program
 from preheat.store.bundle import write
 from preheat.store.lock import FileLock
+from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
 from tests.processes import TELL_WAITS, ended, launch, line, start, wait_for
@@ -302,15 +307,67 @@ def test_cache_why_of_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> Non
 # doctor
 
 
-def test_doctor_finds_everything_in_order(cli: Cli) -> None:
+def test_doctor_compiles_with_every_header_that_programs_include(cli: Cli, tmp_path: Path) -> None:
     ran = cli("doctor", "--json")
-    verdicts = {row["what"]: row["verdict"] for row in ran.json()}
+    rows = {row["what"]: row for row in ran.json()}
     assert ran.code == 0
     for what in ("NVRTC", "nvJitLink", "cuda headers", "cccl headers", "test compile"):
-        assert verdicts[what] == "ok"
-    assert verdicts["PREHEAT_CACHE_DIR"] == "ok"
+        assert rows[what]["verdict"] == "ok"
+    for header in doctor._HEADERS:
+        assert (rows[header]["verdict"], rows[header]["detail"][:12]) == ("ok", "compiled in ")
+    assert doctor._HEADERS.keys() >= {"cuda_fp16.h", "mma.h", "cooperative_groups.h"}
+    assert rows["PREHEAT_CACHE_DIR"]["verdict"] == "ok"
+    assert not list(
+        (tmp_path / "cache").rglob("*.heat")
+    )  # The compiler ran: nothing came from a cache.
 
 
+@pytest.fixture
+def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the compiles of `preheat doctor` for tests about something else."""
+    monkeypatch.setattr(doctor, "_test_compiles", lambda _: [])
+
+
+def test_doctor_says_which_package_brings_a_header_that_is_missing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reject(_: object, program: Program, arch: Arch) -> None:
+        message = "no such type"
+        if "mma.h" in program.source:
+            message = 'cannot open source file "crt/mma.h"'
+        row = Diagnostic("/usr/include/some.h", 7, "error", message)
+        raise CompileError(program.label, str(arch), (), "", [row])
+
+    monkeypatch.setattr(Toolchain, "compile", reject)
+    ran = cli("doctor", "--json")
+    rows = {row["what"]: row for row in ran.json()}
+    assert ran.code == 1  # The plain kernel does not compile either.
+    assert rows["test compile"]["verdict"] == "fail"
+    assert {rows[header]["verdict"] for header in doctor._HEADERS} == {"warn"}
+    assert rows["mma.h"]["detail"] == (
+        'does not compile: /usr/include/some.h: cannot open source file "crt/mma.h"'
+    )
+    assert rows["mma.h"]["fix"].startswith("pip install nvidia-cuda-crt, or 'preheat[cu13]'")
+    assert "no such type" in rows["cuda_fp16.h"]["detail"]
+    assert "do not suit the compiler" in rows["cuda_fp16.h"]["fix"]
+
+
+@pytest.mark.usefixtures("quick_doctor")
+@pytest.mark.parametrize("driver", [True, False])
+def test_doctor_without_a_gpu_mentions_the_emulator(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, driver: bool
+) -> None:
+    def visible() -> list[object]:
+        if driver:
+            return []
+        raise NoGpuError("no GPU: there is no driver")
+
+    monkeypatch.setattr("preheat.devices.cuda.device.visible", visible)
+    monkeypatch.setattr("preheat.devices.cuda.device.driver_version", lambda: "13.0")
+    assert "the emulator runs kernels on the CPU: preheat.device('emulator')" in cli("doctor").err
+
+
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -325,6 +382,7 @@ def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
     assert "1 problem" in ran.err
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_CACHEDIR", "/somewhere")
     ran = cli("doctor")
@@ -332,6 +390,7 @@ def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPa
     assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "whole.heat", {}, {"archs": ["sm_90"], "toolchains": ["NVRTC 13.4.92"]})
     (tmp_path / "broken.heat").write_bytes(b"nothing")
@@ -344,6 +403,7 @@ def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "broken.heat" in told[1][1]
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_warns_of_a_seal_without_a_bundle(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_SEALED", "1")
     rows = {row["what"]: row for row in cli("doctor", "--json").json()}
