@@ -16,8 +16,10 @@ from preheat.arch import Arch
 from preheat.cli import doctor
 from preheat.cli.output import columns, complain, count, duration, progress, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
+from preheat.events import Stats
 from preheat.program import Program
 from preheat.store.bundle import write
+from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
 from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
@@ -48,7 +50,7 @@ def test_compile_says_what_it_made_and_then_what_it_found(cli: Cli, saxpy: str) 
     assert (first.code, second.code) == (0, 0)
     assert first.out.startswith("saxpy.cu  sm_90  ")
     assert "compiled in" in first.out
-    assert "found in disk" in second.out
+    assert "found on disk" in second.out
     assert second.err.strip() == "0 programs compiled, 1 found in the cache"
 
 
@@ -264,6 +266,36 @@ def test_cache_prune_and_clear_count_what_they_remove(cli: Cli, key: str) -> Non
     assert cli("cache", "unpin", key[:8]).code == 0
     assert cli("cache", "prune", "--files", "0").err.startswith("Removed 1 file (")
     assert cli("cache", "clear").err == "The cache is empty\n"
+
+
+def test_a_program_with_headers_is_one_entry_with_one_key_and_a_pin_holds_the_way_to_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "v.h").write_text("#define V 1")
+    (tmp_path / "k.cu").write_text('#include "v.h"\n__global__ void k(int* x) { *x = V; }')
+    key = cli("compile", "k.cu", "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
+    assert [row["key"] for row in cli("cache", "ls", "--json").json()] == [key]
+    seen = cli("cache", "stats", "--json").json()
+    assert (seen["entries"], seen["files"], seen["limits"]["files"]) == (1, 2, 100_000)
+    assert cli("cache", "verify").err == "Checked 2 files: 0 damaged\n"
+    assert cli("cache", "pin", key[:8], "--json").json() == {"pinned": [key]}
+    assert cli("cache", "prune", "--files", "0").err == "Nothing to remove\n"
+    assert "found on disk" in cli("compile", "k.cu", "--arch", "sm_90").out
+    (header_list,) = {file.stem for file in (tmp_path / "cache").rglob("*.heat")} - {key}
+    for command in ("show", "pin", "clear"):  # It is no entry, so no key names it.
+        assert f"no entry has the key {header_list}" in cli("cache", command, header_list).err
+    assert cli("cache", "unpin", key[:8]).err == "Unpinned 1 entry\n"
+    assert cli("cache", "clear", key[:8]).err.startswith("Removed 1 entry (")
+    assert cli("cache", "stats", "--json").json()["files"] == 0
+
+
+def test_the_time_of_rejected_programs_is_told_apart(cli: Cli, key: str, tmp_path: Path) -> None:
+    del key
+    stats = Stats(compiles=1, seconds_compiling=2, rejections=1, seconds_rejecting=0.5)
+    Journal(tmp_path / "cache" / "stats", lock_dir=tmp_path / "locks").write(stats)
+    told = cli("cache", "stats").out
+    assert re.search(r"^time compiling +2\.\d s$", told, re.M)
+    assert re.search(r"^rejected programs +1 in 500 ms$", told, re.M)
 
 
 def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:

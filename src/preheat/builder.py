@@ -51,9 +51,9 @@ from preheat.toolchain.headers import (
     Untrackable,
     change,
     decode_states,
-    encode_states,
     mismatch,
     observe,
+    pack_states,
 )
 from preheat.toolchain.sources import sources_of
 
@@ -482,7 +482,8 @@ class Builder:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
             self._store(request, artifact, state)
-        self._tell("compile", request, seconds=compiled.seconds, bytes=artifact.size)
+        told = {"program": program.label, "arch": str(arch), "seconds": compiled.seconds}
+        self.events.emit("compile", key=artifact.digest, bytes=artifact.size, **told)
         self._write_journal()
         return artifact
 
@@ -552,9 +553,13 @@ class Builder:
             with suppress(container.DamagedEntryError):
                 states = decode_states(container.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
-        states = [*states, (state, artifact.digest)][-_STATES:]
-        meta = {"kind": "headers", "label": artifact.label, "states": encode_states(states)}
-        self.store.put(request.digest, container.pack(request.digest, meta, {}))
+        pinned = self.disk.pinned() if self.disk is not None and len(states) >= _STATES else set()
+        free = [row for row in states if row[1] not in pinned]
+        dropped = free[
+            : max(len(states) + 1 - _STATES, 0)
+        ]  # the oldest; a pin holds the way to its code
+        states = [*(row for row in states if row not in dropped), (state, artifact.digest)]
+        self.store.put(request.digest, pack_states(request.digest, artifact.label, states))
 
     # Failures
 

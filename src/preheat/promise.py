@@ -20,7 +20,7 @@ from preheat.store import LayerStore
 from preheat.store.bundle import Bundle
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 
-__all__ = ["Near", "Promise", "nearest", "promised", "promises", "search"]
+__all__ = ["Near", "Promise", "code_keys", "nearest", "promised", "promises", "search"]
 
 _NONE: Mapping[str, Artifact] = MappingProxyType({})
 _UNDIRECTED = "include: the bundle does not say for which directories it was baked; bake it anew"
@@ -90,6 +90,17 @@ def promises(bundle: Bundle) -> Iterator[Promise]:
         promise = promised(bundle, digest)
         if promise is not None:
             yield promise
+
+
+def code_keys(bundle: Bundle) -> dict[str, str]:
+    """For each promise that can be read, by its digest: the digest of its code, which is its key."""
+    found: dict[str, str] = {}
+    for digest in bundle.digests():
+        with suppress(container.DamagedEntryError, OSError):
+            meta = _meta(bundle, digest)
+            for _, code in () if meta is None else decode_states(meta):
+                found[digest] = code
+    return found
 
 
 def _meta(bundle: Bundle, key: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from preheat.builder import Builder
 from preheat.cli import bake as bake_command
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
-from preheat.promise import Promise, promises
+from preheat.promise import Promise, promises, search
 from preheat.store.bundle import Bundle, write
 from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState
@@ -348,6 +348,19 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     assert told["programs"][1]["wanted"] == ["b"]
 
 
+def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
+    spoilt = promise("a", headers=[UTIL], entries=("nope",))
+    file, key = bundle("k.heat", spoilt), spoilt.artifact.digest
+    assert cli("bundle", "ls", file).out.splitlines()[1].split()[0] == key[:12]
+    (row,) = cli("bundle", "ls", file, "--json").json()["programs"]
+    assert (row["key"], row["request"]) == (key, spoilt.key)
+    assert cli("bundle", "verify", file).out.startswith(f"k.heat: entry {key[:12]}: ")
+    wanted = bundle_key(Program.of("text of a", label="a.cu"), Arch(8, 0)).table
+    with Bundle.open(file) as opened:
+        near = search(wanted, "a.cu", [opened], [], seconds=60)
+    assert str(near) == f"a.cu for sm_90 ({key[:12]})"
+
+
 def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> None:
     good, whole = bundle("good.heat", promise()), promise().encode()
     key, code = promise().key, promise().artifact.digest
@@ -378,6 +391,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
     ):
         assert why in line
         assert line.count(".heat") == 1
+    assert all(f"entry {code[:12]}: " in line for line in lines[:3])
     listed = cli("bundle", "verify", good, "orphan.heat", "--json").json()
     assert (listed["good.heat"], len(listed["orphan.heat"])) == ([], 1)
     assert cli("bundle", "ls", "damaged.heat").err.startswith("error: bundle damaged.heat is damaged")

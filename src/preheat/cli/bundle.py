@@ -86,7 +86,7 @@ def _row(promise: Promise, *, include: bool) -> tuple[str, ...]:
     title = f"{artifact.label} (include {shown(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
     return (
-        *(promise.key[:12], title if include else artifact.label),
+        *(artifact.digest[:12], title if include else artifact.label),
         *(str(artifact.arch), size(artifact.size)),
         *(str(len(artifact.headers) or "-"), artifact.toolchain, ", ".join(kernels)),
     )
@@ -101,10 +101,10 @@ def _own_headers(rows: list[Promise]) -> set[tuple[str, str]]:
 def _as_dict(promise: Promise) -> dict[str, Any]:
     artifact = promise.artifact
     return {
-        "key": promise.key,
+        "key": artifact.digest,
+        "request": promise.key,
         "program": artifact.label,
         "arch": str(artifact.arch),
-        "artifact": artifact.digest,
         "toolchain": artifact.toolchain,
         "bytes": artifact.size,
         "kernels": [entry.title for entry in artifact.entries],

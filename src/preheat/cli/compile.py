@@ -29,6 +29,8 @@ Examples:
 A file's own directory is its first include directory. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
+# Where a tier keeps things, in words.
+_PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
 @click.command(epilog=_EPILOG)
@@ -143,7 +145,7 @@ def _report(
         how = (
             f"compiled in {duration(row['seconds'])}"
             if row["from"] == "compiler"
-            else f"found in {row['from']}, {duration(row['seconds'])} saved"
+            else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
         )
         data(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:

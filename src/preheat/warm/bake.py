@@ -169,7 +169,7 @@ def _told_apart(done: Iterable[tuple[Job, _Made]]) -> tuple[list[_Made], list[Fa
     """
     answers: dict[str, list[tuple[Job, _Made]]] = {}
     for job, each in done:
-        answers.setdefault(each.row.key, []).append((job, each))
+        answers.setdefault(each.promise.key, []).append((job, each))
     made: list[_Made] = []
     failures: list[Failed] = []
     for alike in answers.values():
@@ -234,7 +234,7 @@ class _Bench:
         row = Row(
             label=program.label,
             arch=job.arch,
-            key=promise.key,
+            key=promise.artifact.digest,
             source=self._found.pop(artifact.digest, "compiler"),
             seconds=artifact.provenance.seconds,
             bytes=sum(map(len, promise.encode().values())),
