@@ -62,7 +62,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty label": ({"label": ""}, "plain name"),
     "an architecture among the options": ({"options": ["--gpu-architecture=sm_90"]}, "does not belong"),
     "the short spelling of it": ({"options": ["-arch=sm_90"]}, "does not belong"),
-    "link-time optimisation": ({"options": ["-dlto"]}, "no cubin"),
+    **{
+        f"unlinked code by {' '.join(options)}": ({"options": ["-a", *options]}, "has to be linked")
+        for options in (
+            *(
+                ["-rdc=true"],
+                ["-rdc", "true"],
+                ["--relocatable-device-code=true"],
+                ["-dc"],
+                ["--device-c"],
+            ),
+            *(["--relocatable-device-code", "true"], ["-dlto"], ["--dlink-time-opt"], ["-r"], ["-lto"]),
+        )
+    },
     "a NUL byte": ({"source": "a\0b"}, "NUL"),
     "a NUL byte in an option": ({"options": ["-D\0"]}, "an option contains a NUL"),
     "a header name that is no text": ({"headers": {"\ud800.h": ""}}, "a header is not valid"),

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ _UNKEYED = (
 )
 _ARCH_OPTION = re.compile(r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?")
 _INCLUDE_OPTION = re.compile(r"(?:-I|--include-path)(=?)(.*)", re.S)
-_LTO_OPTION = re.compile(r"-{1,2}(?:dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?")
+_UNLINKED = re.compile(
+    r"(?:-rdc|--relocatable-device-code)[= ]true|-dc|--device-c|-r"
+    r"|-{1,2}(?:lto|dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +176,12 @@ class Program:
                     f"{self.label}: {option} does not belong among the options",
                     hint="the architecture is an argument of its own: arch='sm_90'",
                 )
-            if _LTO_OPTION.fullmatch(option):
-                raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
+        for option in (*self.options, *map(" ".join, pairwise(self.options))):
+            if _UNLINKED.fullmatch(option):
+                raise InputError(
+                    f"{self.label}: {option} makes code that has to be linked; preheat does not link",
+                    hint="leave it out, and include the source of the device functions instead",
+                )
 
     @property
     def asked_include(self) -> tuple[str, ...]:

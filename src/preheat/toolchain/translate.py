@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _REJECTED = {
     "ERROR_INVALID_INPUT",
     "ERROR_INCORRECT_INPUT_TYPE",
 }
+_EXECUTABLE = 2  # the type of an ELF file that is linked
 _UNKNOWN_ARCH = {"ERROR_UNSUPPORTED_ARCH", "ERROR_UNRECOGNIZED_ARCH"}
 
 
@@ -103,6 +105,7 @@ def _nvrtc(
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     reply, made = _traced(pool, message, blocks)
     log = _accepted(reply, program, arch, roots)
+    _require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
@@ -154,6 +157,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
     }
     reply, made = pool.call(message, {"source": program.source.encode()})
     log = _accepted(reply, program, arch, {})
+    _require_loadable(program, made["cubin"])
     text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
@@ -174,6 +178,16 @@ def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool
     if why := mismatch(target, arch, strict=strict):
         raise TargetError(label, str(target), str(arch), why)
     return target if target.suffix else arch
+
+
+def _require_loadable(program: Program, cubin: bytes) -> None:
+    """Refuse code that no device loads, such as options to the assembler make it."""
+    if cubin[:4] != b"\x7fELF" or struct.unpack_from("<H", cubin, 16)[0] != _EXECUTABLE:
+        options = " ".join(program.options)
+        raise InputError(
+            f"{program.label}: with {options} the compiler makes code that no device can load",
+            hint="leave out the option that stops before linking, or makes another kind of code",
+        )
 
 
 def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
