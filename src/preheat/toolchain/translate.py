@@ -21,6 +21,7 @@ from preheat.errors import (
 )
 from preheat.program import Program
 from preheat.toolchain import frames, lint, ptx, report, signature
+from preheat.toolchain.advice import advice
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -200,5 +201,7 @@ def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Map
     log = report.localized(log, roots)
     if status in _REJECTED:
         rows = report.diagnostics(log, program)
-        raise CompileError(program.label, str(arch), program.options, log, rows)
+        error = CompileError(program.label, str(arch), program.options, log, rows)
+        error.hint = error.hint or advice(rows, roots.values())
+        raise error
     raise ToolchainError(f"{program.label}: the compiler failed with {status}\n{log}".rstrip())
