@@ -114,6 +114,12 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu: the source is empty", ""),
     "a binary": (["compile", "bin.cu", "--arch", "sm_90"], "not UTF-8", "not a compiled file"),
     "text that is no PTX": (["compile", "bad.ptx"], "bad.ptx:1: no .version", ""),
+    "a pipe": (["compile", "pipe.cu", "--arch", "sm_90"], "cannot read pipe.cu: it is a pipe", ""),
+    "a pipe to emulate": (
+        ["emulate", "--coverage", "pipe.cu"],
+        "cannot read pipe.cu: it is a pipe",
+        "",
+    ),
     "an unwritable output": (
         ["compile", "saxpy.cu", "--arch", "sm_90", "-o", "saxpy.cu/out"],
         "cannot write to saxpy.cu/out",
@@ -153,6 +159,7 @@ def test_bad_input_is_one_clear_line_and_exit_status_2(
     (tmp_path / "sub" / "saxpy.cu").write_text(SAXPY)
     (tmp_path / "bin.cu").write_bytes(b"\x7fELF\xff\xff")
     (tmp_path / "bad.ptx").write_text("hello")
+    os.mkfifo(tmp_path / "pipe.cu")
     args, message, hint = BAD[what]
     ran = cli(*args)
     assert ran.code == 2

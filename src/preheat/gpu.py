@@ -36,7 +36,7 @@ from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
-from preheat.program import Program, file_of
+from preheat.program import Program, file_of, header_rows, several
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -59,6 +59,7 @@ __all__ = ["Gpu", "device"]
 Source = str | Path | Program
 P = ParamSpec("P")
 R = TypeVar("R")
+_LISTS = ("options", "include", "names")
 
 
 class _Life:
@@ -162,6 +163,8 @@ class Gpu:
         for `module`. Asking again gives the same kernel.
         """
         source = _whole_path(source)
+        if program:
+            program |= {what: several(what, program[what]) for what in _LISTS if what in program}
         key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
         found = life.kernels.get(key)
@@ -180,10 +183,10 @@ class Gpu:
         source: Source,
         *,
         label: str | None = None,
-        options: Sequence[str] = (),
-        include: Iterable[str | os.PathLike[str]] = (),
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
         headers: Mapping[str, str] | None = None,
-        names: Iterable[str] = (),
+        names: Iterable[str] | None = (),
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> Module:
@@ -192,8 +195,8 @@ class Gpu:
         `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
         `strict` takes code made for exactly that one.
         """
-        options, include, names = map(_several, (options, include, names))
-        frozen = tuple(sorted((headers or {}).items()))
+        options, include, names = map(several, _LISTS, (options, include, names))
+        frozen = header_rows(headers)
         source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
         start = _start({"options": options, "include": include})
         key = (source, label, options, include, start, frozen, names, target, strict)
@@ -552,27 +555,18 @@ def _whole_path(source: Source) -> Source:
 
 def _start(program: Mapping[str, Any]) -> str:
     """Where relative include directories start, so that after a chdir they are other directories."""
-    options, include = program.get("options", ()), program.get("include", ())
-    fixed = isinstance(include, list | tuple) and all(
-        isinstance(directory, str | os.PathLike) and os.path.isabs(directory) for directory in include
-    )
+    fixed = all(os.path.isabs(directory) for directory in program.get("include", ()))
+    options = program.get("options", ())
     moved = any(str(option).startswith(("-I", "--include-path")) for option in options)
     return "" if fixed and not moved else os.getcwd()
 
 
-def _several(given: Any) -> Any:
-    """Several things as a tuple; one alone stays what it is, for `Program.of` to refuse."""
-    return given if isinstance(given, str | os.PathLike) else tuple(given)
-
-
 def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:
     """Keyword arguments of `module` as something that can be looked up."""
-    rows: list[tuple[str, object]] = []
-    for name, value in sorted(program.items()):
-        if isinstance(value, Mapping):
-            value = tuple(sorted(value.items()))
-        rows.append((name, tuple(value) if isinstance(value, list) else value))
-    return tuple(rows)
+    return tuple(
+        (name, header_rows(value) if name == "headers" else value)
+        for name, value in sorted(program.items())
+    )
 
 
 def _on_device(tensor: Any) -> bool:

@@ -153,6 +153,8 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
     "a bundle to check": (["check", "whole.heat"], "hint: name the manifest that it was baked from"),
     "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a sound bundle"),
     "how to come by a manifest": (["bake", "none.toml"], "'preheat record -- COMMAND' writes"),
+    "a pipe for a manifest": (["bake", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
+    "a pipe to check": (["check", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
     "no jobs": (["bake", "k.toml", "--arch", "sm_90", "-j0"], "0 is not in the range"),
     "a bundle that is none": (["check", "k.toml", "--arch", "sm_90", "--bundle", "a.cu"], "a.cu"),
     "a bundle that is not there": (["bundle", "ls", "none.heat"], "does not exist"),
@@ -164,6 +166,7 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
 def test_calls_that_make_no_sense_are_refused_in_a_line(cli: Cli, args: list[str], said: str) -> None:
     manifest(ONE)
     bundle("whole.heat", promise())
+    os.mkfifo("pipe.toml")
     ran = cli(*args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
