@@ -13,11 +13,13 @@ import pytest
 
 from preheat import container
 from preheat.arch import Arch
+from preheat.artifact import Artifact, Header
 from preheat.cli import doctor
 from preheat.cli.output import columns, complain, count, duration, progress, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
-from preheat.events import Stats
+from preheat.events import Events, Stats
 from preheat.program import Program
+from preheat.store import DiskStore
 from preheat.store.bundle import write
 from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
@@ -221,6 +223,23 @@ def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
     seen = cli("cache", "show", key, "--json").json()
     assert seen["kernels"][0]["resources"]["registers"] > 0
     assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
+
+
+def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    toolkit = [Header("cccl", f"cuda/std/{number}.h", "2" * 64) for number in range(422)]
+    headers = (Header("0", "v.h", "1" * 64), *toolkit)
+    code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
+    DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
+    told = cli("cache", "show", "abab").out.splitlines()
+    at = told.index("headers (423)")
+    assert told[at + 1 :] == [
+        "  0  v.h  111111111111",
+        "  422 of the CUDA toolkit; --headers lists them",
+    ]
+    assert "  cccl  cuda/std/421.h  222222222222" in cli("cache", "show", "abab", "--headers").out
+    assert len(cli("cache", "show", "abab", "--json").json()["headers"]) == 423
 
 
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
@@ -481,7 +500,7 @@ def test_help_is_quick_and_loads_no_compiler_and_no_rich() -> None:
 
 def test_a_reader_that_leaves_is_no_error(cli: Cli, key: str) -> None:
     del cli
-    command = f"{sys.executable} -m preheat.cli cache show {key} | head -1"
+    command = f"{sys.executable} -m preheat cache show {key} | head -1"
     ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ran.stderr == ""
     assert ran.stdout.startswith("key")

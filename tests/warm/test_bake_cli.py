@@ -99,12 +99,21 @@ def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli)
     assert failed["hint"].endswith("add names = ['t<int>'] to the program")
 
 
-def test_a_manifest_without_programs_is_said_to_be_one(cli: Cli) -> None:
+def test_a_manifest_that_lists_nothing_is_refused(cli: Cli) -> None:
     manifest()
-    for command in ("bake", "check"):
-        ran = cli(command, "k.toml", "--arch", "sm_90")
-        assert (ran.code, ran.out) == (0, "")
-        assert "k.toml lists no program\n" in ran.err
+    bundle("k.heat", promise())
+    before = Path("k.heat").read_bytes()
+    for command in (["bake"], ["bake", "--check"], ["bake", "--json"], ["check"], ["check", "--json"]):
+        ran = cli(*command, "k.toml", "--arch", "sm_90")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("error: k.toml lists no program\n")
+        assert "hint: record what a program needs: preheat record -- python app.py" in ran.err
+    assert Path("k.heat").read_bytes() == before
+
+
+def test_a_manifest_of_graphs_alone_is_baked(cli: Cli) -> None:
+    manifest(more='[[graph]]\nname = "decode"\nkeys = ["1"]\n')
+    assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
 
 
 @pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])

@@ -11,6 +11,7 @@ import click
 
 from preheat.arch import Arch
 from preheat.cli.check import prove
+from preheat.cli.manifests import read_listing
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
 from preheat.errors import InputError, PreheatError
 from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
@@ -25,7 +26,8 @@ Examples:
   preheat bake kernels.toml --arch sm_90 --check
 
 Needs no GPU. What is in the cache is not compiled again, so a bake that was interrupted goes on where
-it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest.
+it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest. Exit
+status 2 when the manifest lists nothing.
 """
 
 
@@ -69,9 +71,7 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return prove(manifest, archs, [output], as_json=as_json)
-    wanted = Manifest.read(manifest)
-    if not (wanted.programs or wanted.unreadable):
-        say(f"{manifest} lists no program")
+    wanted = read_listing(manifest)
     baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(wanted, baked, output, as_json=as_json)
     return 0 if baked.ok else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from preheat import config as settings
 from preheat import container
 from preheat.arch import Arch
-from preheat.artifact import Artifact, EntryPoint
+from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.builder import Builder, open_disk
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
@@ -28,6 +28,7 @@ from preheat.toolchain.headers import decode_states, is_header_list
 
 __all__ = ["artifact_at", "artifacts", "command"]
 
+_TOOLKIT = {"cuda", "cccl"}  # the include roots that are not the program's own
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
@@ -141,8 +142,9 @@ def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
 @command.command()
 @click.argument("key")
 @click.option("--ptx", is_flag=True, help="Print the PTX instead.")
+@click.option("--headers", is_flag=True, help="List every header file, those of the toolkit too.")
 @_JSON
-def show(key: str, ptx: bool, as_json: bool) -> None:
+def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
     """Print all that is known about one entry."""
     artifact = artifact_at(key)
     if ptx:
@@ -165,11 +167,11 @@ def show(key: str, ptx: bool, as_json: bool) -> None:
             }
         )
     else:
-        for line in _described(artifact):
+        for line in _described(artifact, all_headers=headers):
             data(line)
 
 
-def _described(artifact: Artifact) -> Iterator[str]:
+def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
     made = artifact.provenance
     yield from columns(
         [
@@ -187,12 +189,19 @@ def _described(artifact: Artifact) -> Iterator[str]:
     yield "\nkey parts"
     yield from (f"  {line}" for line in columns(artifact.parts))
     if artifact.headers:
-        yield f"\nheaders ({len(artifact.headers)})"
-        rows = [(h.root, h.name, h.digest[:12]) for h in artifact.headers]
-        yield from (f"  {line}" for line in columns(rows))
+        yield f"\nheaders ({len(artifact.headers):,})"
+        yield from (f"  {line}" for line in _headers(artifact.headers, everything=all_headers))
     if artifact.log.strip():
         yield "\ncompiler log"
         yield from (f"  {line}" for line in artifact.log.rstrip().split("\n"))
+
+
+def _headers(headers: Sequence[Header], *, everything: bool) -> Iterator[str]:
+    """Name and content of each header file; those of the toolkit as a number unless `everything`."""
+    own = [header for header in headers if everything or header.root not in _TOOLKIT]
+    yield from columns((h.root, h.name, h.digest[:12]) for h in own)
+    if len(own) < len(headers):
+        yield f"{len(headers) - len(own):,} of the CUDA toolkit; --headers lists them"
 
 
 def _as_dict(entry: EntryPoint) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from preheat.builder import Builder
+from preheat.cli.manifests import read_listing
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config
 from preheat.seal import Mode
 from preheat.warm.bake import Checked, check
-from preheat.warm.manifest import Manifest
 
 __all__ = ["command", "prove"]
 
@@ -24,7 +24,8 @@ Examples:
 
 With bundles, of --bundle or PREHEAT_BUNDLE, those alone must hold everything; without any, the cache.
 Code for another architecture counts where the one asked for runs it: sm_80 code on sm_89. Header files
-are compared where they are. Exit status 1 when something is missing.
+are compared where they are. Exit status 1 when something is missing, 2 when the manifest lists
+nothing.
 """
 
 
@@ -52,7 +53,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
-    wanted = Manifest.read(manifest)
+    wanted = read_listing(manifest)
     config = replace(Config.from_env(), sealed=Mode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's
