@@ -38,22 +38,22 @@ status 2 when the manifest lists nothing.
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Such as sm_90a; repeatable; else as recorded.",
+    help="Architecture, such as sm_90a; repeatable. Default: as recorded.",
 )
 @click.option(
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most compiles at once; else one a processor.",
+    help="Number of compiles at the same time. Default: one for each processor.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The bundle; else the manifest's name with .heat.",
+    help="Bundle to write. Default: the manifest's name with .heat.",
 )
-@click.option("--check", is_flag=True, help="Compile nothing: see whether the bundle has it all.")
+@click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     manifest: Path,

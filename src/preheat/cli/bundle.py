@@ -39,7 +39,7 @@ def command() -> None:
 @click.argument("file", type=_FILE)
 @_JSON
 def ls(file: Path, as_json: bool) -> None:
-    """List the programs in FILE, what made them and from which header files.
+    """List the programs in FILE and what they were made from.
 
     \b
     Example:
@@ -151,7 +151,7 @@ def _faults(file: Path) -> list[str]:
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
-    help="Whose code to take where two differ; else an error.",
+    help="Which bundle wins where two differ; without it that is an error.",
 )
 @_JSON
 def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:

@@ -48,10 +48,10 @@ def directory() -> None:
 
 
 @command.command()
-@click.option("--reset", is_flag=True, help="Start the counters from nothing.")
+@click.option("--reset", is_flag=True, help="Set all counters to zero.")
 @_JSON
 def stats(reset: bool, as_json: bool) -> None:
-    """Counters of every process that used this cache, and what it holds now."""
+    """Show what the cache holds and how processes used it."""
     config, store = Config.from_env(), _open()
     journal = store.journal()
     if reset:
@@ -227,11 +227,11 @@ def _kernel(entry: EntryPoint) -> Iterator[str]:
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
-@click.option("--arch", default=None, help="Architecture, with FILE.")
+@click.option("--arch", default=None, metavar="ARCH", help="Architecture of FILE, such as sm_90.")
 @program_options
 @_JSON
 def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
-    """Explain why FILE would compile again, or in what two entries differ.
+    """Explain why FILE compiles again, or how two entries differ.
 
     \b
     Examples:
@@ -336,10 +336,15 @@ def _damage(store: DiskStore, digest: str) -> str | None:
 
 @command.command()
 @click.option("--limit", default=None, metavar="SIZE", help="Go down to this many bytes.")
-@click.option("--files", default=None, type=click.IntRange(min=0), help="Go down to this many files.")
+@click.option(
+    "--files", default=None, type=click.IntRange(min=0), metavar="N", help="Go down to this many files."
+)
 @_JSON
 def prune(limit: str | None, files: int | None, as_json: bool) -> None:
-    """Remove what is over the limits, least recently used first, and what writers left behind."""
+    """Remove what is over the limits, least recently used first.
+
+    Also removes what writers that were killed left behind.
+    """
     most = None if limit is None else settings.size("--limit", limit)
     swept = _open().sweep(limit=most, max_files=files)
     if as_json:

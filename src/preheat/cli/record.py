@@ -34,9 +34,9 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
 
 \b
-The command keeps its input and output (with --json, what it prints goes to stderr), and its exit
-status is ours; 127 when there is no such command, and 1 when it ended well but the manifest cannot
-be read or written. Its child processes are recorded too. What a killed process saw is merged by the
+The command keeps its input and output (with --json, what it prints goes to stderr). The exit status is
+that of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot
+be read or written. Its child processes are recorded too. What a killed process needed is merged by the
 next recording, or by 'preheat record' without a command.
 """
 
