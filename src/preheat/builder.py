@@ -309,14 +309,17 @@ class Builder:
         self.events.emit("sealed", mode=self.sealed.name.lower(), reason=miss.reason, **told)
         return told
 
-    def nearest(self, program: Program, arch: Arch | str) -> Near | None:
-        """The stored artifact most like the one that a build of `program` for `arch` would make."""
-        return self._nearest(self._request(program, arch))
+    def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
+        """The stored artifact most like the one that a build of `program` for `arch` would make.
 
-    def _nearest(self, request: _Request) -> Near | None:
+        With `namesake` it is one of a program with the same label.
+        """
+        return self._nearest(self._request(program, arch), namesake=namesake)
+
+    def _nearest(self, request: _Request, *, namesake: bool = False) -> Near | None:
         wanted, label = request.asked.table, request.program.label
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerStore)]
-        return search(wanted, label, self.bundles, caches, seconds=_SEARCH)
+        return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     # Bundles
 

@@ -186,12 +186,19 @@ def search(
     caches: Iterable[LayerStore],
     *,
     seconds: float,
+    namesake: bool = False,
 ) -> Near | None:
-    """The `nearest` of what bundles and caches have, as far as that can be read in `seconds`."""
+    """The `nearest` of what bundles and caches have, as far as that can be read in `seconds`.
+
+    With `namesake` it is one called `label`.
+    """
     until = time.monotonic() + seconds
     alike = _baked(bundles, until, lambda its: its == label)
     others = _baked(bundles, until, lambda its: its != label)
-    return nearest(wanted, label, chain(alike, _cached(caches, until), others))
+    cached = _cached(caches, until)
+    if namesake:
+        return nearest(wanted, label, chain(alike, (each for each in cached if each.label == label)))
+    return nearest(wanted, label, chain(alike, cached, others))
 
 
 def _baked(

@@ -457,9 +457,9 @@ def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
     clock = [0.0]
     search = builder.nearest
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         clock[0] += 0.6
-        return search(*args)
+        return search(*args, **more)
 
     monkeypatch.setattr(builder, "nearest", slow)
     monkeypatch.setattr("preheat.warm.bake._EXPLAINING", 1.0)

@@ -370,6 +370,7 @@ def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
     wanted = bundle_key(Program.of("text of a", label="a.cu"), Arch(8, 0)).table
     with Bundle.open(file) as opened:
         near = search(wanted, "a.cu", [opened], [], seconds=60)
+        assert search(wanted, "b.cu", [opened], [], seconds=60, namesake=True) is None
     assert str(near) == f"a.cu for sm_90 ({key[:12]})"
 
 
