@@ -173,6 +173,27 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
     assert e.value.hint == "did you mean 'saxpy'?"
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tk", "name an instance of the template tk<class T, int N>"),
+        ("tk<float, 3>", "an instance is named when the program is compiled: names=['tk<float, 3>']"),
+        ("inner<int>", "did you mean 'ns::inner<int>'?"),
+        ("inne", "did you mean 'ns::inner<class T>'?"),
+        ("gone", None),
+    ],
+)
+def test_an_unknown_name_lists_the_templates_that_could_be_compiled(name: str, hint: str) -> None:
+    templates = ("tk<class T, int N>", "ns::inner<class T>")
+    code = artifact(named("saxpy"), templates=templates)
+    stored = Artifact.decode(code.digest, *container.unpack(code.digest, code.encode()))
+    with pytest.raises(UnknownEntryError) as caught:
+        stored.entry(name)
+    has = "it has: saxpy and the templates tk<class T, int N>, ns::inner<class T>"
+    assert str(caught.value) == f"k.cu has no kernel {name!r}; {has}"
+    assert caught.value.hint == hint
+
+
 def test_an_artifact_shows_itself_in_one_line() -> None:
     assert repr(FULL) == "<Artifact k.cu for sm_90a, abababababab: tk<float>(float*), plain()>"
 

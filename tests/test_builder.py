@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import preheat
-from preheat import api
-from preheat.artifact import Artifact
+from preheat import api, container
+from preheat.artifact import Artifact, Header
 from preheat.builder import Builder, Miss
 from preheat.config import Config
 from preheat.errors import CompileError, CompilerCrashError, InputError, PtxError, UnknownEntryError
@@ -23,6 +23,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.store import DiskStore, MemoryStore
 from preheat.store.lock import FileLock
+from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import PATIENCE, wait_for
 
@@ -297,6 +298,29 @@ def test_an_architecture_the_compiler_does_not_know_is_told_with_those_it_does(
         builder.build(PROGRAM, "sm_999")
     assert caught.value.hint
     assert "sm_90" in caught.value.hint
+
+
+def test_the_header_states_of_pinned_code_are_kept_and_of_the_rest_the_newest(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder.toolchain, "identity", lambda _: "nvrtc of a test")
+    request = builder._request(Program.of('#include "v.h"\n'), "sm_90")
+
+    def store(number: int) -> None:
+        content = f"{number:064x}"
+        state = HeaderState((Header("0", "v.h", content),), (), ("0",))
+        code = Artifact(content, "k.cu", request.arch, "NVRTC", (), (), b"", b"")
+        builder._store(request, code, state)
+
+    store(0)
+    store(1)
+    disk(builder).pin(f"{1:064x}", request.digest)
+    for number in range(2, 30):
+        store(number)
+    meta = container.unpack(request.digest, disk(builder).get(request.digest) or b"").meta
+    assert [int(digest, 16) for _, digest in decode_states(meta)] == [1, *range(15, 30)]
+    assert disk(builder).sweep(max_files=0).files == 29
+    assert {item.digest for item in disk(builder).items()} == {request.digest, f"{1:064x}"}
 
 
 def test_a_missing_include_directory_is_named(builder: Builder, tmp_path: Path) -> None:

@@ -12,9 +12,18 @@ from pathlib import Path
 import pytest
 
 from preheat import container
+from preheat.arch import Arch
+from preheat.artifact import Artifact, Header
+from preheat.cli import doctor
 from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.errors import CompileError, Diagnostic, NoGpuError
+from preheat.events import Events, Stats
+from preheat.program import Program
+from preheat.store import DiskStore
 from preheat.store.bundle import write
+from preheat.store.journal import Journal
 from preheat.store.lock import FileLock
+from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
 from tests.processes import TELL_WAITS, ended, launch, line, start, wait_for
@@ -43,7 +52,7 @@ def test_compile_says_what_it_made_and_then_what_it_found(cli: Cli, saxpy: str) 
     assert (first.code, second.code) == (0, 0)
     assert first.out.startswith("saxpy.cu  sm_90  ")
     assert "compiled in" in first.out
-    assert "found in disk" in second.out
+    assert "found on disk" in second.out
     assert second.err.strip() == "0 programs compiled, 1 found in the cache"
 
 
@@ -107,6 +116,12 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu: the source is empty", ""),
     "a binary": (["compile", "bin.cu", "--arch", "sm_90"], "not UTF-8", "not a compiled file"),
     "text that is no PTX": (["compile", "bad.ptx"], "bad.ptx:1: no .version", ""),
+    "a pipe": (["compile", "pipe.cu", "--arch", "sm_90"], "cannot read pipe.cu: it is a pipe", ""),
+    "a pipe to emulate": (
+        ["emulate", "--coverage", "pipe.cu"],
+        "cannot read pipe.cu: it is a pipe",
+        "",
+    ),
     "an unwritable output": (
         ["compile", "saxpy.cu", "--arch", "sm_90", "-o", "saxpy.cu/out"],
         "cannot write to saxpy.cu/out",
@@ -146,6 +161,7 @@ def test_bad_input_is_one_clear_line_and_exit_status_2(
     (tmp_path / "sub" / "saxpy.cu").write_text(SAXPY)
     (tmp_path / "bin.cu").write_bytes(b"\x7fELF\xff\xff")
     (tmp_path / "bad.ptx").write_text("hello")
+    os.mkfifo(tmp_path / "pipe.cu")
     args, message, hint = BAD[what]
     ran = cli(*args)
     assert ran.code == 2
@@ -209,6 +225,23 @@ def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
     assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
 
 
+def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    toolkit = [Header("cccl", f"cuda/std/{number}.h", "2" * 64) for number in range(422)]
+    headers = (Header("0", "v.h", "1" * 64), *toolkit)
+    code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
+    DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
+    told = cli("cache", "show", "abab").out.splitlines()
+    at = told.index("headers (423)")
+    assert told[at + 1 :] == [
+        "  0  v.h  111111111111",
+        "  422 of the CUDA toolkit; --headers lists them",
+    ]
+    assert "  cccl  cuda/std/421.h  222222222222" in cli("cache", "show", "abab", "--headers").out
+    assert len(cli("cache", "show", "abab", "--json").json()["headers"]) == 423
+
+
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
     told = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
     assert "not cached: absent" in told
@@ -261,6 +294,36 @@ def test_cache_prune_and_clear_count_what_they_remove(cli: Cli, key: str) -> Non
     assert cli("cache", "clear").err == "The cache is empty\n"
 
 
+def test_a_program_with_headers_is_one_entry_with_one_key_and_a_pin_holds_the_way_to_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "v.h").write_text("#define V 1")
+    (tmp_path / "k.cu").write_text('#include "v.h"\n__global__ void k(int* x) { *x = V; }')
+    key = cli("compile", "k.cu", "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
+    assert [row["key"] for row in cli("cache", "ls", "--json").json()] == [key]
+    seen = cli("cache", "stats", "--json").json()
+    assert (seen["entries"], seen["files"], seen["limits"]["files"]) == (1, 2, 100_000)
+    assert cli("cache", "verify").err == "Checked 2 files: 0 damaged\n"
+    assert cli("cache", "pin", key[:8], "--json").json() == {"pinned": [key]}
+    assert cli("cache", "prune", "--files", "0").err == "Nothing to remove\n"
+    assert "found on disk" in cli("compile", "k.cu", "--arch", "sm_90").out
+    (header_list,) = {file.stem for file in (tmp_path / "cache").rglob("*.heat")} - {key}
+    for command in ("show", "pin", "clear"):  # It is no entry, so no key names it.
+        assert f"no entry has the key {header_list}" in cli("cache", command, header_list).err
+    assert cli("cache", "unpin", key[:8]).err == "Unpinned 1 entry\n"
+    assert cli("cache", "clear", key[:8]).err.startswith("Removed 1 entry (")
+    assert cli("cache", "stats", "--json").json()["files"] == 0
+
+
+def test_the_time_of_rejected_programs_is_told_apart(cli: Cli, key: str, tmp_path: Path) -> None:
+    del key
+    stats = Stats(compiles=1, seconds_compiling=2, rejections=1, seconds_rejecting=0.5)
+    Journal(tmp_path / "cache" / "stats", lock_dir=tmp_path / "locks").write(stats)
+    told = cli("cache", "stats").out
+    assert re.search(r"^time compiling +2\.\d s$", told, re.M)
+    assert re.search(r"^rejected programs +1 in 500 ms$", told, re.M)
+
+
 def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:
     cli("compile", saxpy, "--arch", "sm_100")
     cli("cache", "pin", key[:10])
@@ -302,15 +365,67 @@ def test_cache_why_of_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> Non
 # doctor
 
 
-def test_doctor_finds_everything_in_order(cli: Cli) -> None:
+def test_doctor_compiles_with_every_header_that_programs_include(cli: Cli, tmp_path: Path) -> None:
     ran = cli("doctor", "--json")
-    verdicts = {row["what"]: row["verdict"] for row in ran.json()}
+    rows = {row["what"]: row for row in ran.json()}
     assert ran.code == 0
     for what in ("NVRTC", "nvJitLink", "cuda headers", "cccl headers", "test compile"):
-        assert verdicts[what] == "ok"
-    assert verdicts["PREHEAT_CACHE_DIR"] == "ok"
+        assert rows[what]["verdict"] == "ok"
+    for header in doctor._HEADERS:
+        assert (rows[header]["verdict"], rows[header]["detail"][:12]) == ("ok", "compiled in ")
+    assert doctor._HEADERS.keys() >= {"cuda_fp16.h", "mma.h", "cooperative_groups.h"}
+    assert rows["PREHEAT_CACHE_DIR"]["verdict"] == "ok"
+    assert not list(
+        (tmp_path / "cache").rglob("*.heat")
+    )  # The compiler ran: nothing came from a cache.
 
 
+@pytest.fixture
+def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the compiles of `preheat doctor` for tests about something else."""
+    monkeypatch.setattr(doctor, "_test_compiles", lambda _: [])
+
+
+def test_doctor_says_which_package_brings_a_header_that_is_missing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reject(_: object, program: Program, arch: Arch) -> None:
+        message = "no such type"
+        if "mma.h" in program.source:
+            message = 'cannot open source file "crt/mma.h"'
+        row = Diagnostic("/usr/include/some.h", 7, "error", message)
+        raise CompileError(program.label, str(arch), (), "", [row])
+
+    monkeypatch.setattr(Toolchain, "compile", reject)
+    ran = cli("doctor", "--json")
+    rows = {row["what"]: row for row in ran.json()}
+    assert ran.code == 1  # The plain kernel does not compile either.
+    assert rows["test compile"]["verdict"] == "fail"
+    assert {rows[header]["verdict"] for header in doctor._HEADERS} == {"warn"}
+    assert rows["mma.h"]["detail"] == (
+        'does not compile: /usr/include/some.h: cannot open source file "crt/mma.h"'
+    )
+    assert rows["mma.h"]["fix"].startswith("pip install nvidia-cuda-crt, or 'preheat[cu13]'")
+    assert "no such type" in rows["cuda_fp16.h"]["detail"]
+    assert "do not suit the compiler" in rows["cuda_fp16.h"]["fix"]
+
+
+@pytest.mark.usefixtures("quick_doctor")
+@pytest.mark.parametrize("driver", [True, False])
+def test_doctor_without_a_gpu_mentions_the_emulator(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, driver: bool
+) -> None:
+    def visible() -> list[object]:
+        if driver:
+            return []
+        raise NoGpuError("no GPU: there is no driver")
+
+    monkeypatch.setattr("preheat.devices.cuda.device.visible", visible)
+    monkeypatch.setattr("preheat.devices.cuda.device.driver_version", lambda: "13.0")
+    assert "the emulator runs kernels on the CPU: preheat.device('emulator')" in cli("doctor").err
+
+
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -325,6 +440,7 @@ def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
     assert "1 problem" in ran.err
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_CACHEDIR", "/somewhere")
     ran = cli("doctor")
@@ -332,6 +448,7 @@ def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPa
     assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "whole.heat", {}, {"archs": ["sm_90"], "toolchains": ["NVRTC 13.4.92"]})
     (tmp_path / "broken.heat").write_bytes(b"nothing")
@@ -344,6 +461,7 @@ def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "broken.heat" in told[1][1]
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_warns_of_a_seal_without_a_bundle(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_SEALED", "1")
     rows = {row["what"]: row for row in cli("doctor", "--json").json()}
@@ -382,7 +500,7 @@ def test_help_is_quick_and_loads_no_compiler_and_no_rich() -> None:
 
 def test_a_reader_that_leaves_is_no_error(cli: Cli, key: str) -> None:
     del cli
-    command = f"{sys.executable} -m preheat.cli cache show {key} | head -1"
+    command = f"{sys.executable} -m preheat cache show {key} | head -1"
     ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ran.stderr == ""
     assert ran.stdout.startswith("key")

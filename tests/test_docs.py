@@ -153,6 +153,7 @@ def test_misuse_says_what_the_page_on_devices_shows(
     assert len(rows) > 12
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saxpy.cu").write_text(SAXPY)
+    (tmp_path / "tk.cu").write_text("template <class T, int N> __global__ void tk(T* x) { *x = N; }")
     gpu, other = open_device("emulator:0"), open_device("emulator:1")
     old = gpu.zeros(1000)
     gpu.reset()

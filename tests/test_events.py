@@ -40,6 +40,18 @@ def test_misses_are_counted_by_the_first_word_of_their_reason() -> None:
     assert events.stats() == {"misses.headers": 2, "misses.absent": 1}
 
 
+def test_the_time_of_rejected_programs_is_not_that_of_compiled_ones() -> None:
+    events = Events()
+    events.emit("compile", key="k", program="p", arch="a", seconds=2.0, bytes=10)
+    events.emit("reject", key="k", program="p", arch="a", seconds=0.5)
+    assert events.stats() == {
+        "compiles": 1,
+        "seconds_compiling": 2.0,
+        "rejections": 1,
+        "seconds_rejecting": 0.5,
+    }
+
+
 def test_merging_counters_adds_them() -> None:
     assert merge({"a": 1}, {"a": 2, "b": 0.5}, {}) == {"a": 3, "b": 0.5}
 

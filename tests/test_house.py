@@ -41,6 +41,7 @@ LAYERS = (
     {"adapters"},
     {"lora"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

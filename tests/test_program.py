@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import preheat
 from preheat.errors import InputError
+from preheat.gpu import Gpu
 from preheat.program import Program
 
 PTX = "//\n// Generated\n//\n.version 8.0\n.target sm_90\n.address_size 64\n"
@@ -57,12 +59,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bytes as source": ({"source": b"x"}, "text"),
     "options as one string": ({"options": "-a"}, "must be a list"),
     "names as one string": ({"names": "t<int>"}, "must be a list"),
+    "options as a number": ({"options": 5}, "options must be a list, not int: 5"),
+    "include as a mapping": ({"include": {"a": "b"}}, "include must be a list, not dict"),
+    "include as bytes": ({"include": b"inc"}, "include must be a list, not one value"),
+    "a directory in bytes": ({"include": [b"inc"]}, "include must hold paths"),
     "an option that is no string": ({"options": [1]}, "option must be text"),
     "a path as label": ({"label": "/tmp/k.cu"}, "plain name"),
     "an empty label": ({"label": ""}, "plain name"),
     "an architecture among the options": ({"options": ["--gpu-architecture=sm_90"]}, "does not belong"),
     "the short spelling of it": ({"options": ["-arch=sm_90"]}, "does not belong"),
-    "link-time optimisation": ({"options": ["-dlto"]}, "no cubin"),
+    **{
+        f"unlinked code by {' '.join(options)}": ({"options": ["-a", *options]}, "has to be linked")
+        for options in (
+            *(
+                ["-rdc=true"],
+                ["-rdc", "true"],
+                ["--relocatable-device-code=true"],
+                ["-dc"],
+                ["--device-c"],
+            ),
+            *(["--relocatable-device-code", "true"], ["-dlto"], ["--dlink-time-opt"], ["-r"], ["-lto"]),
+        )
+    },
     "a NUL byte": ({"source": "a\0b"}, "NUL"),
     "a NUL byte in an option": ({"options": ["-D\0"]}, "an option contains a NUL"),
     "a header name that is no text": ({"headers": {"\ud800.h": ""}}, "a header is not valid"),
@@ -85,6 +103,55 @@ def test_refuses(what: str) -> None:
     given, message = REFUSED[what]
     with pytest.raises(InputError, match=message):
         Program.of(**{"source": "x", **given})
+
+
+ASK: dict[str, Callable[..., object]] = {
+    "Program.of": lambda _, file, **given: Program.of(file.read_text(), **given),
+    "Program.from_file": lambda _, file, **given: Program.from_file(file, **given),
+    "preheat.compile": lambda _, file, **given: preheat.compile(file, "sm_90", **given),
+    "gpu.module": lambda gpu, file, **given: gpu.module(file, **given),
+    "gpu.kernel": lambda gpu, file, **given: gpu.kernel(file, "k<int>", **given),
+}
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ({"include": "inc"}, "include must be a list, not one value: 'inc'", "write include=['inc']"),
+        ({"include": Path("inc")}, "include must be a list, not one value", "write include=['inc']"),
+        ({"options": "-G"}, "options must be a list, not one value: '-G'", "write options=['-G']"),
+        ({"names": "tk<int>"}, "names must be a list, not one value", "write names=['tk<int>']"),
+        ({"options": 5}, "options must be a list, not int: 5", None),
+        ({"include": [["a"]]}, "include must hold paths, not list", None),
+        ({"headers": 5}, "headers must be a mapping from name to text, not int", None),
+        ({"headers": {1: "a", "b.h": ""}}, "header name must be text", None),
+    ],
+)
+def test_one_value_where_a_list_belongs_is_refused_by_every_call(
+    ask: str,
+    given: dict[str, Any],
+    message: str,
+    hint: str | None,
+    tmp_path: Path,
+    open_device: Callable[..., Gpu],
+) -> None:
+    file = tmp_path / "k.cu"
+    file.write_text("template <class T> __global__ void k(T* x) { *x = 1; }")
+    with pytest.raises(InputError) as caught:
+        ASK[ask](open_device("emulator"), file, **given)
+    assert message in str(caught.value)
+    assert caught.value.hint == hint
+
+
+def test_none_is_an_empty_list() -> None:
+    assert Program.of("x", options=None, include=None, names=None, headers=None) == Program.of("x")
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "k.cu")
+    with pytest.raises(InputError, match=r"cannot read .*k\.cu: it is a pipe or a device, not a file"):
+        Program.from_file(tmp_path / "k.cu")
 
 
 UNCACHEABLE: dict[str, dict[str, Any]] = {

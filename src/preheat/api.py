@@ -49,10 +49,10 @@ def compile(
     arch: Arch | str,
     *,
     label: str | None = None,
-    options: Sequence[str] = (),
-    include: Iterable[str | os.PathLike[str]] = (),
+    options: Sequence[str] | None = (),
+    include: Iterable[str | os.PathLike[str]] | None = (),
     headers: Mapping[str, str] | None = None,
-    names: Iterable[str] = (),
+    names: Iterable[str] | None = (),
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Artifact:
     """Machine code for `source`, compiled at most once, ever.

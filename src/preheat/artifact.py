@@ -107,6 +107,7 @@ class Artifact:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = ""
+    templates: tuple[str, ...] = field(default=(), compare=False)  # kernel templates, for messages
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
@@ -136,7 +137,8 @@ class Artifact:
                 hint=f"use one of the names {', '.join(repr(self.name_of(each)) for each in meant)}",
             )
         if not meant:
-            raise UnknownEntryError(name, self.label, map(self.name_of, self.entries))
+            known = map(self.name_of, self.entries)
+            raise UnknownEntryError(name, self.label, known, templates=self.templates)
         return meant[0]
 
     def name_of(self, entry: EntryPoint) -> str:
@@ -176,6 +178,7 @@ class Artifact:
             "entries": self.entries,
             "names": dict(self.names),
             "headers": self.headers,
+            "templates": self.templates,
         }
         sections = {
             "cubin": self.cubin,
@@ -203,6 +206,7 @@ class Artifact:
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
+                templates=tuple(map(text, _list(meta.get("templates", [])))),
                 sources=_texts(json.loads(sections.get("sources", b"{}"))),
                 provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )

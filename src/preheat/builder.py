@@ -53,9 +53,9 @@ from preheat.toolchain.headers import (
     Untrackable,
     change,
     decode_states,
-    encode_states,
     mismatch,
     observe,
+    pack_states,
 )
 from preheat.toolchain.sources import own_texts, sources_of
 from preheat.tracebacks import shorten
@@ -358,14 +358,17 @@ class Builder:
         self.events.emit("sealed", mode=self.sealed.name.lower(), reason=miss.reason, **told)
         return told
 
-    def nearest(self, program: Program, arch: Arch | str) -> Near | None:
-        """The stored artifact most like the one that a build of `program` for `arch` would make."""
-        return self._nearest(self._request(program, arch))
+    def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
+        """The stored artifact most like the one that a build of `program` for `arch` would make.
 
-    def _nearest(self, request: _Request) -> Near | None:
+        With `namesake` it is one of a program with the same label.
+        """
+        return self._nearest(self._request(program, arch), namesake=namesake)
+
+    def _nearest(self, request: _Request, *, namesake: bool = False) -> Near | None:
         wanted, label = request.asked.table, request.program.label
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerStore)]
-        return search(wanted, label, self.bundles, caches, seconds=_SEARCH)
+        return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     # Bundles
 
@@ -550,7 +553,8 @@ class Builder:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
             self._store(request, artifact, state)
-        self._tell("compile", request, seconds=compiled.seconds, bytes=artifact.size)
+        told = {"program": program.label, "arch": str(arch), "seconds": compiled.seconds}
+        self.events.emit("compile", key=artifact.digest, bytes=artifact.size, **told)
         self._write_journal()
         return artifact
 
@@ -600,6 +604,7 @@ class Builder:
             names=compiled.names,
             headers=headers,
             log=compiled.log,
+            templates=compiled.templates,
             sources=sources_of(request.program, headers, request.roots, self.toolchain.located.roots),
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),
@@ -619,9 +624,13 @@ class Builder:
             with suppress(container.DamagedEntryError):
                 states = decode_states(container.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
-        states = [*states, (state, artifact.digest)][-_STATES:]
-        meta = {"kind": "headers", "label": artifact.label, "states": encode_states(states)}
-        self.store.put(request.digest, container.pack(request.digest, meta, {}))
+        pinned = self.disk.pinned() if self.disk is not None and len(states) >= _STATES else set()
+        free = [row for row in states if row[1] not in pinned]
+        dropped = free[
+            : max(len(states) + 1 - _STATES, 0)
+        ]  # the oldest; a pin holds the way to its code
+        states = [*(row for row in states if row not in dropped), (state, artifact.digest)]
+        self.store.put(request.digest, pack_states(request.digest, artifact.label, states))
 
     # Failures
 

@@ -120,7 +120,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "where the cache lives"),
     Variable("PREHEAT_CACHE", boolean, "on", "off: keep nothing on disk, only in memory"),
     Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "most bytes on disk before old entries go"),
-    Variable("PREHEAT_CACHE_FILES", count, "100000", "most entries on disk before old ones go"),
+    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before old ones go"),
     Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "most bytes kept in memory per process"),
     Variable(
         "PREHEAT_LAYERS",

@@ -22,11 +22,22 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-__all__ = ["VERSION", "DamagedEntryError", "Entry", "damage", "pack", "rows", "text", "unpack"]
+__all__ = [
+    "JSON_AT",
+    "VERSION",
+    "DamagedEntryError",
+    "Entry",
+    "damage",
+    "pack",
+    "rows",
+    "text",
+    "unpack",
+]
 
 MAGIC = b"\x89HEAT\r\n\x1a"
 VERSION = 1
 _HEAD = struct.Struct("<8sH32sI")
+JSON_AT = _HEAD.size
 _CHECKSUM = 16
 
 

@@ -115,14 +115,54 @@ class InputError(PreheatError, ValueError):
 
 
 class UnknownEntryError(InputError):
-    """The program has no such kernel. `known` lists those it has."""
+    """The program has no such kernel.
 
-    def __init__(self, name: str, program: str, known: Iterable[str]) -> None:
+    `known` lists those it has, `templates` those that it could have: `tk<class T, int N>`. `reason` has
+    the compiler's words where it rejected a name expression.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: str,
+        known: Iterable[str],
+        *,
+        templates: Iterable[str] = (),
+        reason: str | None = None,
+    ) -> None:
         self.name, self.program, self.known = name, program, tuple(dict.fromkeys(known))
-        have = ", ".join(self.known) if self.known else "no kernels at all"
-        super().__init__(
-            f"{program} has no kernel {name!r}; it has: {have}", hint=did_you_mean(name, self.known)
-        )
+        self.templates, self.reason = tuple(dict.fromkeys(templates)), reason
+        why = f": {reason}" if reason else ""
+        have = [", ".join(self.known)] if self.known else []
+        if self.templates:
+            have.append(f"the template{'s' * (len(self.templates) > 1)} {', '.join(self.templates)}")
+        if not have and not reason:
+            have = ["no kernels at all"]
+        has = f"; it has: {' and '.join(have)}" if have else ""
+        hint = _kernel_hint(name, self.known, self.templates, rejected=reason is not None)
+        super().__init__(f"{program} has no kernel {name!r}{why}{has}", hint=hint)
+
+
+def _kernel_hint(
+    name: str, known: Iterable[str], templates: Iterable[str], *, rejected: bool
+) -> str | None:
+    """What to ask for instead of `name`, which the compiler has rejected or was not asked for."""
+    base, angle, rest = name.removeprefix("&").partition("<")
+    named = {template.partition("<")[0]: template for template in templates}
+    if base in named and angle and not rejected:
+        return f"an instance is named when the program is compiled: names=[{name!r}]"
+    if base in named:
+        return f"name an instance of the template {named[base]}"
+    candidates = (*known, *named)
+    spelled = {one.partition("<")[0].rpartition("::")[2]: one for one in reversed(candidates)}
+    spelled |= {one: one for one in candidates}
+    close = closest(name, spelled) or closest(base, spelled)
+    if close is None:
+        return None
+    meant = spelled[close]
+    if meant in named:
+        meant = f"{meant}{angle}{rest}" if angle else named[meant]
+    return f"did you mean {meant!r}?"
 
 
 class TargetError(InputError):
@@ -455,8 +495,13 @@ class UnsupportedInstructionError(EmulatorFault):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A hint naming the closest known name, or None when nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None
+    close = closest(name, known)
+    return None if close is None else f"did you mean {close!r}?"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`; None when nothing is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 
 class _Brief(reprlib.Repr):

@@ -62,7 +62,7 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
         case "compile":
             return {"compiles": 1, "seconds_compiling": fields["seconds"]}
         case "reject":
-            return {"rejections": 1, "seconds_compiling": fields["seconds"]}
+            return {"rejections": 1, "seconds_rejecting": fields["seconds"]}
         case "put":
             return {f"puts.{fields['tier']}": 1, f"bytes_written.{fields['tier']}": fields["bytes"]}
         case "evict":

@@ -1,13 +1,15 @@
-"""Descriptors that are closed whatever becomes of the code that opened them."""
+"""Descriptors that are closed whatever becomes of the code that opened them, and whole files."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["Descriptor", "opened", "owned"]
+__all__ = ["Descriptor", "opened", "owned", "read_whole"]
 
 
 class Descriptor(int):
@@ -50,3 +52,15 @@ def opened(
     """Open `path` as `os.open` does; no program started meanwhile inherits the file."""
     call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
     return owned(call, path, flags | os.O_CLOEXEC, mode)
+
+
+def read_whole(path: str | os.PathLike[str]) -> bytes:
+    """Return what is in a regular file; `OSError` for anything else, some of which never ends."""
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as file:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+        with open(file, "rb", closefd=False) as stream:
+            return stream.read()

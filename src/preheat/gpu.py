@@ -39,7 +39,7 @@ from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
-from preheat.program import Program, file_of
+from preheat.program import Program, file_of, header_rows, several
 from preheat.reload import Files
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
@@ -65,6 +65,7 @@ Source = str | Path | Program
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_LISTS = ("options", "include", "names")
 
 
 class _Kept(NamedTuple, Generic[T]):
@@ -184,8 +185,9 @@ class Gpu:
         that is held goes on with the old one. The source file is compared at each call, its headers
         at most once a second.
         """
-        check_name("a kernel", name)
         source = _whole_path(source)
+        if program:
+            program |= {what: several(what, program[what]) for what in _LISTS if what in program}
         key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
         life = self._life
         found = life.kernels.get(key)
@@ -193,6 +195,7 @@ class Gpu:
             if found.current:
                 return found.what
             life.kernels.pop(key, None)
+        check_name("a kernel", name)
         if "<" in name and not isinstance(source, Program):
             instance = without_types(name)
             program = {**program, "names": (instance, *program.get("names", ()))}
@@ -210,10 +213,10 @@ class Gpu:
         source: Source,
         *,
         label: str | None = None,
-        options: Sequence[str] = (),
-        include: Iterable[str | os.PathLike[str]] = (),
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
         headers: Mapping[str, str] | None = None,
-        names: Iterable[str] = (),
+        names: Iterable[str] | None = (),
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> Module:
@@ -237,16 +240,16 @@ class Gpu:
         source: Source,
         *,
         label: str | None = None,
-        options: Sequence[str] = (),
-        include: Iterable[str | os.PathLike[str]] = (),
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
         headers: Mapping[str, str] | None = None,
-        names: Iterable[str] = (),
+        names: Iterable[str] | None = (),
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> _Kept[Module]:
         """The module of a program and the files it was made from."""
-        options, include, names = map(_several, (options, include, names))
-        frozen = tuple(sorted((headers or {}).items()))
+        options, include, names = map(several, _LISTS, (options, include, names))
+        frozen = header_rows(headers)
         source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
         start = _start({"options": options, "include": include})
         key = (source, label, options, include, start, frozen, names, target, strict)
@@ -678,27 +681,18 @@ def _whole_path(source: Source) -> Source:
 
 def _start(program: Mapping[str, Any]) -> str:
     """Where relative include directories start, so that after a chdir they are other directories."""
-    options, include = program.get("options", ()), program.get("include", ())
-    fixed = isinstance(include, list | tuple) and all(
-        isinstance(directory, str | os.PathLike) and os.path.isabs(directory) for directory in include
-    )
+    fixed = all(os.path.isabs(directory) for directory in program.get("include", ()))
+    options = program.get("options", ())
     moved = any(str(option).startswith(("-I", "--include-path")) for option in options)
     return "" if fixed and not moved else os.getcwd()
 
 
-def _several(given: Any) -> Any:
-    """Several things as a tuple; one alone stays what it is, for `Program.of` to refuse."""
-    return given if isinstance(given, str | os.PathLike) else tuple(given)
-
-
 def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:
     """Keyword arguments of `module` as something that can be looked up."""
-    rows: list[tuple[str, object]] = []
-    for name, value in sorted(program.items()):
-        if isinstance(value, Mapping):
-            value = tuple(sorted(value.items()))
-        rows.append((name, tuple(value) if isinstance(value, list) else value))
-    return tuple(rows)
+    return tuple(
+        (name, header_rows(value) if name == "headers" else value)
+        for name, value in sorted(program.items())
+    )
 
 
 def _on_device(tensor: Any) -> bool:

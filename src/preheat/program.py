@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from preheat.callers import place
 from preheat.errors import InputError
+from preheat.files import read_whole
 from preheat.lazy import lazy
 from preheat.lexer import first_token, joined, mentioned, readings
 from preheat.spelling import spelled
@@ -31,7 +33,10 @@ _UNKEYED = (
 )
 _ARCH_OPTION = re.compile(r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?")
 _INCLUDE_OPTION = re.compile(r"(?:-I|--include-path)(=?)(.*)", re.S)
-_LTO_OPTION = re.compile(r"-{1,2}(?:dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?")
+_UNLINKED = re.compile(
+    r"(?:-rdc|--relocatable-device-code)[= ]true|-dc|--device-c|-r"
+    r"|-{1,2}(?:lto|dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +68,25 @@ class Program:
         *,
         label: str | None = None,
         language: str | None = None,
-        options: Sequence[str] = (),
-        include: Iterable[str | os.PathLike[str]] = (),
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
         headers: Mapping[str, str] | None = None,
-        names: Iterable[str] = (),
+        names: Iterable[str] | None = (),
         path: str | None = None,
     ) -> Program:
         """The program a caller means: language told from the text, `-I` options moved to `include`.
+
+        `options`, `include` and `names` are lists, and None is an empty one.
 
         Raises `InputError` for what no compile could use.
         """
         if not isinstance(source, str):
             raise InputError(f"source must be text, not {type(source).__name__}")
-        for what, value in (("options", options), ("include", include), ("names", names)):
-            if isinstance(value, str | os.PathLike):
-                raise InputError(f"{what} must be a list, not one value: {value!r}")
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        kept, moved = _split_include_options([_text("option", o) for o in options])
-        written = [_path(directory) for directory in (*include, *moved)]
+        kept, moved = _split_include_options([_text("option", o) for o in several("options", options)])
+        written = [_path(directory) for directory in (*several("include", include), *moved)]
         spellings = tuple((os.path.abspath(d), spelled(d, path, _asking_file)) for d in written)
         return cls(
             source=source,
@@ -91,8 +95,8 @@ class Program:
             options=tuple(kept),
             include=tuple(directory for directory, _ in spellings),
             spellings=spellings,
-            headers=_headers(headers or {}),
-            names=tuple(_text("name", n) for n in names),
+            headers=header_rows(headers),
+            names=tuple(_text("name", n) for n in several("names", names)),
             path=path,
         )
 
@@ -101,7 +105,7 @@ class Program:
         """The program in a `.cu` or `.ptx` file; its own directory is the first include root."""
         path = Path(path)
         try:
-            raw = path.read_bytes()
+            raw = read_whole(path)
         except (OSError, ValueError) as fault:  # a path with a NUL byte is the latter
             why = getattr(fault, "strerror", None) or fault
             raise InputError(f"cannot read {path}: {why}") from None
@@ -114,7 +118,7 @@ class Program:
                 f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text",
                 hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
             ) from None
-        include = [path.parent, *more.pop("include", ())]
+        include = [path.parent, *several("include", more.pop("include", ()))]
         own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
         return cls.of(source, **{**own, **more}, include=include)
 
@@ -172,8 +176,12 @@ class Program:
                     f"{self.label}: {option} does not belong among the options",
                     hint="the architecture is an argument of its own: arch='sm_90'",
                 )
-            if _LTO_OPTION.fullmatch(option):
-                raise InputError(f"{self.label}: {option} makes no cubin; preheat has no use for it")
+        for option in (*self.options, *map(" ".join, pairwise(self.options))):
+            if _UNLINKED.fullmatch(option):
+                raise InputError(
+                    f"{self.label}: {option} makes code that has to be linked; preheat does not link",
+                    hint="leave it out, and include the source of the device functions instead",
+                )
 
     @property
     def asked_include(self) -> tuple[str, ...]:
@@ -214,6 +222,41 @@ def file_of(source: object) -> Path | None:
     return None
 
 
+def several(what: str, given: object) -> tuple[Any, ...]:
+    """The values of the list called `what`; None is an empty one. A single text or path is refused."""
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | os.PathLike):
+        hint = f"write {what}=[{os.fspath(given)!r}]"
+        raise InputError(f"{what} must be a list, not one value: {given!r}", hint=hint)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise InputError(f"{what} must be a list, not {type(given).__name__}: {given!r}")
+    values = tuple(given)
+    for value in values:
+        if not isinstance(value, str | os.PathLike):
+            raise InputError(
+                f"include must hold paths, not {type(value).__name__}: {value!r}"
+                if what == "include"
+                else f"{what.removesuffix('s')} must be text, not {type(value).__name__}: {value!r}"
+            )
+    return values
+
+
+def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Headers in memory as they are kept in a program: name and text, by name."""
+    if not isinstance(headers, Mapping | None):
+        raise InputError(f"headers must be a mapping from name to text, not {type(headers).__name__}")
+    headers = headers or {}
+    for name in headers:
+        parts = _text("header name", name).split("/")
+        if name == _CANARY or name.startswith("/proc/") or any(part.startswith("@") for part in parts):
+            raise InputError(
+                f"a header in memory cannot be called {name!r}",
+                hint="the compiler sees include directories and its own header under such names",
+            )
+    return tuple(sorted((name, _text(f"header {name}", text)) for name, text in headers.items()))
+
+
 def clock_macro(*texts: str) -> str | None:
     """A macro that the code of `texts` uses and whose value changes from one compile to the next."""
     return mentioned(texts, _CLOCK)
@@ -234,10 +277,10 @@ def _text(what: str, value: object) -> str:
     return value
 
 
-def _path(directory: object) -> str:
-    if not isinstance(directory, str | os.PathLike) or not isinstance(os.fspath(directory), str):
-        raise InputError(f"include must hold paths, not {type(directory).__name__}")
-    if "\0" in (path := os.fspath(directory)):
+def _path(directory: str | os.PathLike[str]) -> str:
+    if not isinstance(path := os.fspath(directory), str):
+        raise InputError(f"include must hold paths that are text, not {path!r}")
+    if "\0" in path:
         raise InputError(f"include holds {path!r}, which is not a path: it contains a NUL byte")
     return path
 
@@ -246,19 +289,6 @@ def _asking_file() -> str | None:
     """The Python file that asks for a program; None where code has no file."""
     name = place()[0]
     return None if name == "?" or name.startswith("<") else os.path.abspath(name)
-
-
-def _headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    if not isinstance(headers, Mapping):
-        raise InputError("headers must be a mapping from name to text")
-    for name in headers:
-        parts = _text("header name", name).split("/")
-        if name == _CANARY or name.startswith("/proc/") or any(part.startswith("@") for part in parts):
-            raise InputError(
-                f"a header in memory cannot be called {name!r}",
-                hint="the compiler sees include directories and its own header under such names",
-            )
-    return tuple(sorted((name, _text(f"header {name}", text)) for name, text in headers.items()))
 
 
 def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,7 +20,7 @@ from preheat.store import LayerStore
 from preheat.store.bundle import Bundle
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 
-__all__ = ["Near", "Promise", "nearest", "promised", "promises", "search"]
+__all__ = ["Near", "Promise", "code_keys", "nearest", "promised", "promises", "search"]
 
 _NONE: Mapping[str, Artifact] = MappingProxyType({})
 _UNDIRECTED = "include: the bundle does not say for which directories it was baked; bake it anew"
@@ -92,6 +92,17 @@ def promises(bundle: Bundle) -> Iterator[Promise]:
             yield promise
 
 
+def code_keys(bundle: Bundle) -> dict[str, str]:
+    """For each promise that can be read, by its digest: the digest of its code, which is its key."""
+    found: dict[str, str] = {}
+    for digest in bundle.digests():
+        with suppress(container.DamagedEntryError, OSError):
+            meta = _meta(bundle, digest)
+            for _, code in () if meta is None else decode_states(meta):
+                found[digest] = code
+    return found
+
+
 def _meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
     """What a promise says; None where there is no such entry, or it is code."""
     blob = bundle.get(key)
@@ -134,18 +145,18 @@ class Near(NamedTuple):
 
 
 def nearest(wanted: tuple[Part, ...], label: str, stored: Iterable[Artifact | Promise]) -> Near | None:
-    """The artifact that differs from `wanted` in the fewest parts; one called `label` if there is any.
+    """The artifact that differs from `wanted` in the fewest parts.
 
-    A request that names no compiler is compared without it. Of two that differ in as many parts, the
-    one for the closer architecture is the nearer.
+    A request that names no compiler is compared without it. Of several that differ in as many parts,
+    the nearest is one called `label`, then one for the closest architecture, then the first.
     """
     target = Arch.parse(dict(wanted)["arch"])
-    best: tuple[tuple[bool, int, int], Near] | None = None
+    best: tuple[tuple[int, bool, int], Near] | None = None
     for each in stored:
         artifact = each if isinstance(each, Artifact) else each.artifact
         near = Near(artifact, _differences(each, wanted))
         apart = abs(_number(artifact.arch) - _number(target))
-        rank = (artifact.label != label, len(near.differences), apart)
+        rank = (len(near.differences), artifact.label != label, apart)
         if best is None or rank < best[0]:
             best = rank, near
     return None if best is None else best[1]
@@ -175,22 +186,32 @@ def search(
     caches: Iterable[LayerStore],
     *,
     seconds: float,
+    namesake: bool = False,
 ) -> Near | None:
-    """The `nearest` there is: in bundles one called `label`, else wherever; after `seconds`, so far."""
+    """The `nearest` of what bundles and caches have, as far as that can be read in `seconds`.
+
+    With `namesake` it is one called `label`.
+    """
     until = time.monotonic() + seconds
-    found = nearest(wanted, label, _baked(bundles, until, label))
-    return found or nearest(wanted, label, chain(_cached(caches, until), _baked(bundles, until)))
+    alike = _baked(bundles, until, lambda its: its == label)
+    others = _baked(bundles, until, lambda its: its != label)
+    cached = _cached(caches, until)
+    if namesake:
+        return nearest(wanted, label, chain(alike, (each for each in cached if each.label == label)))
+    return nearest(wanted, label, chain(alike, cached, others))
 
 
-def _baked(bundles: Iterable[Bundle], until: float, label: str | None = None) -> Iterator[Promise]:
-    """What bundles have, under one label or any."""
+def _baked(
+    bundles: Iterable[Bundle], until: float, chosen: Callable[[object], bool]
+) -> Iterator[Promise]:
+    """What bundles have under the labels that are `chosen`."""
     for bundle in bundles:
         for digest in bundle.digests():
             if time.monotonic() >= until:
                 return
             with suppress(container.DamagedEntryError, OSError):
                 meta = _meta(bundle, digest)
-                if meta is not None and label in (None, meta.get("label")):
+                if meta is not None and chosen(meta.get("label")):
                     yield _whole(bundle, digest, meta, _NONE)
 
 

@@ -125,6 +125,25 @@ def test_items_tell_size_with_note_stamp_and_pin(disk: DiskStore) -> None:
     assert (found[KEY].pinned, found[digest_of(2)].pinned) == (True, False)
 
 
+def test_a_pin_holds_what_leads_to_its_entry(disk: DiskStore) -> None:
+    for number in range(4):
+        disk.put(digest_of(number), blob_of(number))
+    disk.pin(KEY, digest_of(2), digest_of(3))
+    disk.pin(digest_of(0), digest_of(3))
+    assert disk.sweep(max_files=0) == Swept()
+    disk.unpin(KEY)
+    disk.sweep(max_files=0)
+    assert {item.digest for item in disk.items()} == {digest_of(0), digest_of(3)}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"abc\n../../x\n"])
+def test_a_pin_whose_list_makes_no_sense_holds_its_own_entry(disk: DiskStore, content: bytes) -> None:
+    disk.put(KEY, BLOB)
+    disk.pin(KEY)
+    (disk.root / "v1" / "pins" / KEY).write_bytes(content)
+    assert disk.pinned() == {KEY}
+
+
 def test_clear_removes_everything_pinned_entries_too(disk: DiskStore) -> None:
     for number in range(3):
         disk.put(digest_of(number), blob_of(number))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preheat.arch import Arch
-from preheat.errors import CompileError, ToolchainError
+from preheat.errors import CompileError, InputError, ToolchainError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames, nvrtc
@@ -108,6 +108,12 @@ def test_warnings_are_kept_in_the_log_of_a_compile_that_succeeds(toolchain: Tool
     assert 'variable "unused" was declared but never referenced' in (
         toolchain.compile(Program.of(source), SM_90).log
     )
+
+
+def test_code_that_no_device_loads_is_refused_whatever_option_made_it(toolchain: Toolchain) -> None:
+    program = Program.of('extern "C" __global__ void k() {}', label="k.cu", options=["-Xptxas=-c"])
+    with pytest.raises(InputError, match=r"k\.cu: with -Xptxas=-c the compiler makes code that no dev"):
+        toolchain.compile(program, SM_90)
 
 
 @pytest.mark.parametrize(

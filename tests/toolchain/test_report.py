@@ -85,7 +85,9 @@ def test_an_error_in_a_header_in_memory_names_that_header(toolchain: Toolchain) 
 
 
 def test_a_header_that_is_missing_says_which(toolchain: Toolchain) -> None:
-    (row,) = rejected(toolchain, Program.of("\n#include <nope/nope.h>\n", label="k.cu")).rows
+    error = rejected(toolchain, Program.of("\n#include <nope/nope.h>\n", label="k.cu"))
+    (row,) = error.rows
+    assert error.hint == "name the directory that has nope/nope.h: include=[…], or -I DIR"
     assert (row.file, row.line, row.severity) == ("k.cu", 2, "catastrophic error")
     assert row.message == 'cannot open source file "nope/nope.h"'
 
@@ -286,12 +288,22 @@ def test_the_log_of_a_program_is_the_same_every_time(toolchain: Toolchain) -> No
 # Names that were asked for
 
 
-def test_the_unknown_name_is_found_in_the_log(toolchain: Toolchain) -> None:
-    names = ["k", "tk<float>", "gone<float, 3>", "never"]
-    source = "__global__ void k() {}\ntemplate <class T> __global__ void tk() {}"
-    message = {"do": "cuda", "label": "k.cu", "arch": "sm_90", "options": [], "names": names[:3]}
-    request: dict[str, object] = {**message, "roots": {}, "trace": False}
-    log = toolchain.pool.call(request, {"source": source.encode()}).message["log"]
-    assert report.unknown_name(log, names) == "gone<float, 3>"
-    assert report.unknown_name(log, ["k", "never"]) is None
-    assert report.unknown_name("k.cu(1): error: no", names) is None
+def test_the_compilers_words_about_a_probe_count_for_its_name() -> None:
+    log = """\
+__nv_name_map(2): error: identifier "flot" is undefined
+  #pragma nv_mangled_name &sig<decltype(tk<flot>)>
+                                           ^
+
+__nv_name_map(3): error: Error in parsing name expression for lowered name lookup. Input name \
+expression was: " tk < flot >"
+  #pragma nv_mangled_name tk<flot>
+                          ^
+"""
+    rows = report.diagnostics(log, ANY)
+    probes = {"tk<flot>": "&sig<decltype(tk<flot>)>", "k": "&sig<decltype(k)>"}
+    assert report.name_faults(rows, ["k", "tk<flot>"], probes) == {
+        "tk<flot>": 'identifier "flot" is undefined'
+    }
+    assert report.name_faults(rows, ["k"], probes) == {}
+    other = report.diagnostics(f"k.cu(1): error: no\n{log}", ANY)
+    assert report.name_faults(other, ["tk<flot>"], probes) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -264,34 +265,93 @@ def test_an_ambiguous_name_is_the_compilers_own_error(toolchain: Toolchain) -> N
         toolchain.compile(Program.of(OVERLOADED, names=["k"]), SM_90)
 
 
+NAMED = """
+__global__ void saxpy(int* x) { *x = 1; }
+namespace math {
+__global__ void scale(int* x) { *x = 1; }
+template <class T> __global__ void fill(T* x, T value) { *x = value; }
+}
+template <class T, int N> __global__ void tk(T* x) { *x = N; }
+template <class T> __device__ T twice(T x) { return x + x; }
+__device__ int zz;
+"""
+INSTANCE = "name an instance of the template tk<class T, int N>"
+
+
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "words", "hint"),
     [
-        ("saxpi", "did you mean 'saxpy'?"),
-        ("scal", "did you mean 'math::scale'?"),
-        ("gone<float>", None),
-        ("tk<nothing>", None),
-        ("tk<", None),
+        ("saxpi", 'identifier "saxpi" is undefined', "did you mean 'saxpy'?"),
+        ("scal", 'identifier "scal" is undefined', "did you mean 'math::scale'?"),
+        ("fill<int>", 'identifier "fill" is undefined', "did you mean 'math::fill<int>'?"),
+        ("gone<float>", 'identifier "gone" is undefined', None),
+        ("tkk<float, 3>", 'identifier "tkk" is undefined', "did you mean 'tk<float, 3>'?"),
+        ("tk<flot, 3>", 'identifier "flot" is undefined', INSTANCE),
+        ("tk<float>", 'cannot determine which instance of function template "tk"', INSTANCE),
+        ("tk<", "expected an expression", INSTANCE),
+        ("twice<int>", "cannot form address of a non-__global__", None),
+        ("zz", "must form address of a __global__", None),
     ],
 )
-def test_an_unknown_name_lists_what_there_is(toolchain: Toolchain, name: str, hint: str | None) -> None:
-    source = """
-    __global__ void saxpy(int* x) { *x = 1; }
-    namespace math { __global__ void scale(int* x) { *x = 1; } }
-    template <class T> __global__ void tk(T* x) { *x = 1; }
-    """
-    program = Program.of(source, label="k.cu", names=["tk<float>", name])
+def test_an_unknown_name_has_the_compilers_words_and_what_there_is(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, name: str, words: str, hint: str | None
+) -> None:
+    call = Mock(wraps=toolchain.pool.call)
+    monkeypatch.setattr(toolchain.pool, "call", call)
     with pytest.raises(UnknownEntryError) as caught:
-        toolchain.compile(program, SM_90)
+        toolchain.compile(Program.of(NAMED, label="k.cu", names=["tk<float, 3>", name]), SM_90)
     error = caught.value
     assert (error.name, error.program, error.known) == (name, "k.cu", ("saxpy", "math::scale"))
+    assert error.templates == ("math::fill<class T>", "tk<class T, int N>")
+    assert error.reason is not None
+    assert words in error.reason
+    assert "__preheat_sig" not in str(error)
+    assert str(error).startswith(f"k.cu has no kernel {name!r}: {error.reason}; it has: saxpy, ")
     assert error.hint == hint
-    assert isinstance(error.__cause__, CompileError)
+    assert call.call_count == 1
 
 
-def test_a_name_in_a_program_without_kernels_says_so(toolchain: Toolchain) -> None:
-    with pytest.raises(UnknownEntryError, match="no kernels at all"):
-        toolchain.compile(Program.of("__device__ int x;", names=["k"]), SM_90)
+def test_a_name_in_a_program_without_kernels_has_the_compilers_words(toolchain: Toolchain) -> None:
+    with pytest.raises(UnknownEntryError) as caught:
+        toolchain.compile(Program.of("__device__ int x;", label="k.cu", names=["k"]), SM_90)
+    assert str(caught.value) == """k.cu has no kernel 'k': identifier "k" is undefined"""
+
+
+def test_an_error_of_the_program_comes_before_names_that_are_unknown(toolchain: Toolchain) -> None:
+    program = Program.of("__global__ void k() { oops(); }", names=["gone"])
+    with pytest.raises(CompileError) as caught:
+        toolchain.compile(program, SM_90)
+    assert caught.value.rows[0].message == 'identifier "oops" is undefined'
+
+
+def test_the_templates_of_a_program_are_kept_with_its_code(toolchain: Toolchain) -> None:
+    program = Program.of("template <class T> __global__ void tk(T* x) { *x = 1; }")
+    assert toolchain.compile(program, SM_90).templates == ("tk<class T>",)
+
+
+DECLARED = """
+namespace a { inline namespace b::c { __global__ void deep(int*); } namespace { void __global__ own();}}
+template <class T, int N = (3 > 2)> __launch_bounds__(32) __global__ void tk(T* x) { if (*x < N) *x=1; }
+template <> __global__ void tk<a::Tag<int>, 4>(a::Tag<int>*);
+template __global__ void tk<float, 4>(float*);
+template <template <class> class C, class... R> __global__ void __launch_bounds__(1, 2) pack(C<R...>) {}
+extern "C" { __global__ void plain(int); }
+using namespace a;
+__global__ void plain(int);  // declared again
+template <class T> __device__ T helper(T x) { return x; }
+"""
+
+
+def test_declared_kernels_and_templates_are_read_from_the_source() -> None:
+    in_memory = {"more.h": "template <int N> __global__ void more() {}"}
+    kernels, templates = signature.declared(Program.of(DECLARED, headers=in_memory))
+    instances = ["tk<a::Tag<int>, 4>", "tk<float, 4>"]
+    assert list(dict.fromkeys(kernels)) == ["a::b::c::deep", "a::own", *instances, "plain"]
+    assert templates == [
+        "tk<class T, int N = (3 > 2)>",
+        "pack<template <class> class C, class... R>",
+        "more<int N>",
+    ]
 
 
 # Reading mangled names

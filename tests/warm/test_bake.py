@@ -85,7 +85,9 @@ def test_everything_is_compiled_once_and_then_found(
     assert (again.path, again.nbytes) == (None, 0)
     with Bundle.open(tmp_path / "k.heat") as bundle:
         assert (first.path, first.nbytes) == (bundle.path, bundle.nbytes)
-        assert {promise.key for promise in promises(bundle)} == {row.key for row in first.rows}
+        assert {promise.artifact.digest for promise in promises(bundle)} == {
+            row.key for row in first.rows
+        }
         version = next(promises(bundle)).artifact.toolchain
         assert bundle.meta == {
             "format": "preheat bundle",
@@ -455,9 +457,9 @@ def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
     clock = [0.0]
     search = builder.nearest
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         clock[0] += 0.6
-        return search(*args)
+        return search(*args, **more)
 
     monkeypatch.setattr(builder, "nearest", slow)
     monkeypatch.setattr("preheat.warm.bake._EXPLAINING", 1.0)

@@ -19,7 +19,7 @@ from preheat.builder import Builder
 from preheat.cli import bake as bake_command
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
-from preheat.promise import Promise, promises
+from preheat.promise import Promise, promises, search
 from preheat.store.bundle import Bundle, write
 from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState
@@ -95,16 +95,25 @@ def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli)
     Path("t.cu").write_text("template <class T> __global__ void t(T* x) { *x = 1; }")
     ran = cli("bake", "k.toml", "--arch", "sm_90", "--json")
     (failed,) = ran.json()["failed"]
-    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: no kernels at all"
+    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: the template t<class T>"
     assert failed["hint"].endswith("add names = ['t<int>'] to the program")
 
 
-def test_a_manifest_without_programs_is_said_to_be_one(cli: Cli) -> None:
+def test_a_manifest_that_lists_nothing_is_refused(cli: Cli) -> None:
     manifest()
-    for command in ("bake", "check"):
-        ran = cli(command, "k.toml", "--arch", "sm_90")
-        assert (ran.code, ran.out) == (0, "")
-        assert "k.toml lists no program\n" in ran.err
+    bundle("k.heat", promise())
+    before = Path("k.heat").read_bytes()
+    for command in (["bake"], ["bake", "--check"], ["bake", "--json"], ["check"], ["check", "--json"]):
+        ran = cli(*command, "k.toml", "--arch", "sm_90")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("error: k.toml lists no program\n")
+        assert "hint: record what a program needs: preheat record -- python app.py" in ran.err
+    assert Path("k.heat").read_bytes() == before
+
+
+def test_a_manifest_of_graphs_alone_is_baked(cli: Cli) -> None:
+    manifest(more='[[graph]]\nname = "decode"\nkeys = ["1"]\n')
+    assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
 
 
 @pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])
@@ -153,6 +162,8 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
     "a bundle to check": (["check", "whole.heat"], "hint: name the manifest that it was baked from"),
     "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a sound bundle"),
     "how to come by a manifest": (["bake", "none.toml"], "'preheat record -- COMMAND' writes"),
+    "a pipe for a manifest": (["bake", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
+    "a pipe to check": (["check", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
     "no jobs": (["bake", "k.toml", "--arch", "sm_90", "-j0"], "0 is not in the range"),
     "a bundle that is none": (["check", "k.toml", "--arch", "sm_90", "--bundle", "a.cu"], "a.cu"),
     "a bundle that is not there": (["bundle", "ls", "none.heat"], "does not exist"),
@@ -164,6 +175,7 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
 def test_calls_that_make_no_sense_are_refused_in_a_line(cli: Cli, args: list[str], said: str) -> None:
     manifest(ONE)
     bundle("whole.heat", promise())
+    os.mkfifo("pipe.toml")
     ran = cli(*args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
@@ -348,6 +360,20 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     assert told["programs"][1]["wanted"] == ["b"]
 
 
+def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
+    spoilt = promise("a", headers=[UTIL], entries=("nope",))
+    file, key = bundle("k.heat", spoilt), spoilt.artifact.digest
+    assert cli("bundle", "ls", file).out.splitlines()[1].split()[0] == key[:12]
+    (row,) = cli("bundle", "ls", file, "--json").json()["programs"]
+    assert (row["key"], row["request"]) == (key, spoilt.key)
+    assert cli("bundle", "verify", file).out.startswith(f"k.heat: entry {key[:12]}: ")
+    wanted = bundle_key(Program.of("text of a", label="a.cu"), Arch(8, 0)).table
+    with Bundle.open(file) as opened:
+        near = search(wanted, "a.cu", [opened], [], seconds=60)
+        assert search(wanted, "b.cu", [opened], [], seconds=60, namesake=True) is None
+    assert str(near) == f"a.cu for sm_90 ({key[:12]})"
+
+
 def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> None:
     good, whole = bundle("good.heat", promise()), promise().encode()
     key, code = promise().key, promise().artifact.digest
@@ -378,6 +404,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
     ):
         assert why in line
         assert line.count(".heat") == 1
+    assert all(f"entry {code[:12]}: " in line for line in lines[:3])
     listed = cli("bundle", "verify", good, "orphan.heat", "--json").json()
     assert (listed["good.heat"], len(listed["orphan.heat"])) == ([], 1)
     assert cli("bundle", "ls", "damaged.heat").err.startswith("error: bundle damaged.heat is damaged")

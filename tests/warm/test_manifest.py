@@ -78,9 +78,19 @@ def written(manifest: Manifest, file: Path) -> Manifest:
 # Anything a program, a label or an entry may hold: every character but NUL and halves of pairs.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 labels = texts.filter(lambda text: text and "/" not in text)
-options = texts.filter(
-    lambda text: not text.startswith(("-I", "--include-path", "-arch", "--gpu", "-dlto", "--d", "-gen"))
+_REFUSED = (
+    "-I",
+    "--include-path",
+    "-arch",
+    "--gpu",
+    "-d",
+    "--d",
+    "-gen",
+    "-r",
+    "--relocatable",
+    "-lto",
 )
+options = texts.filter(lambda text: not text.startswith(_REFUSED))
 programs = st.builds(
     lambda source, language, headers, names, **more: Program.of(
         source,

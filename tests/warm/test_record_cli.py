@@ -228,16 +228,23 @@ def test_the_command_gets_the_manifests_whole_path(cli: Cli, tmp_path: Path) -> 
     assert ran.out == f"{tmp_path / 'k.toml'}\n"
 
 
+PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- python "
+
+
 @pytest.mark.parametrize(
     ("word", "status", "told"),
     [
         ("no-such-command", 127, "No such file or directory"),
-        ("./app.py", 126, "Permission denied"),
+        ("./data", 126, "Permission denied"),
+        ("app.py", 127, f"{PYTHON_FILE}app.py x"),
+        ("./app.py", 126, f"{PYTHON_FILE}./app.py x"),
+        ("no-such.py", 127, "No such file or directory"),
     ],
 )
 def test_a_command_that_cannot_run_is_one_clear_line_and_nothing_written(
     cli: Cli, tmp_path: Path, word: str, status: int, told: str
 ) -> None:
+    (tmp_path / "data").touch()
     before = sorted(tmp_path.rglob("*"))
     for more in ([], ["--fresh"]):
         ran = cli(*more, "--", word, "x")

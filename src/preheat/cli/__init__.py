@@ -34,8 +34,8 @@ Examples:
   preheat doctor
 
 \b
-Exit status: 0 done; 1 something failed or was found wrong; 2 the call makes no sense as written;
-130 interrupted.
+Exit status: 0 done; 1 something failed or was found wrong; 2 an argument, a setting or an input file
+cannot be used; 130 interrupted.
 """
 
 

@@ -11,6 +11,7 @@ import click
 
 from preheat.arch import Arch
 from preheat.cli.check import prove
+from preheat.cli.manifests import read_listing
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
 from preheat.errors import InputError, PreheatError
 from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
@@ -25,7 +26,8 @@ Examples:
   preheat bake kernels.toml --arch sm_90 --check
 
 Needs no GPU. What is in the cache is not compiled again, so a bake that was interrupted goes on where
-it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest.
+it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest. Exit
+status 2 when the manifest lists nothing.
 """
 
 
@@ -36,22 +38,22 @@ it stopped. Exit status 1 when something could not be baked: the bundle then hol
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Such as sm_90a; repeatable; else as recorded.",
+    help="Architecture, such as sm_90a; repeatable. Default: as recorded.",
 )
 @click.option(
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most compiles at once; else one a processor.",
+    help="Number of compiles at the same time. Default: one for each processor.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The bundle; else the manifest's name with .heat.",
+    help="Bundle to write. Default: the manifest's name with .heat.",
 )
-@click.option("--check", is_flag=True, help="Compile nothing: see whether the bundle has it all.")
+@click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     manifest: Path,
@@ -69,9 +71,7 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return prove(manifest, archs, [output], as_json=as_json)
-    wanted = Manifest.read(manifest)
-    if not (wanted.programs or wanted.unreadable):
-        say(f"{manifest} lists no program")
+    wanted = read_listing(manifest)
     baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(wanted, baked, output, as_json=as_json)
     return 0 if baked.ok else 1

@@ -39,7 +39,7 @@ def command() -> None:
 @click.argument("file", type=_FILE)
 @_JSON
 def ls(file: Path, as_json: bool) -> None:
-    """List the programs in FILE, what made them and from which header files.
+    """List the programs in FILE and what they were made from.
 
     \b
     Example:
@@ -86,7 +86,7 @@ def _row(promise: Promise, *, include: bool) -> tuple[str, ...]:
     title = f"{artifact.label} (include {shown(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
     return (
-        *(promise.key[:12], title if include else artifact.label),
+        *(artifact.digest[:12], title if include else artifact.label),
         *(str(artifact.arch), size(artifact.size)),
         *(str(len(artifact.headers) or "-"), artifact.toolchain, ", ".join(kernels)),
     )
@@ -101,10 +101,10 @@ def _own_headers(rows: list[Promise]) -> set[tuple[str, str]]:
 def _as_dict(promise: Promise) -> dict[str, Any]:
     artifact = promise.artifact
     return {
-        "key": promise.key,
+        "key": artifact.digest,
+        "request": promise.key,
         "program": artifact.label,
         "arch": str(artifact.arch),
-        "artifact": artifact.digest,
         "toolchain": artifact.toolchain,
         "bytes": artifact.size,
         "kernels": [entry.title for entry in artifact.entries],
@@ -151,7 +151,7 @@ def _faults(file: Path) -> list[str]:
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
-    help="Whose code to take where two differ; else an error.",
+    help="Which bundle wins where two differ; without it that is an error.",
 )
 @_JSON
 def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:

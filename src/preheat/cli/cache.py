@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from preheat import config as settings
 from preheat import container
 from preheat.arch import Arch
-from preheat.artifact import Artifact, EntryPoint
+from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.builder import Builder, open_disk
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
@@ -24,10 +24,11 @@ from preheat.program import Program
 from preheat.promise import Near, nearest
 from preheat.store import DiskStore
 from preheat.store.disk import Item
-from preheat.toolchain.headers import decode_states
+from preheat.toolchain.headers import decode_states, is_header_list
 
 __all__ = ["artifact_at", "artifacts", "command"]
 
+_TOOLKIT = {"cuda", "cccl"}  # the include roots that are not the program's own
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
@@ -35,7 +36,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 def command() -> None:
     """Look into the cache and keep it tidy.
 
-    KEY is the start of an entry's key, as `preheat cache ls` shows it.
+    An entry is one compiled program. KEY is the start of its key, as `preheat cache ls` shows it. The
+    limits count files: a program with header files also has a header list, by which it is found.
     """
 
 
@@ -46,25 +48,27 @@ def directory() -> None:
 
 
 @command.command()
-@click.option("--reset", is_flag=True, help="Start the counters from nothing.")
+@click.option("--reset", is_flag=True, help="Set all counters to zero.")
 @_JSON
 def stats(reset: bool, as_json: bool) -> None:
-    """Counters of every process that used this cache, and what it holds now."""
+    """Show what the cache holds and how processes used it."""
     config, store = Config.from_env(), _open()
     journal = store.journal()
     if reset:
         journal.clear()
     counters = journal.total()
     items = list(store.items())
+    entries = sum(_is_entry(store, item) for item in items)
     held = sum(item.bytes for item in items)
     if as_json:
-        now = {"directory": str(store.root), "entries": len(items), "bytes": held}
-        limits = {"bytes": config.cache_limit, "entries": config.cache_files}
+        now = {"directory": str(store.root), "entries": entries, "files": len(items), "bytes": held}
+        limits = {"bytes": config.cache_limit, "files": config.cache_files}
         emit_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
         return
     rows = [
         ("directory", str(store.root)),
-        ("entries", f"{len(items):,} of at most {config.cache_files:,}"),
+        ("entries", f"{entries:,}"),
+        ("files", f"{len(items):,} of at most {config.cache_files:,}"),
         ("size", f"{size(held)} of at most {size(config.cache_limit)}"),
         *_told(counters),
     ]
@@ -81,7 +85,9 @@ def _told(counters: Stats) -> Iterator[tuple[str, str]]:
     yield "compiles", f"{counters.get('compiles', 0):,.0f}"
     yield "time compiling", duration(counters.get("seconds_compiling", 0))
     yield "time saved", duration(counters.get("seconds_saved", 0))
-    yield "rejected programs", f"{counters.get('rejections', 0):,.0f}"
+    rejected = f"{counters.get('rejections', 0):,.0f}"
+    wasted = counters.get("seconds_rejecting", 0)
+    yield "rejected programs", f"{rejected} in {duration(wasted)}" if wasted else rejected
     yield "damaged entries", f"{counters.get('damaged', 0):,.0f}"
     yield "faults", f"{counters.get('faults', 0):,.0f}"
 
@@ -136,8 +142,9 @@ def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
 @command.command()
 @click.argument("key")
 @click.option("--ptx", is_flag=True, help="Print the PTX instead.")
+@click.option("--headers", is_flag=True, help="List every header file, those of the toolkit too.")
 @_JSON
-def show(key: str, ptx: bool, as_json: bool) -> None:
+def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
     """Print all that is known about one entry."""
     artifact = artifact_at(key)
     if ptx:
@@ -160,11 +167,11 @@ def show(key: str, ptx: bool, as_json: bool) -> None:
             }
         )
     else:
-        for line in _described(artifact):
+        for line in _described(artifact, all_headers=headers):
             data(line)
 
 
-def _described(artifact: Artifact) -> Iterator[str]:
+def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
     made = artifact.provenance
     yield from columns(
         [
@@ -182,12 +189,19 @@ def _described(artifact: Artifact) -> Iterator[str]:
     yield "\nkey parts"
     yield from (f"  {line}" for line in columns(artifact.parts))
     if artifact.headers:
-        yield f"\nheaders ({len(artifact.headers)})"
-        rows = [(h.root, h.name, h.digest[:12]) for h in artifact.headers]
-        yield from (f"  {line}" for line in columns(rows))
+        yield f"\nheaders ({len(artifact.headers):,})"
+        yield from (f"  {line}" for line in _headers(artifact.headers, everything=all_headers))
     if artifact.log.strip():
         yield "\ncompiler log"
         yield from (f"  {line}" for line in artifact.log.rstrip().split("\n"))
+
+
+def _headers(headers: Sequence[Header], *, everything: bool) -> Iterator[str]:
+    """Name and content of each header file; those of the toolkit as a number unless `everything`."""
+    own = [header for header in headers if everything or header.root not in _TOOLKIT]
+    yield from columns((h.root, h.name, h.digest[:12]) for h in own)
+    if len(own) < len(headers):
+        yield f"{len(headers) - len(own):,} of the CUDA toolkit; --headers lists them"
 
 
 def _as_dict(entry: EntryPoint) -> dict[str, Any]:
@@ -213,11 +227,11 @@ def _kernel(entry: EntryPoint) -> Iterator[str]:
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
-@click.option("--arch", default=None, help="Architecture, with FILE.")
+@click.option("--arch", default=None, metavar="ARCH", help="Architecture of FILE, such as sm_90.")
 @program_options
 @_JSON
 def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
-    """Explain why FILE would compile again, or in what two entries differ.
+    """Explain why FILE compiles again, or how two entries differ.
 
     \b
     Examples:
@@ -277,10 +291,10 @@ def _tell_differences(differences: tuple[str, ...], as_json: bool, *, nothing: s
 
 
 @command.command()
-@click.option("--repair", is_flag=True, help="Remove the entries found damaged.")
+@click.option("--repair", is_flag=True, help="Remove the files found damaged.")
 @_JSON
 def verify(repair: bool, as_json: bool) -> int:
-    """Read every entry and check it. Exit status 1 when one is damaged."""
+    """Read every file of the cache and check it. Exit status 1 when one is damaged."""
     store = _open()
     items = list(store.items())
     damaged: dict[str, str] = {}
@@ -298,7 +312,7 @@ def verify(repair: bool, as_json: bool) -> int:
         for digest, reason in damaged.items():
             data(f"{digest}  {reason}")
         removed = ", removed" if repair and damaged else ""
-        say(f"Checked {count(len(items), 'entry')}: {len(damaged)} damaged{removed}")
+        say(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
     return 1 if damaged and not repair else 0
 
 
@@ -322,10 +336,15 @@ def _damage(store: DiskStore, digest: str) -> str | None:
 
 @command.command()
 @click.option("--limit", default=None, metavar="SIZE", help="Go down to this many bytes.")
-@click.option("--files", default=None, type=click.IntRange(min=0), help="Go down to this many entries.")
+@click.option(
+    "--files", default=None, type=click.IntRange(min=0), metavar="N", help="Go down to this many files."
+)
 @_JSON
 def prune(limit: str | None, files: int | None, as_json: bool) -> None:
-    """Remove what is over the limits, least recently used first, and what writers left behind."""
+    """Remove what is over the limits, least recently used first.
+
+    Also removes what writers that were killed left behind.
+    """
     most = None if limit is None else settings.size("--limit", limit)
     swept = _open().sweep(limit=most, max_files=files)
     if as_json:
@@ -340,42 +359,76 @@ def prune(limit: str | None, files: int | None, as_json: bool) -> None:
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @_JSON
 def clear(keys: tuple[str, ...], as_json: bool) -> None:
-    """Remove the entries named by KEY, or all of them."""
+    """Remove the entries named by KEY, or all of them, pinned ones too."""
     store = _open()
+    items = {item.digest: item for item in store.items()}
     if keys:
-        digests = [_digest(store, key) for key in keys]
-        sizes = {item.digest: item.bytes for item in store.items()}
-        for digest in digests:
-            store.unpin(digest)
-            store.remove(digest)
-        files, freed = len(digests), sum(sizes.get(digest, 0) for digest in digests)
+        entries = {_digest(store, key) for key in keys}
+        ways = _ways(store, entries)
+        alone = [way for way, leads_to in ways.items() if leads_to <= entries]
+        gone = [items[digest] for digest in (*entries, *alone) if digest in items]
+        for item in gone:
+            store.unpin(item.digest)
+            store.remove(item.digest)
     else:
-        swept = store.clear()
-        files, freed = swept.files, swept.bytes
+        entries = {item.digest for item in items.values() if _is_entry(store, item)}
+        gone = list(items.values())
+        store.clear()
+    freed = sum(item.bytes for item in gone)
     if as_json:
-        emit_json({"removed_files": files, "removed_bytes": freed})
+        told = {"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed}
+        emit_json(told)
     else:
-        say(f"Removed {count(files, 'entry')} ({size(freed)})" if files else "The cache is empty")
+        say(f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty")
 
 
 @command.command()
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-def pin(keys: tuple[str, ...]) -> None:
-    """Keep entries whatever the limits say."""
+@_JSON
+def pin(keys: tuple[str, ...], as_json: bool) -> None:
+    """Keep entries, and what leads to them, whatever the limits say."""
     store = _open()
-    for key in keys:
-        store.pin(_digest(store, key))
-    say(f"Pinned {count(len(keys), 'entry')}")
+    entries = list(dict.fromkeys(_digest(store, key) for key in keys))
+    ways = _ways(store, entries)
+    for digest in entries:
+        store.pin(digest, *(way for way, leads_to in ways.items() if digest in leads_to))
+    _tell_pins("pinned", entries, as_json)
 
 
 @command.command()
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-def unpin(keys: tuple[str, ...]) -> None:
+@_JSON
+def unpin(keys: tuple[str, ...], as_json: bool) -> None:
     """Let the limits apply to entries again."""
     store = _open()
-    for key in keys:
-        store.unpin(_digest(store, key))
-    say(f"Unpinned {count(len(keys), 'entry')}")
+    entries = list(dict.fromkeys(_digest(store, key) for key in keys))
+    for digest in entries:
+        store.unpin(digest)
+    _tell_pins("unpinned", entries, as_json)
+
+
+def _tell_pins(what: str, entries: list[str], as_json: bool) -> None:
+    if as_json:
+        emit_json({what: entries})
+    else:
+        say(f"{what.capitalize()} {count(len(entries), 'entry')}")
+
+
+def _is_entry(store: DiskStore, item: Item) -> bool:
+    """Whether a file of the cache is a compiled program, and not a header list or a note alone."""
+    front = store.front(item.digest)
+    return front is not None and not is_header_list(front)
+
+
+def _ways(store: DiskStore, entries: Collection[str]) -> dict[str, set[str]]:
+    """The header lists that lead to any of `entries`, each with all that it leads to."""
+    reader, found = store.reader(Events()), {}
+    for item in store.items():
+        if not _is_entry(store, item) and (blob := reader.get(item.digest)):
+            with suppress(container.DamagedEntryError):
+                meta, _ = container.unpack_checked(blob)
+                found[item.digest] = {digest for _, digest in decode_states(meta)}
+    return {way: leads_to for way, leads_to in found.items() if leads_to & set(entries)}
 
 
 def _open() -> DiskStore:
@@ -407,11 +460,12 @@ def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
 
 
 def _digest(store: DiskStore, key: str) -> str:
-    """The one stored key that starts with `key`."""
+    """The one entry whose key starts with `key`."""
     wanted = key.strip().lower()
     if len(wanted) < 4 or any(char not in "0123456789abcdef" for char in wanted):
         raise InputError(f"{key!r} is not a key", hint="use at least 4 digits of one from 'cache ls'")
-    found = [item.digest for item in store.items() if item.digest.startswith(wanted)]
+    alike = [item for item in store.items() if item.digest.startswith(wanted)]
+    found = [item.digest for item in alike if _is_entry(store, item)]
     if not found:
         raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists what there is")
     if len(found) > 1:
@@ -427,12 +481,7 @@ def artifact_at(key: str) -> Artifact:
     try:
         if blob is None:
             raise container.DamagedEntryError
-        meta, sections = container.unpack_checked(blob)
-        if meta.get("kind") == "headers":
-            raise InputError(
-                f"{key} is a list of header states, not code", hint="see 'preheat cache ls'"
-            )
-        return Artifact.decode(digest, meta, sections)
+        return Artifact.decode(digest, *container.unpack_checked(blob))
     except container.DamagedEntryError:
         raise PreheatError(
             f"entry {digest[:12]} is damaged; 'preheat cache verify --repair' removes it"

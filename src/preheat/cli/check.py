@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from preheat.builder import Builder
+from preheat.cli.manifests import read_listing
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config
 from preheat.seal import Mode
 from preheat.warm.bake import Checked, check
-from preheat.warm.manifest import Manifest
 
 __all__ = ["command", "prove"]
 
@@ -22,9 +22,10 @@ Examples:
   preheat check kernels.toml --arch sm_90 --bundle kernels.heat
   preheat check kernels.toml --arch sm_90 --arch sm_100
 
-With bundles, of --bundle or PREHEAT_BUNDLE, those alone must hold everything; without any, the cache.
-Code for another architecture counts where the one asked for runs it: sm_80 code on sm_89. Header files
-are compared where they are. Exit status 1 when something is missing.
+If there are bundles, from --bundle or PREHEAT_BUNDLE, they alone must hold everything; otherwise the
+cache must. Code for an older architecture counts where a newer one runs it, such as sm_80 code on
+sm_89. Header files that are on this machine are compared with what was baked. Exit status 1 when
+something is missing, 2 when the manifest lists nothing.
 """
 
 
@@ -35,14 +36,14 @@ are compared where they are. Exit status 1 when something is missing.
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Such as sm_90; repeatable; else as recorded.",
+    help="Architecture, such as sm_90; repeatable. Default: as recorded.",
 )
 @click.option(
     "--bundle",
     "bundles",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A bundle the run will have; repeatable.",
+    help="Bundle that the run will mount; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
@@ -52,7 +53,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
-    wanted = Manifest.read(manifest)
+    wanted = read_listing(manifest)
     config = replace(Config.from_env(), sealed=Mode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's

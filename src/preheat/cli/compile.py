@@ -26,9 +26,11 @@ Examples:
   preheat compile kernels/*.cu --arch sm_90 --arch sm_100 -I include -o build
   preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -X=-use_fast_math
 
-A file's own directory is its first include directory. Exit status 1 when a file does not compile;
+Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
+# Where a tier keeps things, in words.
+_PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
 @click.command(epilog=_EPILOG)
@@ -38,7 +40,7 @@ the others are still compiled.
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Such as sm_90a; repeatable; else this GPU's.",
+    help="Architecture, such as sm_90a; repeatable. Default: that of the GPU here.",
 )
 @program_options
 @click.option(
@@ -143,7 +145,7 @@ def _report(
         how = (
             f"compiled in {duration(row['seconds'])}"
             if row["from"] == "compiler"
-            else f"found in {row['from']}, {duration(row['seconds'])} saved"
+            else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
         )
         data(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:

@@ -30,9 +30,9 @@ def command() -> None:
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
-    """Write the sources of cached programs with line information into DIR.
+    """Write the sources of cached programs into DIR.
 
-    Programs compiled with -lineinfo or -G are kept together with their source and their headers. KEY is
+    Programs compiled with -lineinfo or -G are kept with their source and headers. KEY is
     the start of an entry's key, as `preheat cache ls` shows it; without one, all such programs are
     written. Where two of them have different files of one name, the one used last is written.
 

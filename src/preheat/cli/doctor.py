@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -16,7 +19,7 @@ import click
 from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.builder import Builder
-from preheat.cli.output import columns, count, data, duration, emit_json, say, size
+from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.config import VARIABLES, Config, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -28,6 +31,33 @@ from preheat.toolchain.locate import Located
 __all__ = ["command"]
 
 _PROBE = 'extern "C" __global__ void probe(int* x) { x[threadIdx.x] += 1; }'
+# Headers that programs include most: a kernel that uses each, and the package it comes in.
+_HEADERS = {
+    "cuda_fp16.h": (
+        "nvidia-cuda-runtime",
+        "__global__ void probe(__half* x) { *x = __hadd(x[0], x[1]); }",
+    ),
+    "mma.h": (
+        "nvidia-cuda-crt",
+        "using Tile = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float>;\n"
+        "__global__ void probe(float* x) { Tile tile; nvcuda::wmma::fill_fragment(tile, 1.0f);\n"
+        "nvcuda::wmma::store_matrix_sync(x, tile, 16, nvcuda::wmma::mem_row_major); }",
+    ),
+    "cooperative_groups.h": (
+        "nvidia-cuda-runtime",
+        "__global__ void probe(int* x) { cooperative_groups::this_thread_block().sync(); *x = 1; }",
+    ),
+    "cub/block/block_reduce.cuh": (
+        "nvidia-cuda-cccl",
+        "__global__ void probe(int* x) { using Reduce = cub::BlockReduce<int, 32>;\n"
+        "__shared__ Reduce::TempStorage room; *x = Reduce(room).Sum(*x); }",
+    ),
+}
+_EMULATOR = (
+    "compiling needs no GPU, and the emulator runs kernels on the CPU: preheat.device('emulator'), "
+    "or PREHEAT_DEVICE=auto for the GPU where there is one"
+)
+_MISSING = "cannot open source file"
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p"}
 
 
@@ -46,6 +76,7 @@ class Finding:
 def command(as_json: bool) -> int:
     """Check compilers, directories and settings; say what to do about what is wrong.
 
+    Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
     Exit status 1 when something preheat needs does not work.
     """
     findings = [finding for check in _CHECKS for finding in check()]
@@ -109,15 +140,11 @@ def _compilers() -> Iterator[Finding]:
         else:
             detail = f"{library.version} at {library.path}, build {library.build[:12]}"
             yield Finding(library.title, "ok", detail)
-    for label, package in (("cuda", "nvidia-cuda-runtime"), ("cccl", "nvidia-cuda-cccl")):
-        if label in located.roots:
-            yield Finding(f"{label} headers", "ok", located.roots[label])
-        else:
-            fix = f"pip install {package}, or 'preheat[cu13]' for all of them"
-            yield Finding(f"{label} headers", "warn", "not found", fix)
+    for label, directory in located.roots.items():
+        yield Finding(f"{label} headers", "ok", directory)
     if not located.missing:
         yield from _linker_version(located)
-        yield _test_compile(builder)
+        yield from _test_compiles(builder)
     builder.close()
 
 
@@ -132,18 +159,52 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-def _test_compile(builder: Builder) -> Finding:
-    """Compile something new, past the cache, so that the compiler really runs."""
+def _test_compiles(builder: Builder) -> list[Finding]:
+    """Compile a plain kernel and one for each of `_HEADERS`, past the cache: the compiler runs."""
+    checks = [lambda: _plain_compile(builder)]
+    checks += [partial(_header_compile, builder, header) for header in _HEADERS]
+    with progress("test compiles", len(checks)) as bar, ThreadPoolExecutor(os.cpu_count()) as threads:
+        running = [threads.submit(check) for check in checks]
+        for done in as_completed(running):
+            bar.step(done.result().what)
+    return [done.result() for done in running]
+
+
+def _plain_compile(builder: Builder) -> Finding:
     archs = builder.toolchain.located.archs
-    program = Program.of(_PROBE, label="doctor.cu")
-    started = time.perf_counter()
     try:
-        builder.toolchain.compile(program, Arch.parse(str(archs[-1])))
+        took = _seconds(builder, _PROBE)
     except PreheatError as error:
-        return Finding("test compile", "fail", str(error).split("\n")[0], error.hint or "")
-    took = duration(time.perf_counter() - started)
+        return Finding("test compile", "fail", _reason(error), error.hint or "")
     known = f"sm_{archs[0]} to sm_{archs[-1]}"
     return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
+
+
+def _header_compile(builder: Builder, header: str) -> Finding:
+    package, kernel = _HEADERS[header]
+    try:
+        took = _seconds(builder, f"#include <{header}>\n{kernel}")
+        return Finding(header, "ok", f"compiled in {took}")
+    except PreheatError as error:
+        reason = _reason(error)
+    fix = f"pip install {package}, or 'preheat[cu13]' for all headers; with a toolkit, set CUDA_HOME"
+    if _MISSING not in reason:
+        fix = "the headers do not suit the compiler: pip install -U 'preheat[cu13]' brings one release"
+    return Finding(header, "warn", f"does not compile: {reason}", fix)
+
+
+def _seconds(builder: Builder, source: str) -> str:
+    """How long a compile takes, for the newest architecture."""
+    started = time.perf_counter()
+    newest = Arch.parse(str(builder.toolchain.located.archs[-1]))
+    builder.toolchain.compile(Program.of(source, label="doctor.cu"), newest)
+    return duration(time.perf_counter() - started)
+
+
+def _reason(error: PreheatError) -> str:
+    """Why a compile failed, in a line: the compiler's first error where there is one."""
+    errors = [row for row in getattr(error, "rows", ()) if row.severity != "warning"]
+    return f"{errors[0].file}: {errors[0].message}" if errors else str(error).partition("\n")[0]
 
 
 def _bundles() -> Iterator[Finding]:
@@ -172,11 +233,11 @@ def _gpus() -> Iterator[Finding]:
     try:
         gpus = visible()
     except DeviceError as error:
-        detail, fix = str(error).partition("\n")[0], "needed to run kernels, not to compile them"
-        yield Finding("GPU", "warn", detail, fix)
+        yield Finding("GPU", "warn", str(error).partition("\n")[0], _EMULATOR)
         return
     if not gpus:
-        yield Finding("GPU", "warn", "the driver is here, but no GPU", "look at CUDA_VISIBLE_DEVICES")
+        fix = f"look at CUDA_VISIBLE_DEVICES; {_EMULATOR}"
+        yield Finding("GPU", "warn", "the driver is here, but no GPU", fix)
     yield Finding("driver", "ok", f"CUDA {driver_version()}")
     for gpu in gpus:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")

@@ -9,6 +9,7 @@ import click
 
 from preheat.cli.output import columns, count, data, emit_json, say
 from preheat.errors import InputError
+from preheat.files import read_whole
 from preheat.toolchain import ptx
 
 __all__ = ["command"]
@@ -37,7 +38,7 @@ def command(file: Path, as_json: bool) -> int:
     from preheat.devices.emulator.coverage import coverage
 
     try:
-        forms = coverage(ptx.parse(file.read_text()))
+        forms = coverage(ptx.parse(read_whole(file).decode()))
     except ptx.SyntaxFault as bad:
         raise InputError(f"{file}:{bad.line}: {bad}") from None
     except (OSError, UnicodeDecodeError) as fault:

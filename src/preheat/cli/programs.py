@@ -17,6 +17,9 @@ from preheat.toolchain import ptx
 
 __all__ = ["ProgramOptions", "program_options", "targets"]
 
+_OPTION = "Option for the compiler, such as -X=-use_fast_math; repeatable."
+_NAME = "Template instance to compile, such as 'tk<float>'; repeatable."
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
@@ -74,10 +77,18 @@ def _own_gpu(label: str) -> Arch:
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that describe a program; the command gets them as `given`."""
 
-    @click.option("-I", "include", multiple=True, metavar="DIR", help="Directory with headers.")
-    @click.option("-D", "defines", multiple=True, metavar="NAME[=VALUE]", help="Macro to define.")
-    @click.option("-X", "--option", "options", multiple=True, metavar="OPTION", help="Compiler option.")
-    @click.option("--name", "names", multiple=True, metavar="EXPR", help="Instance, like 'tk<float>'.")
+    @click.option(
+        "-I",
+        "include",
+        multiple=True,
+        metavar="DIR",
+        help="Directory to search for headers; repeatable.",
+    )
+    @click.option(
+        "-D", "defines", multiple=True, metavar="NAME[=VALUE]", help="Define a macro; repeatable."
+    )
+    @click.option("-X", "--option", "options", multiple=True, metavar="OPTION", help=_OPTION)
+    @click.option("--name", "names", multiple=True, metavar="EXPR", help=_NAME)
     @wraps(command)
     def wrapped(
         include: tuple[str, ...],

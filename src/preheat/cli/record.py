@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +34,9 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
 
 \b
-The command keeps its input and output (with --json, what it prints goes to stderr), and its exit
-status is ours; 127 when there is no such command, and 1 when it ended well but the manifest cannot
-be read or written. Its child processes are recorded too. What a killed process saw is merged by the
+The command keeps its input and output (with --json, what it prints goes to stderr). The exit status is
+that of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot
+be read or written. Its child processes are recorded too. What a killed process needed is merged by the
 next recording, or by 'preheat record' without a command.
 """
 
@@ -97,7 +98,7 @@ def command(
         complain(str(error), error.hint)
         return status or 1
     except _CannotRunError as error:
-        complain(str(error))
+        complain(str(error), error.hint)
         return error.status
     if as_json:
         told = {"manifest": str(output), "exit_status": status, **summary.json()}
@@ -145,9 +146,14 @@ def _recording_to(target: Path, fresh: bool) -> Iterator[Path]:
 class _CannotRunError(Exception):
     """There is nothing to run; `status` is what a shell would exit with."""
 
-    def __init__(self, word: str, fault: OSError) -> None:
+    def __init__(self, words: Sequence[str], fault: OSError) -> None:
         self.status = 127 if isinstance(fault, FileNotFoundError) else 126
-        super().__init__(f"cannot run {word}: {fault.strerror or fault}")
+        self.hint = None
+        why = fault.strerror or str(fault)
+        if words[0].endswith(".py") and Path(words[0]).is_file():
+            why = "it is a Python file, not a command"
+            self.hint = f"preheat record -- python {shlex.join(words)}"
+        super().__init__(f"cannot run {words[0]}: {why}")
 
 
 def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
@@ -157,7 +163,7 @@ def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
         try:
             child = subprocess.Popen(words, env=env, stdout=output)
         except OSError as fault:
-            raise _CannotRunError(words[0], fault) from None
+            raise _CannotRunError(words, fault) from None
         with child:
             go_to(child)
             status = child.wait()

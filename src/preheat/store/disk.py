@@ -4,7 +4,7 @@
 <root>/v1/ab/<digest>.heat       an entry (see preheat.container)
 <root>/v1/ab/<digest>.note       what this machine knows about it, in the same form; lost without harm
 <root>/v1/staged/                files being written; orphans are swept by age
-<root>/v1/pins/<digest>          entries that eviction passes over
+<root>/v1/pins/<digest>          an entry that eviction passes over, and in it the digests of others
 <root>/v1/usage                  running totals and their checksum, so that a put never counts the cache
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import struct
 import time
@@ -41,7 +42,9 @@ _SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the one that
 _USAGE = struct.Struct("<5Q")
 _MOST = (1 << 64) - 1
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
+_FRONT = 128
 _KINDS = ("heat", "note")
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _NOT_SHARDS = {"staged", "pins", "usage"}
 
 
@@ -150,7 +153,7 @@ class LayerStore:
 
     def items(self) -> Iterator[Item]:
         """Every entry there is, in no order."""
-        pins = {pin.name for pin in _scan(f"{self._base}/pins")}
+        pins = self.pinned()
         for shard in _scan(self._base):
             if shard.name in _NOT_SHARDS or not shard.is_dir(follow_symlinks=False):
                 continue
@@ -168,6 +171,26 @@ class LayerStore:
                         stamps[digest] = found.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
+
+    def front(self, digest: str) -> bytes | None:
+        """The first bytes of an entry, unverified: enough to tell its kind. None when there is none."""
+        try:
+            with opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+                return os.read(file, _FRONT)
+        except FileNotFoundError:
+            return None
+        except OSError:  # what cannot be read is damaged, and there
+            return b""
+
+    def pinned(self) -> set[str]:
+        """The digests that eviction passes over: what was pinned, and what was pinned along with it."""
+        found = set()
+        for pin in _scan(f"{self._base}/pins"):
+            found.add(pin.name)
+            with suppress(OSError):  # one without a list still holds its own entry
+                listed, _ = read_file(pin.path, trust=self._trust)
+                found.update(_DIGEST.findall(listed.decode("ascii", "replace")))
+        return found
 
     def _path(self, digest: str, kind: str = "heat") -> str:
         return f"{self._base}/{digest[:2]}/{digest}.{kind}"
@@ -242,12 +265,12 @@ class DiskStore(LayerStore):
         with self._counted(0, len(blob) - (_size(path) or 0)):
             self._publish(path, blob, durable=False)
 
-    def pin(self, digest: str) -> None:
-        """Keep this entry whatever the limits say."""
-        self._publish(f"{self._base}/pins/{digest}", b"")
+    def pin(self, digest: str, *along: str) -> None:
+        """Keep this entry whatever the limits say, and with it those `along` the way to it."""
+        self._publish(f"{self._base}/pins/{digest}", "".join(f"{other}\n" for other in along).encode())
 
     def unpin(self, digest: str) -> None:
-        """Let eviction have the entry again."""
+        """Let eviction have the entry again, and what was pinned along with it."""
         with suppress(FileNotFoundError):
             os.unlink(f"{self._base}/pins/{digest}")
 

@@ -47,6 +47,8 @@ HOME = (ABSOLUTE, "preheat")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # some of which never end
 _MOST = 5000  # files looked at before a compile; of more the compiler's report says which matter
 
+_LIST = b'{"meta":{"kind":"headers",'  # the JSON of `pack_states` begins so: it has its keys in order
+
 Place = tuple[str, str]  # an include root and a name in it
 
 
@@ -74,6 +76,17 @@ class HeaderState:
         yield "roots", " ".join(self.roots).encode()
         for header in self.headers:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
+
+
+def pack_states(digest: str, label: str, states: Sequence[tuple[HeaderState, str]]) -> bytes:
+    """The entry of a header list: what leads from a request to its code, by the files there are."""
+    meta = {"kind": "headers", "label": label, "states": encode_states(states)}
+    return container.pack(digest, meta, {})
+
+
+def is_header_list(front: bytes) -> bool:
+    """Whether an entry that begins like this is a header list."""
+    return front.startswith(_LIST, container.JSON_AT)
 
 
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from preheat.artifact import Resources
 from preheat.errors import Diagnostic
 from preheat.program import Program
 
-__all__ = ["diagnostics", "localized", "resources", "split_timing", "unknown_name"]
+__all__ = ["diagnostics", "localized", "name_faults", "resources", "split_timing"]
 
 _FRONT = re.compile(
     r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: "
@@ -22,6 +22,9 @@ _PLAIN = re.compile(r"(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*:
 _CARET = re.compile(r"\s*\^")
 _ROOT = re.compile(r"(?<![\w/])@(\w+)/")
 _PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")
+_NAME_MAP = "__nv_name_map"  # the file in which NVRTC places name expressions
+_ECHO = ". Input name expression was:"  # what follows repeats the expression
+_SAYS_NOTHING = "Error in parsing name expression for lowered name lookup"
 _TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.M)
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for")
@@ -71,11 +74,28 @@ def _line_of(text: str, number: int | None) -> str | None:
     return lines[number - 1].strip() if number and number <= len(lines) else None
 
 
-def unknown_name(log: str, names: Iterable[str]) -> str | None:
-    """Which of the name expressions the compiler could not make sense of, if that was the trouble."""
-    if "__nv_name_map" not in log:
-        return None
-    return next((n for n in names if f'was: " {n}"' in log or f"nv_mangled_name {n}\n" in log), None)
+def name_faults(
+    rows: Iterable[Diagnostic], names: Iterable[str], probes: Mapping[str, str]
+) -> dict[str, str]:
+    """Why the compiler could not use name expressions: its words, by name.
+
+    Of two expressions with the same fault, the compiler explains that of one: what it says about the
+    probe of a name counts for the name. Empty when something else is wrong as well: the names may be
+    unknown because of that.
+    """
+    errors = [row for row in rows if row.severity != "warning"]
+    if any(row.file != _NAME_MAP for row in errors):
+        return {}
+    words: dict[str, list[str]] = {}
+    for row in errors:
+        expression = (row.source or "").removeprefix("#pragma nv_mangled_name").strip()
+        words.setdefault(expression, []).append(row.message.partition(_ECHO)[0])
+    faults = {}
+    for name in names:
+        if name in words:
+            told = dict.fromkeys([*words.get(probes.get(name, ""), ()), *words[name]])
+            faults[name] = "; ".join(text for text in told if text != _SAYS_NOTHING)
+    return faults
 
 
 def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:

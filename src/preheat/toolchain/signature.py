@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter, Resources
 from preheat.lexer import stripped
@@ -11,13 +12,13 @@ from preheat.program import Program
 from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
-__all__ = ["PROBE", "entry_points", "probe_names", "probes"]
+__all__ = ["PROBE", "declared", "entry_points", "probe_names", "probes"]
 
 #: Appended to a program: instantiated with a function's type, its mangled name spells that type out,
 #: which `extern "C"` names do not.
 PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
 _PROBE_NAME = "__preheat_sig"
-_TOKEN = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\w+|[(){};]')
+_TOKEN = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\w+|::|[(){};<>]')
 _KERNEL = {"__global__", "void"}  # in either order
 _ATTRIBUTE = re.compile(r"__\w+__")  # such as `__launch_bounds__`, which takes arguments as well
 
@@ -28,30 +29,69 @@ def probe_names(program: Program) -> tuple[str, ...]:
     Found by reading the source, so it may guess wrong; the caller compiles without probes then.
     """
     found = dict.fromkeys(program.names)
-    if "__global__" in program.source and '"C"' in program.source:
-        found.update(dict.fromkeys(_extern_c_kernels(program.source)))
+    if '"C"' in program.source:
+        found.update({k.name: None for k in _kernels(program.source) if k.extern_c})
     return tuple(found)
 
 
-def _extern_c_kernels(source: str) -> Iterator[str]:
-    """The names of kernels declared `extern "C"`, alone or in a block, in one pass over the tokens."""
-    blocks = [False]  # for each block that is open: whether it is inside `extern "C" { … }`
-    declaration, depth = _Declaration(), 0
-    for token in _TOKEN.findall(stripped(source, strings=True)):
+def declared(program: Program) -> tuple[list[str], list[str]]:
+    """The kernels and the kernel templates that the texts of `program` declare, for messages.
+
+    A template has its parameters: `ns::tk<class T, int N>`. What is declared in header files, or by
+    macros, is not among them.
+    """
+    texts = (program.source, *(text for _, text in program.headers))
+    found = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
+    kernels = [kernel.name for kernel in found if kernel.template is None]
+    return kernels, [f"{k.name}<{k.template}>" for k in found if k.template is not None]
+
+
+class _Kernel(NamedTuple):
+    """A kernel as a text declares it. `template` has the parameters of a template."""
+
+    name: str
+    template: str | None
+    extern_c: bool
+
+
+class _Block(NamedTuple):
+    """What a block that is open means for the declarations in it."""
+
+    qualifier: str = ""  # such as `outer::inner::`
+    extern_c: bool = False
+
+
+def _kernels(source: str) -> Iterator[_Kernel]:
+    """The kernels that a text declares, in one pass over its tokens."""
+    if "__global__" not in source:
+        return
+    text = stripped(source, strings=True)
+    blocks, declaration, parentheses, angles, opened = [_Block()], _Declaration(), 0, 0, 0
+    for found in _TOKEN.finditer(text):
+        token = found[0]
         if token == "(":
-            depth += 1
-            if depth == 1 and declaration.names_kernel(extern_c=blocks[-1]):
-                yield declaration.last
+            parentheses += 1
+            if parentheses == 1 and not angles and declaration.names_kernel:
+                yield declaration.kernel(blocks[-1])
                 declaration = _Declaration()  # up to the body nothing else is declared
         elif token == ")":
-            depth = max(depth - 1, 0)
+            parentheses = max(parentheses - 1, 0)
         elif token in "{};":
             if token == "{":
-                blocks.append(blocks[-1] or declaration.extern_c)
+                blocks.append(declaration.block(blocks[-1]))
             elif token == "}" and len(blocks) > 1:
                 blocks.pop()
-            declaration, depth = _Declaration(), 0
-        elif depth == 0:
+            declaration, parentheses, angles = _Declaration(), 0, 0
+        elif parentheses:
+            continue
+        elif token == "<" and (angles or declaration.takes_arguments):
+            angles += 1
+            opened = found.end() if angles == 1 else opened
+        elif token == ">" and angles:
+            angles -= 1
+            if not angles:
+                declaration.add_arguments(" ".join(text[opened : found.start()].split()))
+        elif not angles and token not in "<>":
             declaration.add(token)
 
 
@@ -62,18 +102,47 @@ class _Declaration:
         self.last = ""
         self.extern_c = False
         self._before: set[str] = set()  # those of `_KERNEL` that came before the last word
+        self._template: str | None = None  # the parameters of a template
+        self._namespace: str | None = None  # the name of a namespace that is opened here
 
     def add(self, word: str) -> None:
         """Read one word more."""
+        if self._namespace is not None:
+            self._namespace += word
+        elif word == "namespace":
+            self._namespace = ""
         if self.last in _KERNEL:
             self._before.add(self.last)
         self.extern_c = self.extern_c or (self.last, word) == ("extern", '"C"')
         self.last = word
 
-    def names_kernel(self, *, extern_c: bool) -> bool:
-        """Whether the last word, which a parenthesis follows, is the name of an `extern "C"` kernel."""
-        known = self._before == _KERNEL and not _ATTRIBUTE.fullmatch(self.last)
-        return known and (extern_c or self.extern_c)
+    def add_arguments(self, inside: str) -> None:
+        """Read what stands in angle brackets: parameters of a template, or arguments of an instance."""
+        if self.last == "template":
+            self._template = inside or None  # `template <>` specialises, and declares one kernel
+        else:
+            self.last += f"<{inside}>"
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether angle brackets may follow the last word."""
+        return self.last == "template" or self.names_kernel
+
+    @property
+    def names_kernel(self) -> bool:
+        """Whether the last word is the name of a kernel, if a parenthesis follows it."""
+        return self._before == _KERNEL and not _ATTRIBUTE.fullmatch(self.last)
+
+    def kernel(self, block: _Block) -> _Kernel:
+        """The kernel that is declared here, in `block`."""
+        extern_c = self.extern_c or block.extern_c
+        name = self.last if extern_c else f"{block.qualifier}{self.last}"
+        return _Kernel(name, self._template, extern_c)
+
+    def block(self, outer: _Block) -> _Block:
+        """The block that begins here, in `outer`."""
+        inner = f"{self._namespace}::" if self._namespace else ""
+        return _Block(outer.qualifier + inner, outer.extern_c or self.extern_c)
 
 
 def probes(names: Iterable[str]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from preheat.artifact import EntryPoint
 from preheat.errors import (
     CompileError,
     CompilerCrashError,
+    Diagnostic,
     InputError,
     TargetError,
     ToolchainError,
@@ -19,6 +21,7 @@ from preheat.errors import (
 )
 from preheat.program import Program
 from preheat.toolchain import frames, lint, ptx, report, signature
+from preheat.toolchain.advice import advice
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
@@ -33,6 +36,7 @@ _REJECTED = {
     "ERROR_INVALID_INPUT",
     "ERROR_INCORRECT_INPUT_TYPE",
 }
+_EXECUTABLE = 2  # the type of an ELF file that is linked
 _UNKNOWN_ARCH = {"ERROR_UNSUPPORTED_ARCH", "ERROR_UNRECOGNIZED_ARCH"}
 
 
@@ -49,6 +53,7 @@ class Compiled:
     seconds: float
     build: str  # of the compiler that ran
     opened: tuple[str, ...] | None
+    templates: tuple[str, ...] = ()  # kernel templates that the source declares
 
 
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
@@ -63,19 +68,22 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
     try:
         return _nvrtc(pool, program, arch, roots, probes)
     except CompileError as error:
+        _require_names(program, probes, error.rows)
         # Probes come from reading the source, which can guess wrong: then do without them.
         if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
             raise
-    try:
-        return _nvrtc(pool, program, arch, roots, {})
-    except CompileError as error:
-        bad = report.unknown_name(error.log, program.names)
-        if bad is None:
-            raise
-        known = [e.title for e in _nvrtc(pool, replace(program, names=()), arch, roots, {}).entries]
-        if bad in known:  # it is there, only not as one kernel: the compiler says it better
-            raise
-        raise UnknownEntryError(bad, program.label, known) from error
+    return _nvrtc(pool, program, arch, roots, {})
+
+
+def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
+    """Raise `UnknownEntryError` when nothing is wrong but name expressions."""
+    faults = report.name_faults(rows, program.names, probes)
+    kernels, templates = signature.declared(program) if faults else ([], [])
+    for name, reason in faults.items():
+        if name not in kernels:  # one that is declared is overloaded: the compiler says it better
+            raise UnknownEntryError(
+                name, program.label, kernels, templates=templates, reason=reason
+            ) from None
 
 
 def _nvrtc(
@@ -98,6 +106,7 @@ def _nvrtc(
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     reply, made = _traced(pool, message, blocks)
     log = _accepted(reply, program, arch, roots)
+    _require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
@@ -115,6 +124,7 @@ def _nvrtc(
         seconds=reply["seconds"],
         build=reply["build"],
         opened=None if opened is None else tuple(opened),
+        templates=tuple(signature.declared(program)[1]),
     )
 
 
@@ -148,6 +158,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
     }
     reply, made = pool.call(message, {"source": program.source.encode()})
     log = _accepted(reply, program, arch, {})
+    _require_loadable(program, made["cubin"])
     text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
@@ -170,6 +181,16 @@ def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool
     return target if target.suffix else arch
 
 
+def _require_loadable(program: Program, cubin: bytes) -> None:
+    """Refuse code that no device loads, such as options to the assembler make it."""
+    if cubin[:4] != b"\x7fELF" or struct.unpack_from("<H", cubin, 16)[0] != _EXECUTABLE:
+        options = " ".join(program.options)
+        raise InputError(
+            f"{program.label}: with {options} the compiler makes code that no device can load",
+            hint="leave out the option that stops before linking, or makes another kind of code",
+        )
+
+
 def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
     """The log of a compile that succeeded; one that did not raises."""
     status, log = reply["status"], reply["log"]
@@ -180,5 +201,7 @@ def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Map
     log = report.localized(log, roots)
     if status in _REJECTED:
         rows = report.diagnostics(log, program)
-        raise CompileError(program.label, str(arch), program.options, log, rows)
+        error = CompileError(program.label, str(arch), program.options, log, rows)
+        error.hint = error.hint or advice(rows, roots.values())
+        raise error
     raise ToolchainError(f"{program.label}: the compiler failed with {status}\n{log}".rstrip())

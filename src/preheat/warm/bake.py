@@ -52,7 +52,7 @@ class Job(NamedTuple):
 class Row(NamedTuple):
     """One program baked. `source` is the tier it was found in, or "compiler".
 
-    `key` is what bundles know it by, `seconds` what its compile took whenever that was, `bytes` what
+    `key` is the digest of its code, `seconds` what its compile took whenever that was, `bytes` what
     it adds to a bundle, `note` why no cache could keep it, `changed` whether its file is no longer
     what was recorded, `include` its include directories, spelled as `preheat.spelling` says.
     """
@@ -169,7 +169,7 @@ def _told_apart(done: Iterable[tuple[Job, _Made]]) -> tuple[list[_Made], list[Fa
     """
     answers: dict[str, list[tuple[Job, _Made]]] = {}
     for job, each in done:
-        answers.setdefault(each.row.key, []).append((job, each))
+        answers.setdefault(each.promise.key, []).append((job, each))
     made: list[_Made] = []
     failures: list[Failed] = []
     for alike in answers.values():
@@ -234,7 +234,7 @@ class _Bench:
         row = Row(
             label=program.label,
             arch=job.arch,
-            key=promise.key,
+            key=promise.artifact.digest,
             source=self._found.pop(artifact.digest, "compiler"),
             seconds=artifact.provenance.seconds,
             bytes=sum(map(len, promise.encode().values())),
@@ -451,8 +451,8 @@ def _why(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, exp
         return _OTHER_ARCH
     if program.uncacheable:
         return f"not baked, and no cache keeps it: {program.uncacheable}"
-    near = builder.nearest(program, job.arch) if explain else None
-    if near is None or near.artifact.label != program.label:
+    near = builder.nearest(program, job.arch, namesake=True) if explain else None
+    if near is None:
         return "not baked"
     if not near.differences:
         return f"not baked by this compiler, only by {near.artifact.toolchain}"

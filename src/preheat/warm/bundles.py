@@ -13,7 +13,7 @@ from preheat.artifact import Artifact
 from preheat.container import DamagedEntryError
 from preheat.errors import BundleError, InputError
 from preheat.key import explain
-from preheat.promise import Promise, promised, promises
+from preheat.promise import Promise, code_keys, promised, promises
 from preheat.store.bundle import MAGIC, Bundle, write
 from preheat.store.publish import obstacle
 from preheat.warm.manifest import GraphKeys, Manifest
@@ -60,13 +60,17 @@ def held(bundle: Bundle) -> Iterator[Promise]:
 
 
 def faults(bundle: Bundle) -> list[str]:
-    """Everything that is wrong with `bundle`, a line each, having read all of it."""
-    found = [f"entry {digest[:12]}: {why}" for digest, why in bundle.verify().items()]
-    return found or list(_unkept(bundle))
+    """Everything that is wrong with `bundle`, a line each, having read all of it.
+
+    An entry is named by the key of its code, as everywhere; one that cannot be read by its own digest.
+    """
+    keys = code_keys(bundle)
+    wrong = bundle.verify().items() or _unkept(bundle)
+    return [f"entry {keys.get(digest, digest)[:12]}: {why}" for digest, why in wrong]
 
 
-def _unkept(bundle: Bundle) -> Iterator[str]:
-    """Promises without their code, code that no promise leads to, and what is neither."""
+def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
+    """Promises without their code, code that no promise leads to, and what is neither; and why."""
     reached: set[str] = set()
     for digest in bundle.digests():
         try:
@@ -77,8 +81,10 @@ def _unkept(bundle: Bundle) -> Iterator[str]:
                     promise.artifact.entry(name)
         except (DamagedEntryError, InputError) as bad:
             reached.add(digest)
-            yield f"entry {digest[:12]}: {bad}"
-    yield from (f"entry {d[:12]}: no promise leads to it" for d in bundle.digests() if d not in reached)
+            yield digest, str(bad)
+    yield from (
+        (digest, "no promise leads to it") for digest in bundle.digests() if digest not in reached
+    )
 
 
 def require_place(output: str | os.PathLike[str]) -> None:

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.errors import InputError, did_you_mean
+from preheat.files import read_whole
 from preheat.program import Program
 from preheat.spelling import FILE, is_spelling, shown, spelled_in_manifest
 from preheat.store.bundle import MAGIC
@@ -469,7 +470,7 @@ def _line(text: str, at: _Table | None, key: str) -> int | None:
 def _text(path: str, hint: str | None = None) -> str:
     """The text of a file; `InputError` when there is none."""
     try:
-        raw = Path(path).read_bytes()
+        raw = read_whole(path)
         return raw.decode()
     except OSError as fault:
         raise InputError(f"cannot read {path}: {fault.strerror or fault}", hint=hint) from None
@@ -553,7 +554,7 @@ class _Writer:
         if self._away(path):
             return False
         try:
-            as_is = Path(path).read_bytes() == program.source.encode()
+            as_is = read_whole(path) == program.source.encode()
             self._named(path).encode()  # a name need not be text
         except (OSError, UnicodeEncodeError):
             return False

@@ -1,0 +1,96 @@
+"""What to do about errors that every newcomer to NVRTC meets: headers of the host, above all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from preheat.errors import Diagnostic
+
+__all__ = ["ADVICE", "advice"]
+
+_PRINTF = "printf is built in: remove the include"
+_ASSERT = "assert is built in: remove the include"
+_MATH = "the mathematical functions are built in: remove the include, or use <cuda/std/cmath>"
+_BUILT_IN = "what it declares is built in: remove the include"
+_CONTAINER = (
+    "device code has no containers of the host: pass pointers and sizes, or use <cuda/std/array>"
+)
+_STREAM = "device code has no streams or files; printf is built in"
+_HOST = "it is for host code only: leave it out of the source of kernels"
+
+#: Headers that compilers for the host have and NVRTC has not. A name stands for the header to include
+#: instead, which CCCL has; a sentence says what else to do.
+ADVICE: Mapping[str, str] = {
+    **{
+        name: f"cuda/std/{name}"
+        for name in (
+            "algorithm array atomic barrier bit bitset cfloat charconv chrono climits complex concepts "
+            "cstddef cstdint cstdlib cstring ctime execution expected functional initializer_list "
+            "iterator latch limits mdspan memory numbers numeric optional random ranges ratio "
+            "semaphore source_location span string_view tuple type_traits utility variant version"
+        ).split()
+    },
+    "float.h": "cuda/std/cfloat",
+    "limits.h": "cuda/std/climits",
+    "stddef.h": "cuda/std/cstddef",
+    "stdint.h": "cuda/std/cstdint",
+    "inttypes.h": "cuda/std/cstdint",
+    "cinttypes": "cuda/std/cstdint",
+    "stdlib.h": "cuda/std/cstdlib",
+    "string.h": "cuda/std/cstring",
+    "time.h": "cuda/std/ctime",
+    **dict.fromkeys(("cstdio", "stdio.h"), _PRINTF),
+    **dict.fromkeys(("cassert", "assert.h"), _ASSERT),
+    **dict.fromkeys(("cmath", "math.h"), _MATH),
+    **dict.fromkeys(("cstdbool", "stdbool.h", "new"), _BUILT_IN),
+    **dict.fromkeys(
+        "vector string map unordered_map set unordered_set list forward_list deque queue stack".split(),
+        _CONTAINER,
+    ),
+    **dict.fromkeys(
+        "iostream ostream istream sstream fstream iomanip ios filesystem format print".split(), _STREAM
+    ),
+    **dict.fromkeys(
+        "thread mutex shared_mutex condition_variable future regex locale stdexcept exception typeinfo "
+        "typeindex any valarray csignal cerrno errno.h unistd.h pthread.h omp.h sys/time.h "
+        "cuda_profiler_api.h cublas_v2.h curand.h".split(),
+        _HOST,
+    ),
+}
+# Packages that need not be installed: how the names of their headers begin, and one that each has.
+_PACKAGES = {
+    "nvidia-cuda-crt": (("crt/",), "crt/host_defines.h"),
+    "nvidia-cuda-cccl": (("cub/", "cuda/", "thrust/"), "cub/version.cuh"),
+    "nvidia-cuda-runtime": (("cuda_", "cooperative_groups", "mma.h"), "cuda_fp16.h"),
+}
+_MISSING = re.compile(r'cannot open source file "([^"]+)"')
+_UNRESOLVED = re.compile(r"Unresolved extern (?:function|variable) '([^']+)'")
+
+
+def advice(rows: Iterable[Diagnostic], roots: Iterable[str]) -> str | None:
+    """A hint about the first of a compiler's errors for which there is one.
+
+    `roots` are the include directories there were.
+    """
+    for row in rows:
+        if missing := _MISSING.search(row.message):
+            return _about_header(missing[1], [Path(root) for root in roots])
+        if unresolved := _UNRESOLVED.search(row.message):
+            return (
+                f"define {unresolved[1]!r} in this program or include its source: preheat does not link"
+            )
+    return None
+
+
+def _about_header(name: str, roots: list[Path]) -> str:
+    known = ADVICE.get(name)
+    if known is not None and known.startswith("cuda/std/"):
+        return f"#include <{known}> instead of <{name}>; its names are in cuda::std"
+    if known is not None:
+        return f"<{name}>: {known}"
+    for package, (starts, witness) in _PACKAGES.items():
+        if name.startswith(starts) and not any((root / witness).exists() for root in roots):
+            return f"pip install {package}, or 'preheat[cu13]' for all headers of CUDA"
+    return f"name the directory that has {name}: include=[…], or -I DIR"

@@ -1,0 +1,72 @@
+"""Hints for errors that newcomers to NVRTC meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preheat.errors import Diagnostic
+from preheat.toolchain import Toolchain
+from preheat.toolchain.advice import ADVICE, advice
+
+
+def missing(name: str, *roots: Path) -> str | None:
+    message = f'cannot open source file "{name}"'
+    rows = [
+        Diagnostic("k.cu", 1, "warning", "something else"),
+        Diagnostic("k.cu", 2, "catastrophic error", message),
+    ]
+    return advice(rows, map(str, roots))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cstdint", "#include <cuda/std/cstdint> instead of <cstdint>; its names are in cuda::std"),
+        ("stdint.h", "#include <cuda/std/cstdint> instead of <stdint.h>; its names are in cuda::std"),
+        ("cstdio", "<cstdio>: printf is built in: remove the include"),
+        ("assert.h", "<assert.h>: assert is built in: remove the include"),
+        ("vector", "<vector>: device code has no containers of the host: pass pointers and sizes"),
+        ("iostream", "<iostream>: device code has no streams or files; printf is built in"),
+        ("thread", "<thread>: it is for host code only"),
+        ("mine/util.h", "name the directory that has mine/util.h: include=[…], or -I DIR"),
+        ("crt/mma.h", "pip install nvidia-cuda-crt, or 'preheat[cu13]' for all headers of CUDA"),
+        ("cub/block/block_reduce.cuh", "pip install nvidia-cuda-cccl"),
+        ("cuda_fp16.h", "pip install nvidia-cuda-runtime"),
+    ],
+)
+def test_a_header_that_is_missing_comes_with_what_to_do(name: str, hint: str) -> None:
+    assert (missing(name) or "").startswith(hint)
+
+
+def test_a_misspelt_header_of_an_installed_package_is_not_a_missing_package(tmp_path: Path) -> None:
+    (tmp_path / "cuda_fp16.h").touch()
+    assert missing("cuda_fp17.h", tmp_path) == (
+        "name the directory that has cuda_fp17.h: include=[…], or -I DIR"
+    )
+
+
+def test_the_headers_to_include_instead_are_in_cccl_and_the_others_are_not(
+    toolchain: Toolchain,
+) -> None:
+    cccl = Path(toolchain.located.roots["cccl"])
+    for name, told in ADVICE.items():
+        if told.startswith("cuda/std/"):
+            assert (cccl / told).is_file(), name
+        elif "cuda/std" not in told and "built in" not in told:
+            assert not (cccl / "cuda/std" / name).exists(), name
+    for told in ADVICE.values():
+        for named in (word.strip("<>.,") for word in told.split() if word.startswith("<cuda/std/")):
+            assert (cccl / named).is_file(), named
+
+
+def test_a_function_that_is_defined_nowhere_is_not_linked() -> None:
+    rows = [Diagnostic("ptxas", None, "fatal", "Unresolved extern function 'other'")]
+    assert advice(rows, []) == (
+        "define 'other' in this program or include its source: preheat does not link"
+    )
+
+
+def test_other_errors_have_no_advice() -> None:
+    assert advice([Diagnostic("k.cu", 1, "error", 'identifier "x" is undefined')], []) is None
