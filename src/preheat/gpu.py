@@ -185,6 +185,8 @@ class Gpu:
         that is held goes on with the old one. The source file is compared at each call, its headers
         at most once a second.
         """
+        if not isinstance(name, str):
+            check_name("a kernel", name)
         source = _whole_path(source)
         if program:
             program |= {what: several(what, program[what]) for what in _LISTS if what in program}
@@ -195,7 +197,6 @@ class Gpu:
             if found.current:
                 return found.what
             life.kernels.pop(key, None)
-        check_name("a kernel", name)
         if "<" in name and not isinstance(source, Program):
             instance = without_types(name)
             program = {**program, "names": (instance, *program.get("names", ()))}

@@ -256,7 +256,7 @@ def test_importing_it_does_not_import_torch() -> None:
 @pytest.mark.gpu
 def test_tensors_of_the_host_are_refused_by_name(on_gpu: Bridge) -> None:
     x = on_gpu.random((4, 4), "float32")
-    with pytest.raises(InputError, match="b is Tensor on cpu, not a tensor of torch on a GPU"):
+    with pytest.raises(InputError, match="b is a tensor on cpu, not on a GPU"):
         kernels.matmul(x, x.cpu())
 
 

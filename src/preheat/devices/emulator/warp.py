@@ -104,7 +104,10 @@ SHUFFLES = frozenset(("up", "down", "bfly", "idx"))
 
 
 def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """The value of another lane, and whether that lane is in range; a thread's own where it is not."""
+    """The value of another lane, and whether that lane is in range; a thread's own where it is not.
+
+    A lane that takes no part gives zero. CUDA leaves that undefined, and an H200 does so.
+    """
     warps = group.warps
     if b.ndim == c.ndim == 0:
         source, valid = _pattern(mode, int(b) & 31, int(c))
@@ -115,13 +118,13 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
         source, valid = source.take(lane), valid.take(lane)
     else:
         source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
-    if not value.ndim:
+    if not value.ndim and warps.slot is None:
         return value, valid
     at = warps.row * WARP + source
     found = warps.rows(value).take(at)
     if warps.slot is None:
         return found, valid
-    return np.where(warps.rows(np.bool_(True)).take(at), found, value), valid
+    return np.where(warps.rows(np.bool_(True)).take(at), found, value.dtype.type(0)), valid
 
 
 def sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
