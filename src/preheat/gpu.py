@@ -185,8 +185,7 @@ class Gpu:
         that is held goes on with the old one. The source file is compared at each call, its headers
         at most once a second.
         """
-        if not isinstance(name, str):
-            check_name("a kernel", name)
+        check_name("a kernel", name)
         source = _whole_path(source)
         if program:
             program |= {what: several(what, program[what]) for what in _LISTS if what in program}
