@@ -88,78 +88,166 @@ template <class Half, int WORDS> struct alignas(4 * WORDS) Chunk {
     }
 };
 
-// Whether every chunk of a row is whole and lies where sixteen bytes can be accessed at once.
-template <class T> INLINE bool in_chunks(const T* row, int width) {
-    return width % Chunk<T>::SIZE == 0 && (size_t)row % sizeof(Chunk<T>) == 0;
+// A chunk in memory that is aligned to elements alone. Halves that share an aligned word are accessed
+// together: all of them, or all but the first and the last.
+template <int WORDS> INLINE void read_loose(Chunk<float, WORDS>& to, const float* from) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) to.put_raw(i, from[i]);
 }
 
-// The chunks of a row that are this thread's: number `lane` and every STRIDE-th from there on. Whose
-// an element is depends on its place in the row alone, never on alignment, and so does every result.
-// Beyond the end of the row all elements are `missing`.
-template <int STRIDE, int CHUNKS, class T>
-INLINE void load(Chunk<T> (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-    constexpr int SIZE = Chunk<T>::SIZE;
-    if (in_chunks(row, width)) {
-        Chunk<T> none;
+template <int WORDS> INLINE void write_loose(float* to, const Chunk<float, WORDS>& from) {
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) none.put_raw(i, missing);
+    for (int i = 0; i < WORDS; i++) to[i] = from.raw(i);
+}
+
+template <class Half, int WORDS> INLINE void read_loose(Chunk<Half, WORDS>& to, const Half* from) {
+    if ((size_t)from % 4 == 0) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            int at = (lane + k * STRIDE) * SIZE;
-            to[k] = at < width ? *(const Chunk<T>*)(row + at) : none;
-        }
+        for (int i = 0; i < WORDS; i++) to.words[i] = ((const unsigned*)from)[i];
         return;
     }
+    unsigned across[WORDS + 1];  // from the element before the first to the one behind the last
+    across[0] = (unsigned)from[0].bits << 16;
+    across[WORDS] = from[2 * WORDS - 1].bits;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
+    for (int i = 1; i < WORDS; i++) across[i] = ((const unsigned*)(from + 1))[i - 1];
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) {
-            int at = (lane + k * STRIDE) * SIZE + i;
-            to[k].put_raw(i, at < width ? row[at] : missing);
-        }
+    for (int i = 0; i < WORDS; i++) to.words[i] = __funnelshift_r(across[i], across[i + 1], 16);
 }
 
-template <int STRIDE, int CHUNKS, class T>
-INLINE void store(T* row, const Chunk<T> (&from)[CHUNKS], int width, int lane) {
-    constexpr int SIZE = Chunk<T>::SIZE;
-    if (in_chunks(row, width)) {
+template <class Half, int WORDS> INLINE void write_loose(Half* to, const Chunk<Half, WORDS>& from) {
+    if ((size_t)to % 4 == 0) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            int at = (lane + k * STRIDE) * SIZE;
-            if (at < width) *(Chunk<T>*)(row + at) = from[k];
-        }
+        for (int i = 0; i < WORDS; i++) ((unsigned*)to)[i] = from.words[i];
         return;
     }
+    to[0] = from.raw(0);
+    to[2 * WORDS - 1] = from.raw(2 * WORDS - 1);
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-        for (int i = 0; i < SIZE; i++) {
-            int at = (lane + k * STRIDE) * SIZE + i;
-            if (at < width) row[at] = from[k].raw(i);
-        }
+    for (int i = 1; i < WORDS; i++)
+        ((unsigned*)(to + 1))[i - 1] = __funnelshift_r(from.words[i - 1], from.words[i], 16);
 }
 
-// LANES threads, a power of two, work on one row. Warps and parts of warps share a block with others.
-template <int LANES> constexpr int ROWS = LANES <= 32 ? 128 / LANES : 1;  // of a block
-template <int LANES> constexpr int THREADS = LANES * ROWS<LANES>;
+// LANES threads work on one row: a part of a warp or a warp, which share a block of 128 threads with
+// others, or a block, which then has at most LANES threads.
+template <int LANES> constexpr bool ALONE = LANES > 32;
+template <int LANES> constexpr int ROWS = ALONE<LANES> ? 1 : 128 / LANES;  // of a block
+template <int LANES> constexpr int THREADS = LANES * ROWS<LANES>;          // at most
+template <int LANES> INLINE int lanes() { return ALONE<LANES> ? blockDim.x : LANES; }
 // Blocks that a processor shall hold at least: 1024 threads leave 64 registers to each.
 template <int LANES> constexpr int RESIDENT = 1024 / THREADS<LANES>;
+
+// Whether every chunk of a row is whole and can be accessed at once.
+template <class C, class T> INLINE bool in_chunks(const T* row, int width) {
+    return width % C::SIZE == 0 && (size_t)row % sizeof(C) == 0;
+}
+
+// The chunks of a row that are this thread's: number `lane` and every one that is `lanes` further. Whose
+// an element is depends on its place in the row alone, never on alignment, and so does every result.
+// Beyond the end of the row all elements are `missing`.
+template <int LANES, int CHUNKS, class T, int WORDS>
+INLINE void load(Chunk<T, WORDS> (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+    using C = Chunk<T, WORDS>;
+    C none;
+#pragma unroll
+    for (int i = 0; i < C::SIZE; i++) none.put_raw(i, missing);
+    if (in_chunks<C>(row, width)) {
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = (lane + k * lanes<LANES>()) * C::SIZE;
+            to[k] = at < width ? *(const C*)(row + at) : none;
+        }
+        return;
+    }
+    // All of them are on their way before one is used: a thread that has no chunk reads the first.
+    const T* from = width < C::SIZE ? nullptr : row;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        int at = (lane + k * lanes<LANES>()) * C::SIZE;
+        if (from) read_loose(to[k], at + C::SIZE <= width ? row + at : row);
+    }
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        int at = (lane + k * lanes<LANES>()) * C::SIZE;
+        if (at + C::SIZE <= width) continue;
+        to[k] = none;
+#pragma unroll
+        for (int i = 0; i < C::SIZE - 1; i++)
+            if (at + i < width) to[k].put_raw(i, row[at + i]);
+    }
+}
+
+template <int LANES, int CHUNKS, class T, int WORDS>
+INLINE void store(T* row, const Chunk<T, WORDS> (&from)[CHUNKS], int width, int lane) {
+    using C = Chunk<T, WORDS>;
+    bool pieces = in_chunks<C>(row, width);
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        int at = (lane + k * lanes<LANES>()) * C::SIZE;
+        if (at >= width) continue;
+        if (pieces) *(C*)(row + at) = from[k];
+        else if (at + C::SIZE <= width) write_loose(row + at, from[k]);
+        else
+#pragma unroll
+            for (int i = 0; i < C::SIZE - 1; i++)
+                if (at + i < width) row[at + i] = from[k].raw(i);
+    }
+}
 
 INLINE float shuffled(float v, int by) { return __shfl_xor_sync(0xffffffffu, v, by); }
 INLINE float sum(float a, float b) { return a + b; }
 
-// All values of a row's threads put together by `f`, in an order that LANES alone decides. `scratch`
-// has room for 32. No barrier comes after it is read, so a block uses it once, or two of them in turn.
-template <int LANES, class V, class F> INLINE V across(V v, V* scratch, F f) {
-    constexpr int WARPS = LANES / 32;
+// All values of a row's threads put together by `f`, in an order that the number of threads alone
+// decides; `none` changes nothing. `scratch` has room for 32. No barrier comes after it is read, so a
+// block uses it once, or two of them in turn.
+template <int LANES, class V, class F> INLINE V across(V v, V* scratch, F f, V none = {}) {
 #pragma unroll
-    for (int by = (WARPS ? 32 : LANES) / 2; by; by /= 2) v = f(v, shuffled(v, by));
-    if constexpr (WARPS > 1) {
+    for (int by = (ALONE<LANES> ? 32 : LANES) / 2; by; by /= 2) v = f(v, shuffled(v, by));
+    if constexpr (ALONE<LANES>) {
         if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
         __syncthreads();
-        v = scratch[threadIdx.x % WARPS];
+        int warp = threadIdx.x % (LANES / 32);
+        v = warp < blockDim.x / 32 ? scratch[warp] : none;
 #pragma unroll
-        for (int by = WARPS / 2; by; by /= 2) v = f(v, shuffled(v, by));
+        for (int by = LANES / 64; by; by /= 2) v = f(v, shuffled(v, by));
     }
     return v;
+}
+
+// Shared memory of the launch, for what a row that is too wide for registers leaves there: of every
+// step of a block, in which each thread has ITEMS, as many as there is room for.
+template <class Item, int ITEMS> struct Held {
+    Item* room;
+    int size;  // in items
+
+    INLINE Held(char* from, int bytes) : room((Item*)from), size(bytes / (int)sizeof(Item)) {}
+    INLINE bool has(int start) const { return start + ITEMS * (int)blockDim.x <= size; }
+    INLINE Item& operator()(int start, int i) const { return room[start + threadIdx.x + i * blockDim.x]; }
+};
+
+INLINE char* dynamic_memory() {
+    extern __shared__ uint4 memory[];
+    return (char*)memory;
+}
+
+INLINE int dynamic_bytes() {
+    int bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
+}
+
+template <class C, int CHUNKS>
+INLINE void hold(const Held<C, CHUNKS>& held, int start, const C (&from)[CHUNKS]) {
+    if (!held.has(start)) return;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) held(start, k) = from[k];
+}
+
+// What was held, or else the row once more.
+template <int LANES, class C, int CHUNKS, class T>
+INLINE void recall(const Held<C, CHUNKS>& held, int start, C (&to)[CHUNKS], const T* row, int width,
+                   T missing = {}) {
+    if (!held.has(start)) return load<LANES>(to, row, width, start + threadIdx.x, missing);
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) to[k] = held(start, k);
 }

@@ -145,18 +145,21 @@ class Ops:
         results = self._results(out, (like, like.row), stream, operands)
         room = Form(self.rms_norm_workspace(rows, width, like.dtype), DTYPES["float32"])
         partial = self._workspace(workspace, room, stream, (*operands, *results))
-        (groups, _), eps = room.shape, not_negative("eps", eps)
-        main, over_groups = rms_norm.rms_norm_backward(rows, width, like.dtype)
-        gx, g_gamma = (each.array for each in results)
-        more = eps, rows, width, groups
-        main.launch(self.gpu, gy, x, gamma, gx, partial, *more, stream=stream)
-        over_groups.launch(self.gpu, partial, g_gamma, groups, width, stream=stream)
+        eps, gx, g_gamma = not_negative("eps", eps), results[0].array, results[1].array
+        groups = rms_norm.groups(rows, width, like.dtype)
+        arguments = {
+            "rms_norm_strips": (gy, x, gamma, partial, width, groups),
+            "rms_norm_backward": (gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups),
+            "rms_norm_gamma": (partial, g_gamma, groups, width),
+        }
+        for op in rms_norm.rms_norm_backward(rows, width, like.dtype):
+            op.launch(self.gpu, *arguments[op.name], stream=stream)
         return gx, g_gamma
 
-    def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int, int]:
+    def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
         """The shape of a workspace for `rms_norm_backward` with such an `x`."""
         rows, width = sizes(rows, width)
-        return rms_norm.groups(rows, width, dtype), width
+        return (rms_norm.workspace(rows, width, dtype),)
 
     # Matrices
 

@@ -7,7 +7,7 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 1024, PART = 2;  // threads of a wide row, and how many chunks each reads at a time
+constexpr int WIDE = 1024;  // threads of a wide row, at most
 
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
@@ -15,29 +15,29 @@ struct Sums { float squares, dot; };
 INLINE Sums shuffled(Sums s, int by) { return {shuffled(s.squares, by), shuffled(s.dot, by)}; }
 INLINE Sums both(Sums s, Sums t) { return {s.squares + t.squares, s.dot + t.dot}; }
 
-template <int CHUNKS, class T> INLINE float squares(const Chunk<T> (&x)[CHUNKS]) {
+template <int CHUNKS, class C> INLINE float squares(const C (&x)[CHUNKS]) {
     float s = 0.0f;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) s = fmaf(x[k][i], x[k][i], s);
+        for (int i = 0; i < C::SIZE; i++) s = fmaf(x[k][i], x[k][i], s);
     return s;
 }
 
 // x becomes y.
-template <int CHUNKS, class T>
-INLINE void scale(Chunk<T> (&x)[CHUNKS], const Chunk<T> (&gamma)[CHUNKS], float by) {
+template <int CHUNKS, class C>
+INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) x[k].fill([&](int i) { return x[k][i] * by * gamma[k][i]; });
 }
 
-template <class T, int LANES, int CHUNKS>
+template <class T, int LANES, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     __shared__ float scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T> v[CHUNKS], g[CHUNKS];
+    Chunk<T, WORDS> v[CHUNKS], g[CHUNKS];
     load<LANES>(v, x + row * width, length, lane);
     float mean = across<LANES>(squares(v), scratch, sum) / width;
     load<LANES>(g, gamma, length, lane);
@@ -45,36 +45,38 @@ rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     store<LANES>(y + row * width, v, length, lane);
 }
 
-template <class T>
+template <class T, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(WIDE)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
+    using C = Chunk<T, WORDS>;
     __shared__ float scratch[32];
+    Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
+    int step = blockDim.x * CHUNKS;
     x += (long long)blockIdx.x * width;
     y += (long long)blockIdx.x * width;
-    Chunk<T> v[PART], g[PART];
+    C v[CHUNKS], g[CHUNKS];
     float s = 0.0f;
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(v, x, width, at);
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        load<WIDE>(v, x, width, start + threadIdx.x);
+        hold(held, start, v);
         s += squares(v);
     }
     float by = rsqrtf(across<WIDE>(s, scratch, sum) / width + eps);
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(v, x, width, at);
-        load<WIDE>(g, gamma, width, at);
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        recall<WIDE>(held, start, v, x, width);
+        load<WIDE>(g, gamma, width, start + threadIdx.x);
         scale(v, g, by);
-        store<WIDE>(y, v, width, at);
+        store<WIDE>(y, v, width, start + threadIdx.x);
     }
 }
 
-template <int CHUNKS, class T>
-INLINE Sums sums_of(const Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&x)[CHUNKS],
-                    const Chunk<T> (&gamma)[CHUNKS]) {
+template <int CHUNKS, class C>
+INLINE Sums sums_of(const C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS]) {
     Sums s = {};
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) {
+        for (int i = 0; i < C::SIZE; i++) {
             s.squares = fmaf(x[k][i], x[k][i], s.squares);
             s.dot = fmaf(x[k][i] * gamma[k][i], gy[k][i], s.dot);
         }
@@ -90,10 +92,9 @@ struct Factors {
 };
 
 // gy becomes gx; what the row adds to the gradient of gamma goes into `columns`.
-template <int CHUNKS, class T>
-INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&x)[CHUNKS],
-                      const Chunk<T> (&gamma)[CHUNKS], Factors row,
-                      float (&columns)[CHUNKS][Chunk<T>::SIZE]) {
+template <int CHUNKS, class C>
+INLINE void pull_back(C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS], Factors row,
+                      float (&columns)[CHUNKS][C::SIZE]) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
         gy[k].fill([&](int i) {
@@ -103,29 +104,13 @@ INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&x)[CHUNKS],
         });
 }
 
-// Sums of columns are floats, whatever the chunks that they belong to.
-template <int STRIDE, int CHUNKS, int SIZE>
-INLINE void store(float* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
-    constexpr int FOURS = SIZE / 4;
+// The sums of columns: floats in the workspace or, where one group has all rows, the gradient itself.
+template <int LANES, int CHUNKS, int SIZE, class T>
+INLINE void store(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
+    Chunk<T, SIZE * sizeof(T) / 4> chunks[CHUNKS];
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-        Chunk<float> fours[FOURS];
-#pragma unroll
-        for (int f = 0; f < FOURS; f++) fours[f].fill([&](int i) { return columns[k][4 * f + i]; });
-        store<1>(to, fours, width, (lane + k * STRIDE) * FOURS);
-    }
-}
-
-template <int STRIDE, int CHUNKS, int SIZE>
-INLINE void load(float (&columns)[CHUNKS][SIZE], const float* from, int width, int lane) {
-    constexpr int FOURS = SIZE / 4;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-        Chunk<float> fours[FOURS];
-        load<1>(fours, from, width, (lane + k * STRIDE) * FOURS);
-#pragma unroll
-        for (int i = 0; i < SIZE; i++) columns[k][i] = fours[i / 4][i % 4];
-    }
+    for (int k = 0; k < CHUNKS; k++) chunks[k].fill([&](int i) { return columns[k][i]; });
+    store<LANES>(to, chunks, width, lane);
 }
 
 // Rows in registers. With three of them fewer threads keep memory busy; those of floats need more
@@ -136,17 +121,18 @@ constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RE
 
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
-template <class T, int LANES, int CHUNKS>
+template <class T, int LANES, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
-rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, float eps, int rows,
-                  int width, int groups) {
+rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
+                  int rows, int width, int groups) {
+    using C = Chunk<T, WORDS>;
     __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
     int lane = threadIdx.x % LANES;
     int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     unsigned row = group, end = group < groups ? rows : 0;
     float inverse = 1.0f / width;
-    Chunk<T> weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
-    float columns[CHUNKS][Chunk<T>::SIZE] = {};
+    C weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
+    float columns[CHUNKS][C::SIZE] = {};
     auto fetch = [&](int slot, unsigned row) {
         load<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
         load<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
@@ -168,42 +154,70 @@ rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial
             }
             fetch(slot, row + AHEAD * groups);
         }
-    if (group < groups) store<LANES>(partial + (long long)group * width, columns, width, lane);
+    if (groups == 1) store<LANES>(g_gamma, columns, group ? 0 : width, lane);
+    else if (group < groups) store<LANES>(partial + (long long)group * width, columns, width, lane);
 }
 
-// Rows too wide for registers are read twice, and the sums of their columns stay in the workspace.
-template <class T>
-__global__ void __launch_bounds__(WIDE)
-rms_norm_backward_wide(const T* gy, const T* x, const T* gamma, T* gx, float* partial, float eps,
-                       int rows, int width, int groups) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
-    __shared__ Sums scratch[2][32];
-    partial += (long long)blockIdx.x * width;
+// Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
+// of the columns. Another has a block for every strip of a group of rows: it adds up the sums of a row,
+// always in the same order, and goes down the rows as above.
+constexpr int STRIP = 2048, STRIP_THREADS = 256, STRIP_AHEAD = 2;
+
+INLINE Sums* strip_sums(float* room, int width, int groups) {
+    return (Sums*)(room + (long long)groups * width);
+}
+
+template <class T, int WORDS>
+__global__ void __launch_bounds__(STRIP_THREADS)
+rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
+    using C = Chunk<T, WORDS>;
+    constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
+    __shared__ Sums scratch[32];
+    int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP;
+    int length = min(STRIP, width - start);
+    long long at = (long long)(blockIdx.x / strips) * width + start;
+    C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
+    load<STRIP_THREADS>(g, gy + at, length, threadIdx.x);
+    load<STRIP_THREADS>(v, x + at, length, threadIdx.x);
+    load<STRIP_THREADS>(weight, gamma + start, length, threadIdx.x);
+    Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
+    if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
+}
+
+template <class T, int WORDS>
+__global__ void __launch_bounds__(STRIP_THREADS)
+rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
+                         float eps, int rows, int width, int groups) {
+    using C = Chunk<T, WORDS>;
+    constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
+    int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP, group = blockIdx.x / strips;
+    int length = min(STRIP, width - start), lane = threadIdx.x;
+    const Sums* sums = strip_sums(room, width, groups);
     float inverse = 1.0f / width;
-    Chunk<T> g[PART], v[PART], weight[PART];
-    int turn = 0;
-    for (unsigned row = blockIdx.x; row < rows; row += groups, turn++) {
-        long long start = (long long)row * width;
-        const T *from_g = gy + start, *from_v = x + start;
-        Sums s = {};
-        for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-            load<WIDE>(g, from_g, width, at);
-            load<WIDE>(v, from_v, width, at);
-            load<WIDE>(weight, gamma, width, at);
-            s = both(s, sums_of(g, v, weight));
+    C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
+    float columns[CHUNKS][C::SIZE] = {};
+    auto fetch = [&](int slot, unsigned row) {
+        long long at = (long long)row * width + start;
+        load<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
+        load<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
+    };
+    unsigned row = group;
+#pragma unroll
+    for (int slot = 0; slot < STRIP_AHEAD; slot++) fetch(slot, row + slot * groups);
+    load<STRIP_THREADS>(weight, gamma + start, length, lane);
+    while (row < rows)
+#pragma unroll
+        for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
+            if (row >= rows) break;
+            Sums s = {};
+            for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
+            Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
+            pull_back(g[slot], v[slot], weight, factors, columns);
+            store<STRIP_THREADS>(gx + (long long)row * width + start, g[slot], length, lane);
+            fetch(slot, row + STRIP_AHEAD * groups);
         }
-        Factors factors(across<WIDE>(s, scratch[turn % 2], both), eps, inverse);
-        for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-            float columns[PART][SIZE] = {};
-            if (turn) load<WIDE>(columns, partial, width, at);
-            load<WIDE>(g, from_g, width, at);
-            load<WIDE>(v, from_v, width, at);
-            load<WIDE>(weight, gamma, width, at);
-            pull_back(g, v, weight, factors, columns);
-            store<WIDE>(gx + start, g, width, at);
-            store<WIDE>(partial, columns, width, at);
-        }
-    }
+    if (groups == 1) store<STRIP_THREADS>(g_gamma + start, columns, length, lane);
+    else store<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, remembered
-from preheat.kernels.rows import TWICE, WIDE, Spread, once, row_op, sizes, spread
+from preheat.kernels.rows import TWICE, Spread, once, row_op, sizes, spread
 
-__all__ = ["PROCESSORS", "groups", "rms_norm", "rms_norm_backward"]
+__all__ = ["PROCESSORS", "groups", "rms_norm", "rms_norm_backward", "workspace"]
 
 #: Of a large GPU: all of them shall have groups of rows.
 PROCESSORS = 132
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
-_WIDE = Spread(WIDE, 0)
 _BACKWARD = (
-    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(64, 8), Spread(128, 8), Spread(256, 8),
-    Spread(512, 8), Spread(1024, 8),
+    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
+    Spread(32, 2, 1), Spread(32, 8, 1), Spread(512, 8, 1),
 )  # fmt: skip
-_THREADS = {2: 1024, 4: 512}  # that each of them has room for, by bytes of an element
+_THREADS = {2: 1024, 4: 512}  # that each processor has room for, by bytes of an element
+_STRIP, _STRIP_THREADS = 2048, 256  # as in rms_norm.cu
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 
 
@@ -35,32 +34,44 @@ def rms_norm(rows: int, width: int, dtype: object) -> Op:
 
 
 @remembered
-def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, Op]:
-    """Arguments of the first: gy, x, gamma, gx, partial, eps, rows, width, groups.
+def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
+    """Launches, of which only `rms_norm_backward` is always there; the arguments of each by its name.
 
-    Of the second: partial, g_gamma, groups, width. `partial` is a workspace of floats, one row of
-    `width` for each group.
+    `rms_norm_strips`: gy, x, gamma, room, width, groups. `rms_norm_backward`: gy, x, gamma, gx, room,
+    g_gamma, eps, rows, width, groups. `rms_norm_gamma`: room, g_gamma, groups, width. `room` is a
+    workspace of floats.
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
-    at, number = _spread(width, element), groups(rows, width, dtype)
-    dims, grid, block = (("rows", rows), ("width", width)), (-(-number // at.rows),), (at.threads,)
-    entry, slower = f"rms_norm_backward<{cpp}, {at.lanes}, {at.chunks(element)}>", ""
-    if at is _WIDE:
-        entry, slower = f"rms_norm_backward_wide<{cpp}>", TWICE
-    main = Op("rms_norm_backward", dims, _SOURCE, entry, grid, block, slower=slower)
-    return main, _gamma(number, width, cpp)
+    name, number = "rms_norm_backward", groups(rows, width, dtype)
+    dims = (("rows", rows), ("width", width))
+    more = () if number == 1 else (_gamma(number, width, cpp),)
+    at = spread(width, element, _BACKWARD)
+    if at is not None:
+        entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {at.words}>"
+        grid = (-(-number // at.rows),)
+        return Op(name, dims, _SOURCE, entry, grid, (at.threads(width, element),)), *more
+    block, strips = (_STRIP_THREADS,), -(-width // _STRIP)
+    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}, 1>", (strips * rows,), block)
+    entry = f"{name}_strips<{cpp}, 1>"
+    return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=TWICE), *more
 
 
 @remembered
 def groups(rows: int, width: int, dtype: object) -> int:
     """Among how many groups of threads `rms_norm_backward` shares out the rows."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    at = _spread(width, element)
-    return min(rows, PROCESSORS * max(1, _THREADS[element.size] // at.lanes))
+    at = spread(width, element, _BACKWARD)
+    if at is None:
+        return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP)))
+    lanes = at.lanes if at.lanes <= 32 else at.threads(width, element)
+    return min(rows, PROCESSORS * max(1, _THREADS[element.size] // lanes))
 
 
-def _spread(width: int, dtype: DType) -> Spread:
-    return spread(width, dtype, _BACKWARD) or _WIDE
+def workspace(rows: int, width: int, dtype: object) -> int:
+    """Floats of a workspace: the sums of columns of each group and, of wide rows, of each strip."""
+    (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
+    strips = 0 if spread(width, element, _BACKWARD) else -(-width // _STRIP)
+    return groups(rows, width, dtype) * width + 2 * strips * rows
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

@@ -22,43 +22,61 @@ __all__ = [
     "spread",
 ]
 
-WIDE = 1024  # threads for a row that no spread holds
-TWICE = "no registers hold rows this wide: they are read twice"
+WIDE = 1024  # threads for a row that no spread holds, at most
+TWICE = "no registers hold rows this wide: what shared memory cannot hold of them is read twice"
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
 _BLOCK = 128  # threads of a block that several rows share
 
 
 class Spread(NamedTuple):
-    """A row in the registers of `lanes` threads, each with its `elements`, which come in chunks."""
+    """A row in the registers of at most `lanes` threads, each with its `elements`.
+
+    They come in chunks of so many `words` of 4 bytes: 4 for rows that are a whole number of such chunks,
+    1 for all others.
+    """
 
     lanes: int
     elements: int
+    words: int = 4
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
         return _BLOCK // self.lanes if self.lanes <= 32 else 1
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.rows
+    def threads(self, width: int, dtype: DType) -> int:
+        """Threads of a block: whole warps and, of a row that is alone, no more than have a part of it."""
+        if self.lanes <= 32:
+            return _BLOCK
+        return max(2, -(-width // (32 * self.chunks(dtype) * self.chunk(dtype)))) * 32
+
+    def chunk(self, dtype: DType) -> int:
+        """Elements of a chunk."""
+        return 4 * self.words // dtype.size
 
     def chunks(self, dtype: DType) -> int:
         """Chunks of a thread: no fewer registers hold them once they are floats, whatever the type."""
-        return -(-self.elements // chunk_of(dtype))
+        return -(-self.elements // self.chunk(dtype))
+
+    def holds(self, width: int, dtype: DType) -> bool:
+        """Whether a row fits, and is a whole number of chunks where those have several words."""
+        whole = self.words == 1 or width % self.chunk(dtype) == 0
+        return whole and width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
 #: Spreads for floats, narrow ones first.
 FLOATS = (
-    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(128, 16),
-    Spread(256, 16), Spread(512, 16), Spread(512, 32),
+    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 16),
+    Spread(512, 32),
+    Spread(8, 1, 1), Spread(16, 1, 1), Spread(32, 1, 1), Spread(32, 2, 1), Spread(32, 4, 1),
+    Spread(32, 8, 1), Spread(32, 16, 1), Spread(1024, 8, 1),
 )  # fmt: skip
 # The same for halves: a thread that has more of them spends less on what threads put together.
 _HALVES = (
-    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(64, 32), Spread(128, 32),
-    Spread(256, 32), Spread(512, 32),
+    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32),
+    Spread(8, 2, 1), Spread(16, 2, 1), Spread(32, 2, 1), Spread(32, 4, 1), Spread(32, 8, 1),
+    Spread(32, 16, 1), Spread(1024, 16, 1),
 )  # fmt: skip
 
 
@@ -85,23 +103,34 @@ def row_op(
     dtype: object,
     spreads: Iterable[Spread],
     *,
-    again: Spread | None = None,
+    operands: int = 1,
 ) -> Op:
     """A launch with a row for every group of threads.
 
-    It is of `name`, of `name_again` where the row takes the spread `again`, which holds one of two
-    operands, or of `name_wide` where no spread holds it.
+    It is of `name`, or of `name_wide` where no spread holds the row: then shared memory holds what it
+    can of so many `operands`.
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
-    at, dims = spread(width, element, spreads), (("rows", rows), ("width", width))
+    dims = (("rows", rows), ("width", width))
+    at = spread(width, element, spreads)
     if at is None:
-        return Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), (WIDE,), slower=TWICE)
-    kernel = f"{name}_again" if at == again else name
-    entry = f"{kernel}<{cpp}, {at.lanes}, {at.chunks(element)}>"
-    return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads,))
+        threads, shared = _steps(-(-width * element.size // 4))
+        entry = f"{name}_wide<{cpp}, {_CHUNKS}, 1>"
+        return Op(name, dims, source, entry, (rows,), (threads,), operands * shared, slower=TWICE)
+    entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {at.words}>"
+    return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
+
+
+_CHUNKS = 8  # words of a thread in one step over a wide row
+
+
+def _steps(words: int) -> tuple[int, int]:
+    """Threads of a block that goes over a row of so many words, and the bytes of all its steps."""
+    steps = -(-words // (_CHUNKS * WIDE))
+    warps = -(-words // (_CHUNKS * 32 * steps))
+    return 32 * warps, 4 * _CHUNKS * 32 * warps * steps
 
 
 def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
     """The first of `spreads`, narrow ones first, that holds a row of `width` elements."""
-    chunks = -(-width // chunk_of(dtype))
-    return next((each for each in spreads if each.lanes * each.chunks(dtype) >= chunks), None)
+    return next((each for each in spreads if each.holds(width, dtype)), None)

@@ -3,7 +3,8 @@
 // elements before they write them, so that the result may take the place of any operand.
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
-constexpr int WIDE = 1024, PART = 2;  // threads of a wide row, and how many chunks each reads at a time
+#define NOTHING __int_as_float(0xff800000)  // minus infinity
+constexpr int WIDE = 1024;  // threads of a wide row, at most
 
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
@@ -24,18 +25,18 @@ INLINE Seen merged(Seen s, Seen t) {
 }
 
 // Minus infinity stands for what is beyond the end of a row: it has no part in any sum.
-template <int STRIDE, int CHUNKS, class T>
-INLINE void load_or_nothing(Chunk<T> (&to)[CHUNKS], const T* row, int width, int lane) {
-    load<STRIDE>(to, row, width, lane, rounded<T>(__int_as_float(0xff800000)));
+template <int LANES, int CHUNKS, class T, int WORDS>
+INLINE void load_or_nothing(Chunk<T, WORDS> (&to)[CHUNKS], const T* row, int width, int lane) {
+    load<LANES>(to, row, width, lane, rounded<T>(NOTHING));
 }
 
 // The exponentials of this thread's chunks, each taken once, and scaled as `seen` of them says.
-template <class T, int CHUNKS> struct Exponentials {
-    static constexpr int SIZE = Chunk<T>::SIZE;
+template <class C, int CHUNKS> struct Exponentials {
+    static constexpr int SIZE = C::SIZE;
     Seen seen = {LOWEST, 0.0f};
     float e[CHUNKS][SIZE];
 
-    INLINE Exponentials(const Chunk<T> (&x)[CHUNKS]) {
+    INLINE Exponentials(const C (&x)[CHUNKS]) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
@@ -49,124 +50,101 @@ template <class T, int CHUNKS> struct Exponentials {
             }
     }
 
-    INLINE void normalise(Chunk<T> (&y)[CHUNKS], Seen row) const {
+    INLINE void normalise(C (&y)[CHUNKS], Seen row) const {
         float scale = exponential(seen.most - row.most) / row.sum;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) y[k].fill([&](int i) { return e[k][i] * scale; });
     }
 };
 
-template <class T, int LANES, int CHUNKS>
+template <class T, int LANES, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
     __shared__ Seen scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T> v[CHUNKS];
+    Chunk<T, WORDS> v[CHUNKS];
     load_or_nothing<LANES>(v, x + row * width, length, lane);
-    Exponentials<T, CHUNKS> mine(v);
-    mine.normalise(v, across<LANES>(mine.seen, scratch, merged));
+    Exponentials<Chunk<T, WORDS>, CHUNKS> mine(v);
+    mine.normalise(v, across<LANES>(mine.seen, scratch, merged, {LOWEST, 0.0f}));
     store<LANES>(y + row * width, v, length, lane);
 }
 
-template <class T>
+template <class T, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(WIDE) softmax_wide(const T* x, T* y, int, int width) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
+    using C = Chunk<T, WORDS>;
     __shared__ Seen scratch[32];
+    Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
+    int step = blockDim.x * CHUNKS;
     x += (long long)blockIdx.x * width;
     y += (long long)blockIdx.x * width;
-    Chunk<T> v[PART];
+    C v[CHUNKS];
     Seen s = {LOWEST, 0.0f};
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load_or_nothing<WIDE>(v, x, width, at);
-        s = merged(s, Exponentials<T, PART>(v).seen);
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        load_or_nothing<WIDE>(v, x, width, start + threadIdx.x);
+        hold(held, start, v);
+        s = merged(s, Exponentials<C, CHUNKS>(v).seen);
     }
-    s = across<WIDE>(s, scratch, merged);
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load_or_nothing<WIDE>(v, x, width, at);
-        Exponentials<T, PART>(v).normalise(v, s);
-        store<WIDE>(y, v, width, at);
+    s = across<WIDE>(s, scratch, merged, {LOWEST, 0.0f});
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        recall<WIDE>(held, start, v, x, width, rounded<T>(NOTHING));
+        Exponentials<C, CHUNKS>(v).normalise(v, s);
+        store<WIDE>(y, v, width, start + threadIdx.x);
     }
 }
 
-template <int CHUNKS, class T>
-INLINE float dot(const Chunk<T> (&a)[CHUNKS], const Chunk<T> (&b)[CHUNKS]) {
+template <int CHUNKS, class C> INLINE float dot(const C (&a)[CHUNKS], const C (&b)[CHUNKS]) {
     float d = 0.0f;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) d = fmaf(a[k][i], b[k][i], d);
+        for (int i = 0; i < C::SIZE; i++) d = fmaf(a[k][i], b[k][i], d);
     return d;
 }
 
 // gy becomes gx.
-template <int CHUNKS, class T>
-INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&y)[CHUNKS], float d) {
+template <int CHUNKS, class C> INLINE void pull_back(C (&gy)[CHUNKS], const C (&y)[CHUNKS], float d) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) gy[k].fill([&](int i) { return y[k][i] * (gy[k][i] - d); });
 }
 
-template <class T, int LANES, int CHUNKS>
+template <class T, int LANES, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(THREADS<LANES>)
 softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
     __shared__ float scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T> g[CHUNKS], v[CHUNKS];
+    Chunk<T, WORDS> g[CHUNKS], v[CHUNKS];
     load<LANES>(g, gy + row * width, length, lane);
     load<LANES>(v, y + row * width, length, lane);
     pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
     store<LANES>(gx + row * width, g, length, lane);
 }
 
-// Keeps gy alone and reads y again, mostly from the processor's own cache: with both in registers there
-// would be no room for a second row, and nothing to do while the first waits for memory.
-template <class T, int LANES, int CHUNKS>
-__global__ void __launch_bounds__(LANES, 2)
-softmax_backward_again(const T* gy, const T* y, T* gx, int, int width) {
-    constexpr int AT_ONCE = 2, STEP = LANES * AT_ONCE, PARTS = CHUNKS / AT_ONCE;
-    __shared__ float scratch[32];
-    gy += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    gx += (long long)blockIdx.x * width;
-    Chunk<T> g[PARTS][AT_ONCE], v[AT_ONCE];
-    float d = 0.0f;
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) load<LANES>(g[k], gy, width, threadIdx.x + k * STEP);
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) {
-        load<LANES>(v, y, width, threadIdx.x + k * STEP);
-        d += dot(g[k], v);
-    }
-    d = across<LANES>(d, scratch, sum);
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) {
-        load<LANES>(v, y, width, threadIdx.x + k * STEP);
-        pull_back(g[k], v, d);
-        store<LANES>(gx, g[k], width, threadIdx.x + k * STEP);
-    }
-}
-
-template <class T>
+template <class T, int CHUNKS, int WORDS>
 __global__ void __launch_bounds__(WIDE)
 softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
+    using C = Chunk<T, WORDS>;
     __shared__ float scratch[32];
+    int half = dynamic_bytes() / 2, step = blockDim.x * CHUNKS;
+    Held<C, CHUNKS> held_g(dynamic_memory(), half), held_v(dynamic_memory() + half, half);
     gy += (long long)blockIdx.x * width;
     y += (long long)blockIdx.x * width;
     gx += (long long)blockIdx.x * width;
-    Chunk<T> g[PART], v[PART];
+    C g[CHUNKS], v[CHUNKS];
     float d = 0.0f;
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(g, gy, width, at);
-        load<WIDE>(v, y, width, at);
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        load<WIDE>(g, gy, width, start + threadIdx.x);
+        load<WIDE>(v, y, width, start + threadIdx.x);
+        hold(held_g, start, g);
+        hold(held_v, start, v);
         d += dot(g, v);
     }
     d = across<WIDE>(d, scratch, sum);
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(g, gy, width, at);
-        load<WIDE>(v, y, width, at);
+    for (int start = 0; start * C::SIZE < width; start += step) {
+        recall<WIDE>(held_g, start, g, gy, width);
+        recall<WIDE>(held_v, start, v, y, width);
         pull_back(g, v, d);
-        store<WIDE>(gx, g, width, at);
+        store<WIDE>(gx, g, width, start + threadIdx.x);
     }
 }
