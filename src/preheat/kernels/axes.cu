@@ -13,8 +13,13 @@ swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool 
     const T* from = x + (long long)line * width;
     T* to = y + ((long long)(line % columns) * rows + line / columns) * width;
     Chunk<T> v[1], old[1];
-    load<1>(v, from, width, lane);
-    if (add) load<1>(old, (const T*)to, width, lane);
-    v[0].fill([&](int i) { return fmaf(scale, v[0][i], add ? old[0][i] : 0.0f); });
-    store<1>(to, v, width, lane);
+    auto run = [&](auto access) {
+        using A = decltype(access);
+        A::template fetch<1>(v, from, width, lane);
+        if (add) A::template fetch<1>(old, (const T*)to, width, lane);
+        v[0].fill([&](int i) { return fmaf(scale, v[0][i], add ? old[0][i] : 0.0f); });
+        A::template store<1>(to, v, width, lane);
+    };
+    if (width % Chunk<T>::SIZE == 0 && aligned(x) && aligned(y)) run(Direct<Chunk<T>>());
+    else run(Loose<T>());
 }

@@ -88,45 +88,16 @@ template <class Half, int WORDS> struct alignas(4 * WORDS) Chunk {
     }
 };
 
-// A chunk in memory that is aligned to elements alone. Halves that share an aligned word are accessed
-// together: all of them, or all but the first and the last.
-template <int WORDS> INLINE void read_loose(Chunk<float, WORDS>& to, const float* from) {
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) to.put_raw(i, from[i]);
-}
+// One element, with what chunks have.
+template <class T> struct Single {
+    static constexpr int SIZE = 1;
+    T value = {};
 
-template <int WORDS> INLINE void write_loose(float* to, const Chunk<float, WORDS>& from) {
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) to[i] = from.raw(i);
-}
-
-template <class Half, int WORDS> INLINE void read_loose(Chunk<Half, WORDS>& to, const Half* from) {
-    if ((size_t)from % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) to.words[i] = ((const unsigned*)from)[i];
-        return;
-    }
-    unsigned across[WORDS + 1];  // from the element before the first to the one behind the last
-    across[0] = (unsigned)from[0].bits << 16;
-    across[WORDS] = from[2 * WORDS - 1].bits;
-#pragma unroll
-    for (int i = 1; i < WORDS; i++) across[i] = ((const unsigned*)(from + 1))[i - 1];
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) to.words[i] = __funnelshift_r(across[i], across[i + 1], 16);
-}
-
-template <class Half, int WORDS> INLINE void write_loose(Half* to, const Chunk<Half, WORDS>& from) {
-    if ((size_t)to % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) ((unsigned*)to)[i] = from.words[i];
-        return;
-    }
-    to[0] = from.raw(0);
-    to[2 * WORDS - 1] = from.raw(2 * WORDS - 1);
-#pragma unroll
-    for (int i = 1; i < WORDS; i++)
-        ((unsigned*)(to + 1))[i - 1] = __funnelshift_r(from.words[i - 1], from.words[i], 16);
-}
+    INLINE float operator[](int) const { return to_float(value); }
+    INLINE T raw(int) const { return value; }
+    INLINE void put_raw(int, T v) { value = v; }
+    template <class F> INLINE void fill(F make) { value = rounded<T>(make(0)); }
+};
 
 // LANES threads work on one row: a part of a warp or a warp, which share a block of 128 threads with
 // others, or a block, which then has at most LANES threads.
@@ -137,61 +108,168 @@ template <int LANES> INLINE int lanes() { return ALONE<LANES> ? blockDim.x : LAN
 // Blocks that a processor shall hold at least: 1024 threads leave 64 registers to each.
 template <int LANES> constexpr int RESIDENT = 1024 / THREADS<LANES>;
 
-// Whether every chunk of a row is whole and can be accessed at once.
-template <class C, class T> INLINE bool in_chunks(const T* row, int width) {
-    return width % C::SIZE == 0 && (size_t)row % sizeof(C) == 0;
+template <class C, class T> INLINE C filled(T value) {
+    C chunk;
+#pragma unroll
+    for (int i = 0; i < C::SIZE; i++) chunk.put_raw(i, value);
+    return chunk;
 }
 
-// The chunks of a row that are this thread's: number `lane` and every one that is `lanes` further. Whose
-// an element is depends on its place in the row alone, never on alignment, and so does every result.
-// Beyond the end of the row all elements are `missing`.
-template <int LANES, int CHUNKS, class T, int WORDS>
-INLINE void load(Chunk<T, WORDS> (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-    using C = Chunk<T, WORDS>;
-    C none;
-#pragma unroll
-    for (int i = 0; i < C::SIZE; i++) none.put_raw(i, missing);
-    if (in_chunks<C>(row, width)) {
+// How the threads of a row access it. The chunks of a thread are number `lane` and every one that is
+// `lanes` further: whose an element is depends on its place in the row alone, never on alignment, and so
+// does every result. Beyond the end of the row all elements are `missing`. A load has two halves, so
+// that memory is busy with other rows between them: `fetch`, and `finish`.
+
+// Rows whose chunks are whole and aligned, or single elements.
+template <class C> struct Direct {
+    using Item = C;
+    template <int LANES, int CHUNKS, class T>
+    static INLINE void fetch(C (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int at = (lane + k * lanes<LANES>()) * C::SIZE;
-            to[k] = at < width ? *(const C*)(row + at) : none;
+            to[k] = at < width ? *(const C*)(row + at) : filled<C>(missing);
         }
-        return;
     }
-    // All of them are on their way before one is used: a thread that has no chunk reads the first.
-    const T* from = width < C::SIZE ? nullptr : row;
+    template <int LANES, int CHUNKS, class T>
+    static INLINE void finish(C (&)[CHUNKS], const T*, int, int, T = {}) {}
+    template <int LANES, int CHUNKS, class T>
+    static INLINE void store(T* row, const C (&from)[CHUNKS], int width, int lane) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-        int at = (lane + k * lanes<LANES>()) * C::SIZE;
-        if (from) read_loose(to[k], at + C::SIZE <= width ? row + at : row);
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = (lane + k * lanes<LANES>()) * C::SIZE;
+            if (at < width) *(C*)(row + at) = from[k];
+        }
     }
+};
+
+// Rows of chunks at any address, element by element: as good as any other way for floats.
+template <class T> struct Loose {
+    using Item = Chunk<T>;
+    template <int LANES, int CHUNKS>
+    static INLINE void fetch(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-        int at = (lane + k * lanes<LANES>()) * C::SIZE;
-        if (at + C::SIZE <= width) continue;
-        to[k] = none;
+        for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-        for (int i = 0; i < C::SIZE - 1; i++)
-            if (at + i < width) to[k].put_raw(i, row[at + i]);
+            for (int i = 0; i < Item::SIZE; i++) {
+                int at = (lane + k * lanes<LANES>()) * Item::SIZE + i;
+                to[k].put_raw(i, at < width ? row[at] : missing);
+            }
     }
+    template <int LANES, int CHUNKS>
+    static INLINE void finish(Item (&)[CHUNKS], const T*, int, int, T = {}) {}
+    template <int LANES, int CHUNKS>
+    static INLINE void store(T* row, const Item (&from)[CHUNKS], int width, int lane) {
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+            for (int i = 0; i < Item::SIZE; i++) {
+                int at = (lane + k * lanes<LANES>()) * Item::SIZE + i;
+                if (at < width) row[at] = from[k].raw(i);
+            }
+    }
+};
+
+// Rows of halves at any address and of any width. Memory is accessed in pieces, the elements of aligned
+// sixteen bytes. The `phase` of a row is the place of its first element in one, so that a chunk lies
+// across two of them.
+template <class T> struct Shifted {
+    using Item = Chunk<T>;
+    static constexpr int SIZE = Item::SIZE;
+
+    static INLINE int phase_of(const T* row) { return (size_t)row / sizeof(T) % SIZE; }
+    // Whether all elements of the piece at the element `at`, which may be negative, are in the row.
+    static INLINE bool whole(int at, int width) { return at >= 0 && at + SIZE <= width; }
+    static INLINE Item read(const T* row, int width, int at, T missing) {
+        if (whole(at, width)) return *(const Item*)(row + at);
+        Item piece = filled<Item>(missing);
+        if (at < width && at + SIZE > 0)
+#pragma unroll
+            for (int i = 0; i < SIZE; i++)
+                if (at + i >= 0 && at + i < width) piece.put_raw(i, row[at + i]);
+        return piece;
+    }
+    // The elements of `chunk`, at `at` in the row, that are in the part from `begin` to `end`.
+    static INLINE void write_part(T* row, const Item& chunk, int at, int begin, int end) {
+#pragma unroll
+        for (int i = 0; i < SIZE; i++)
+            if (at + i >= begin && at + i < end) row[at + i] = chunk.raw(i);
+    }
+    static INLINE void write(T* row, const Item& piece, int width, int at) {
+        if (whole(at, width)) *(Item*)(row + at) = piece;
+        else write_part(row, piece, at, 0, width);
+    }
+    // As many elements as a chunk has, from the element `by` of `low` on; `high` follows `low`.
+    static INLINE Item between(const Item& low, const Item& high, int by) {
+        unsigned words[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) words[i] = i < 4 ? low.words[i] : high.words[i - 4];
+#pragma unroll
+        for (int i = 0; i < 6; i++) words[i] = by & 4 ? words[i + 2] : words[i];
+#pragma unroll
+        for (int i = 0; i < 5; i++) words[i] = by & 2 ? words[i + 1] : words[i];
+        Item chunk;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            chunk.words[i] = by & 1 ? __funnelshift_r(words[i], words[i + 1], 16) : words[i];
+        return chunk;
+    }
+
+    template <int LANES, int CHUNKS>
+    static INLINE void fetch(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+        int phase = phase_of(row);
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++)
+            to[k] = read(row, width, (lane + k * lanes<LANES>()) * SIZE - phase, missing);
+    }
+    // The second piece of a chunk is the first one of its neighbour, and so in the cache by now.
+    template <int LANES, int CHUNKS>
+    static INLINE void finish(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+        int phase = phase_of(row);
+        if (phase == 0) return;
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            int next = (lane + k * lanes<LANES>() + 1) * SIZE - phase;
+            to[k] = between(to[k], read(row, width, next, missing), phase);
+        }
+    }
+    // Every thread of a warp comes here. Neighbours hand on what is missing in a piece; the first and
+    // the last of a warp write the rest of theirs element by element.
+    template <int LANES, int CHUNKS>
+    static INLINE void store(T* row, const Item (&from)[CHUNKS], int width, int lane) {
+        constexpr int GROUP = LANES < 32 ? LANES : 32;
+        int phase = phase_of(row);
+        bool first = lane % GROUP == 0, last = lane % GROUP == GROUP - 1;
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = (lane + k * lanes<LANES>()) * SIZE, end = at + SIZE - phase;  // of the first piece
+            Item before;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                before.words[i] = __shfl_up_sync(0xffffffffu, from[k].words[i], 1);
+            if (phase == 0) write(row, from[k], width, at);
+            else if (first) write_part(row, from[k], at, 0, min(end, width));
+            else write(row, between(before, from[k], SIZE - phase), width, at - phase);
+            if (last) write_part(row, from[k], at, end, width);
+        }
+    }
+};
+template <> struct Shifted<float> : Loose<float> {};
+
+template <int LANES, class A, int CHUNKS, class T>
+INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+    A::template fetch<LANES>(to, row, width, lane, missing);
+    A::template finish<LANES>(to, row, width, lane, missing);
 }
 
-template <int LANES, int CHUNKS, class T, int WORDS>
-INLINE void store(T* row, const Chunk<T, WORDS> (&from)[CHUNKS], int width, int lane) {
-    using C = Chunk<T, WORDS>;
-    bool pieces = in_chunks<C>(row, width);
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-        int at = (lane + k * lanes<LANES>()) * C::SIZE;
-        if (at >= width) continue;
-        if (pieces) *(C*)(row + at) = from[k];
-        else if (at + C::SIZE <= width) write_loose(row + at, from[k]);
-        else
-#pragma unroll
-            for (int i = 0; i < C::SIZE - 1; i++)
-                if (at + i < width) row[at + i] = from[k].raw(i);
-    }
+template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
+
+// Call `body` with a way to access rows: single elements, chunks of rows that all are whole and
+// `aligned`, or chunks of any others. All threads of a launch take the same one.
+template <class T, bool SINGLES, class F> INLINE void by_access(int width, bool aligned, F body) {
+    if constexpr (SINGLES) body(Direct<Single<T>>());
+    else if (aligned && width % Chunk<T>::SIZE == 0) body(Direct<Chunk<T>>());
+    else body(Shifted<T>());
 }
 
 INLINE float shuffled(float v, int by) { return __shfl_xor_sync(0xffffffffu, v, by); }
@@ -244,10 +322,10 @@ INLINE void hold(const Held<C, CHUNKS>& held, int start, const C (&from)[CHUNKS]
 }
 
 // What was held, or else the row once more.
-template <int LANES, class C, int CHUNKS, class T>
-INLINE void recall(const Held<C, CHUNKS>& held, int start, C (&to)[CHUNKS], const T* row, int width,
-                   T missing = {}) {
-    if (!held.has(start)) return load<LANES>(to, row, width, start + threadIdx.x, missing);
+template <int LANES, class A, int CHUNKS, class T>
+INLINE void recall(A access, const Held<typename A::Item, CHUNKS>& held, int start,
+                   typename A::Item (&to)[CHUNKS], const T* row, int width, T missing = {}) {
+    if (!held.has(start)) return load<LANES>(access, to, row, width, start + threadIdx.x, missing);
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) to[k] = held(start, k);
 }

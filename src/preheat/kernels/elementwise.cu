@@ -14,17 +14,21 @@ template <class T> struct Tile {
     static constexpr int SIZE = BLOCK * Chunk<T>::SIZE;
     long long start;
     int width;
+    bool whole;
 
     INLINE Tile(long long n)
-        : start((long long)blockIdx.x * SIZE), width((int)min(n - start, (long long)SIZE)) {}
+        : start((long long)blockIdx.x * SIZE), width((int)min(n - start, (long long)SIZE)),
+          whole(width % Chunk<T>::SIZE == 0) {}
     INLINE Chunk<T> load(const T* from) const {
         Chunk<T> mine[1];
-        ::load<BLOCK>(mine, from + start, width, threadIdx.x);
+        if (whole && aligned(from)) Direct<Chunk<T>>::template fetch<BLOCK>(mine, from + start, width, threadIdx.x);
+        else ::load<BLOCK>(Shifted<T>(), mine, from + start, width, threadIdx.x);
         return mine[0];
     }
     INLINE void store(T* to, const Chunk<T>& chunk) const {
         const Chunk<T> mine[1] = {chunk};
-        ::store<BLOCK>(to + start, mine, width, threadIdx.x);
+        if (whole && aligned(to)) Direct<Chunk<T>>::template store<BLOCK>(to + start, mine, width, threadIdx.x);
+        else Shifted<T>::template store<BLOCK>(to + start, mine, width, threadIdx.x);
     }
 };
 

@@ -7,7 +7,7 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 1024;  // threads of a wide row, at most
+constexpr int WIDE = 512;  // threads of a wide row, at most
 
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
@@ -31,24 +31,30 @@ INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
     for (int k = 0; k < CHUNKS; k++) x[k].fill([&](int i) { return x[k][i] * by * gamma[k][i]; });
 }
 
-template <class T, int LANES, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
-rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
+template <int LANES, int CHUNKS, class A, class T>
+INLINE void rms_norm_row(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     __shared__ float scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T, WORDS> v[CHUNKS], g[CHUNKS];
-    load<LANES>(v, x + row * width, length, lane);
+    typename A::Item v[CHUNKS], g[CHUNKS];
+    load<LANES>(access, v, x + row * width, length, lane);
     float mean = across<LANES>(squares(v), scratch, sum) / width;
-    load<LANES>(g, gamma, length, lane);
+    load<LANES>(access, g, gamma, length, lane);
     scale(v, g, rsqrtf(mean + eps));
-    store<LANES>(y + row * width, v, length, lane);
+    A::template store<LANES>(y + row * width, v, length, lane);
 }
 
-template <class T, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(WIDE)
-rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
-    using C = Chunk<T, WORDS>;
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
+rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
+    by_access<T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), [&](auto access) {
+        rms_norm_row<LANES, CHUNKS>(access, x, gamma, y, eps, rows, width);
+    });
+}
+
+template <int CHUNKS, class A, class T>
+INLINE void rms_norm_steps(A access, const T* x, const T* gamma, T* y, float eps, int width) {
+    using C = typename A::Item;
     __shared__ float scratch[32];
     Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
     int step = blockDim.x * CHUNKS;
@@ -57,17 +63,25 @@ rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
     C v[CHUNKS], g[CHUNKS];
     float s = 0.0f;
     for (int start = 0; start * C::SIZE < width; start += step) {
-        load<WIDE>(v, x, width, start + threadIdx.x);
+        load<WIDE>(access, v, x, width, start + threadIdx.x);
         hold(held, start, v);
         s += squares(v);
     }
     float by = rsqrtf(across<WIDE>(s, scratch, sum) / width + eps);
     for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(held, start, v, x, width);
-        load<WIDE>(g, gamma, width, start + threadIdx.x);
+        recall<WIDE>(access, held, start, v, x, width);
+        load<WIDE>(access, g, gamma, width, start + threadIdx.x);
         scale(v, g, by);
-        store<WIDE>(y, v, width, start + threadIdx.x);
+        A::template store<WIDE>(y, v, width, start + threadIdx.x);
     }
+}
+
+template <class T, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
+    by_access<T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), [&](auto access) {
+        rms_norm_steps<CHUNKS>(access, x, gamma, y, eps, width);
+    });
 }
 
 template <int CHUNKS, class C>
@@ -106,11 +120,23 @@ INLINE void pull_back(C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CH
 
 // The sums of columns: floats in the workspace or, where one group has all rows, the gradient itself.
 template <int LANES, int CHUNKS, int SIZE, class T>
-INLINE void store(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
-    Chunk<T, SIZE * sizeof(T) / 4> chunks[CHUNKS];
+INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
+    constexpr int WORDS = SIZE * sizeof(T) / 4;
+    bool whole = SIZE > 1 && width % SIZE == 0 && (size_t)to % (4 * WORDS) == 0;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++) chunks[k].fill([&](int i) { return columns[k][i]; });
-    store<LANES>(to, chunks, width, lane);
+    for (int k = 0; k < CHUNKS; k++) {
+        int at = (lane + k * lanes<LANES>()) * SIZE;
+        if constexpr (SIZE > 1)
+            if (whole) {
+                Chunk<T, WORDS> chunk;
+                chunk.fill([&](int i) { return columns[k][i]; });
+                if (at < width) *(Chunk<T, WORDS>*)(to + at) = chunk;
+                continue;
+            }
+#pragma unroll
+        for (int i = 0; i < SIZE; i++)
+            if (at + i < width) to[at + i] = rounded<T>(columns[k][i]);
+    }
 }
 
 // Rows in registers. With three of them fewer threads keep memory busy; those of floats need more
@@ -121,11 +147,10 @@ constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RE
 
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
-template <class T, int LANES, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
-rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
-                  int rows, int width, int groups) {
-    using C = Chunk<T, WORDS>;
+template <int LANES, int CHUNKS, class A, class T>
+INLINE void rms_norm_backward_rows(A access, const T* gy, const T* x, const T* gamma, T* gx,
+                                   float* partial, T* g_gamma, float eps, int rows, int width, int groups) {
+    using C = typename A::Item;
     __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
     int lane = threadIdx.x % LANES;
     int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
@@ -133,13 +158,13 @@ rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial
     float inverse = 1.0f / width;
     C weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
     float columns[CHUNKS][C::SIZE] = {};
-    auto fetch = [&](int slot, unsigned row) {
-        load<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
-        load<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
+    auto begin = [&](int slot, unsigned row) {
+        A::template fetch<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
+        A::template fetch<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
     };
 #pragma unroll
-    for (int slot = 0; slot < AHEAD; slot++) fetch(slot, row + slot * groups);
-    load<LANES>(weight, gamma, width, lane);
+    for (int slot = 0; slot < AHEAD; slot++) begin(slot, row + slot * groups);
+    load<LANES>(access, weight, gamma, width, lane);
     bool more = true;
     while (more)
 #pragma unroll
@@ -147,15 +172,28 @@ rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial
             bool mine = row < end;
             more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
             if (!more) break;
+            int length = mine ? width : 0;
+            long long at = (long long)row * width;
+            A::template finish<LANES>(g[slot], gy + at, length, lane);
+            A::template finish<LANES>(v[slot], x + at, length, lane);
             Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
-            if (mine) {
-                pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
-                store<LANES>(gx + (long long)row * width, g[slot], width, lane);
-            }
-            fetch(slot, row + AHEAD * groups);
+            if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
+            A::template store<LANES>(gx + at, g[slot], length, lane);
+            begin(slot, row + AHEAD * groups);
         }
-    if (groups == 1) store<LANES>(g_gamma, columns, group ? 0 : width, lane);
-    else if (group < groups) store<LANES>(partial + (long long)group * width, columns, width, lane);
+    if (groups == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
+    else if (group < groups) store_sums<LANES>(partial + (long long)group * width, columns, width, lane);
+}
+
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
+rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
+                  int rows, int width, int groups) {
+    bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
+    by_access<T, SINGLES>(width, all, [&](auto access) {
+        rms_norm_backward_rows<LANES, CHUNKS>(
+            access, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
+    });
 }
 
 // Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
@@ -167,28 +205,36 @@ INLINE Sums* strip_sums(float* room, int width, int groups) {
     return (Sums*)(room + (long long)groups * width);
 }
 
-template <class T, int WORDS>
-__global__ void __launch_bounds__(STRIP_THREADS)
-rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
-    using C = Chunk<T, WORDS>;
+template <class A, class T>
+INLINE void sum_strip(A access, const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
+    using C = typename A::Item;
     constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
     __shared__ Sums scratch[32];
     int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP;
-    int length = min(STRIP, width - start);
+    int length = min(STRIP, width - start), lane = threadIdx.x;
     long long at = (long long)(blockIdx.x / strips) * width + start;
     C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
-    load<STRIP_THREADS>(g, gy + at, length, threadIdx.x);
-    load<STRIP_THREADS>(v, x + at, length, threadIdx.x);
-    load<STRIP_THREADS>(weight, gamma + start, length, threadIdx.x);
+    A::template fetch<STRIP_THREADS>(g, gy + at, length, lane);
+    A::template fetch<STRIP_THREADS>(v, x + at, length, lane);
+    load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
+    A::template finish<STRIP_THREADS>(g, gy + at, length, lane);
+    A::template finish<STRIP_THREADS>(v, x + at, length, lane);
     Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
     if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
 }
 
-template <class T, int WORDS>
+template <class T, bool SINGLES>
 __global__ void __launch_bounds__(STRIP_THREADS)
-rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
-                         float eps, int rows, int width, int groups) {
-    using C = Chunk<T, WORDS>;
+rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
+    by_access<T, SINGLES>(width, aligned(gy) && aligned(x) && aligned(gamma), [&](auto access) {
+        sum_strip(access, gy, x, gamma, room, width, groups);
+    });
+}
+
+template <class A, class T>
+INLINE void go_down_strip(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
+                          T* g_gamma, float eps, int rows, int width, int groups) {
+    using C = typename A::Item;
     constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
     int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP, group = blockIdx.x / strips;
     int length = min(STRIP, width - start), lane = threadIdx.x;
@@ -196,15 +242,15 @@ rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* 
     float inverse = 1.0f / width;
     C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
     float columns[CHUNKS][C::SIZE] = {};
-    auto fetch = [&](int slot, unsigned row) {
+    auto begin = [&](int slot, unsigned row) {
         long long at = (long long)row * width + start;
-        load<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
-        load<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
+        A::template fetch<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
+        A::template fetch<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
     };
     unsigned row = group;
 #pragma unroll
-    for (int slot = 0; slot < STRIP_AHEAD; slot++) fetch(slot, row + slot * groups);
-    load<STRIP_THREADS>(weight, gamma + start, length, lane);
+    for (int slot = 0; slot < STRIP_AHEAD; slot++) begin(slot, row + slot * groups);
+    load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
     while (row < rows)
 #pragma unroll
         for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
@@ -212,12 +258,26 @@ rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* 
             Sums s = {};
             for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
             Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
+            long long at = (long long)row * width + start;
+            A::template finish<STRIP_THREADS>(g[slot], gy + at, length, lane);
+            A::template finish<STRIP_THREADS>(v[slot], x + at, length, lane);
+            if constexpr (C::SIZE > 1) __syncthreads();  // the result may take the place of an operand
             pull_back(g[slot], v[slot], weight, factors, columns);
-            store<STRIP_THREADS>(gx + (long long)row * width + start, g[slot], length, lane);
-            fetch(slot, row + STRIP_AHEAD * groups);
+            A::template store<STRIP_THREADS>(gx + at, g[slot], length, lane);
+            begin(slot, row + STRIP_AHEAD * groups);
         }
-    if (groups == 1) store<STRIP_THREADS>(g_gamma + start, columns, length, lane);
-    else store<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
+    if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
+    else store_sums<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
+}
+
+template <class T, bool SINGLES>
+__global__ void __launch_bounds__(STRIP_THREADS)
+rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
+                         float eps, int rows, int width, int groups) {
+    bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
+    by_access<T, SINGLES>(width, all, [&](auto access) {
+        go_down_strip(access, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
+    });
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th
@@ -236,8 +296,9 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
             long long at = group + k * LINES;
-            int length = at < groups ? width : 0;
-            load<1>(part[k], partial + at * width, length, blockIdx.x * COLUMNS + column);
+            int length = at < groups ? width : 0, mine = blockIdx.x * COLUMNS + column;
+            if (width % 4 == 0 && aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial + at * width, length, mine);
+            else Loose<float>::fetch<1>(part[k], partial + at * width, length, mine);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++)

@@ -20,7 +20,8 @@ PROCESSORS = 132
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _BACKWARD = (
     Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
-    Spread(32, 2, 1), Spread(32, 8, 1), Spread(512, 8, 1),
+    Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True), Spread(32, 8, True),
+    Spread(512, 8, True),
 )  # fmt: skip
 _THREADS = {2: 1024, 4: 512}  # that each processor has room for, by bytes of an element
 _STRIP, _STRIP_THREADS = 2048, 256  # as in rms_norm.cu
@@ -47,12 +48,13 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     more = () if number == 1 else (_gamma(number, width, cpp),)
     at = spread(width, element, _BACKWARD)
     if at is not None:
-        entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {at.words}>"
+        entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
         grid = (-(-number // at.rows),)
         return Op(name, dims, _SOURCE, entry, grid, (at.threads(width, element),)), *more
     block, strips = (_STRIP_THREADS,), -(-width // _STRIP)
-    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}, 1>", (strips * rows,), block)
-    entry = f"{name}_strips<{cpp}, 1>"
+    kind = f"<{cpp}, {str(element.size == 4).lower()}>"
+    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips{kind}", (strips * rows,), block)
+    entry = f"{name}_strips{kind}"
     return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=TWICE), *more
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "spread",
 ]
 
-WIDE = 1024  # threads for a row that no spread holds, at most
+WIDE = 512  # threads for a row that no spread holds, at most
 TWICE = "no registers hold rows this wide: what shared memory cannot hold of them is read twice"
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
@@ -32,13 +32,12 @@ _BLOCK = 128  # threads of a block that several rows share
 class Spread(NamedTuple):
     """A row in the registers of at most `lanes` threads, each with its `elements`.
 
-    They come in chunks of so many `words` of 4 bytes: 4 for rows that are a whole number of such chunks,
-    1 for all others.
+    They come in chunks of 16 bytes or, with `singles`, one by one.
     """
 
     lanes: int
     elements: int
-    words: int = 4
+    singles: bool = False
 
     @property
     def rows(self) -> int:
@@ -53,30 +52,32 @@ class Spread(NamedTuple):
 
     def chunk(self, dtype: DType) -> int:
         """Elements of a chunk."""
-        return 4 * self.words // dtype.size
+        return 1 if self.singles else chunk_of(dtype)
 
     def chunks(self, dtype: DType) -> int:
         """Chunks of a thread: no fewer registers hold them once they are floats, whatever the type."""
         return -(-self.elements // self.chunk(dtype))
 
     def holds(self, width: int, dtype: DType) -> bool:
-        """Whether a row fits, and is a whole number of chunks where those have several words."""
-        whole = self.words == 1 or width % self.chunk(dtype) == 0
-        return whole and width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
+        """Whether a row fits; rows that are no whole chunks are for singles where those are good."""
+        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES):
+            return False
+        return width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
+_SINGLES = 512  # the widest row of halves that is better read one by one
+_NARROW = (
+    Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
+    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
+)  # fmt: skip
 #: Spreads for floats, narrow ones first.
 FLOATS = (
     Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 16),
-    Spread(512, 32),
-    Spread(8, 1, 1), Spread(16, 1, 1), Spread(32, 1, 1), Spread(32, 2, 1), Spread(32, 4, 1),
-    Spread(32, 8, 1), Spread(32, 16, 1), Spread(1024, 8, 1),
+    Spread(512, 32), *_NARROW, Spread(1024, 8, True),
 )  # fmt: skip
 # The same for halves: a thread that has more of them spends less on what threads put together.
 _HALVES = (
-    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32),
-    Spread(8, 2, 1), Spread(16, 2, 1), Spread(32, 2, 1), Spread(32, 4, 1), Spread(32, 8, 1),
-    Spread(32, 16, 1), Spread(1024, 16, 1),
+    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_NARROW
 )  # fmt: skip
 
 
@@ -114,21 +115,21 @@ def row_op(
     dims = (("rows", rows), ("width", width))
     at = spread(width, element, spreads)
     if at is None:
-        threads, shared = _steps(-(-width * element.size // 4))
-        entry = f"{name}_wide<{cpp}, {_CHUNKS}, 1>"
-        return Op(name, dims, source, entry, (rows,), (threads,), operands * shared, slower=TWICE)
-    entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {at.words}>"
+        singles = element.size == 4
+        threads, shared = _steps(width, 1 if singles else chunk_of(element), 8 if singles else 2)
+        entry = f"{name}_wide<{cpp}, {8 if singles else 2}, {str(singles).lower()}>"
+        shared *= operands * element.size
+        return Op(name, dims, source, entry, (rows,), (threads,), shared, slower=TWICE)
+    entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
     return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
 
 
-_CHUNKS = 8  # words of a thread in one step over a wide row
-
-
-def _steps(words: int) -> tuple[int, int]:
-    """Threads of a block that goes over a row of so many words, and the bytes of all its steps."""
-    steps = -(-words // (_CHUNKS * WIDE))
-    warps = -(-words // (_CHUNKS * 32 * steps))
-    return 32 * warps, 4 * _CHUNKS * 32 * warps * steps
+def _steps(width: int, chunk: int, chunks: int) -> tuple[int, int]:
+    """Threads of a block that goes over a row, `chunks` of each at a time, and elements of all steps."""
+    each = chunk * chunks
+    steps = -(-width // (each * WIDE))
+    warps = -(-width // (each * 32 * steps))
+    return 32 * warps, each * 32 * warps * steps
 
 
 def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:

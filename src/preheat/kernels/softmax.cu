@@ -3,8 +3,8 @@
 // elements before they write them, so that the result may take the place of any operand.
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
-#define NOTHING __int_as_float(0xff800000)  // minus infinity
-constexpr int WIDE = 1024;  // threads of a wide row, at most
+#define NOTHING __int_as_float(0xff800000)  // minus infinity, beyond the end of a row: no part of a sum
+constexpr int WIDE = 512;  // threads of a wide row, at most
 
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
@@ -22,12 +22,6 @@ INLINE Seen shuffled(Seen s, int by) { return {shuffled(s.most, by), shuffled(s.
 INLINE Seen merged(Seen s, Seen t) {
     float most = fmaxf(s.most, t.most);
     return {most, s.sum * exponential(s.most - most) + t.sum * exponential(t.most - most)};
-}
-
-// Minus infinity stands for what is beyond the end of a row: it has no part in any sum.
-template <int LANES, int CHUNKS, class T, int WORDS>
-INLINE void load_or_nothing(Chunk<T, WORDS> (&to)[CHUNKS], const T* row, int width, int lane) {
-    load<LANES>(to, row, width, lane, rounded<T>(NOTHING));
 }
 
 // The exponentials of this thread's chunks, each taken once, and scaled as `seen` of them says.
@@ -57,22 +51,30 @@ template <class C, int CHUNKS> struct Exponentials {
     }
 };
 
-template <class T, int LANES, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
-softmax(const T* x, T* y, int rows, int width) {
+template <int LANES, int CHUNKS, class A, class T>
+INLINE void softmax_row(A access, const T* x, T* y, int rows, int width) {
+    using C = typename A::Item;
     __shared__ Seen scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T, WORDS> v[CHUNKS];
-    load_or_nothing<LANES>(v, x + row * width, length, lane);
-    Exponentials<Chunk<T, WORDS>, CHUNKS> mine(v);
+    C v[CHUNKS];
+    load<LANES>(access, v, x + row * width, length, lane, rounded<T>(NOTHING));
+    Exponentials<C, CHUNKS> mine(v);
     mine.normalise(v, across<LANES>(mine.seen, scratch, merged, {LOWEST, 0.0f}));
-    store<LANES>(y + row * width, v, length, lane);
+    A::template store<LANES>(y + row * width, v, length, lane);
 }
 
-template <class T, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(WIDE) softmax_wide(const T* x, T* y, int, int width) {
-    using C = Chunk<T, WORDS>;
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
+softmax(const T* x, T* y, int rows, int width) {
+    by_access<T, SINGLES>(width, aligned(x) && aligned(y), [&](auto access) {
+        softmax_row<LANES, CHUNKS>(access, x, y, rows, width);
+    });
+}
+
+template <int CHUNKS, class A, class T>
+INLINE void softmax_steps(A access, const T* x, T* y, int width) {
+    using C = typename A::Item;
     __shared__ Seen scratch[32];
     Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
     int step = blockDim.x * CHUNKS;
@@ -81,16 +83,24 @@ __global__ void __launch_bounds__(WIDE) softmax_wide(const T* x, T* y, int, int 
     C v[CHUNKS];
     Seen s = {LOWEST, 0.0f};
     for (int start = 0; start * C::SIZE < width; start += step) {
-        load_or_nothing<WIDE>(v, x, width, start + threadIdx.x);
+        load<WIDE>(access, v, x, width, start + threadIdx.x, rounded<T>(NOTHING));
         hold(held, start, v);
         s = merged(s, Exponentials<C, CHUNKS>(v).seen);
     }
     s = across<WIDE>(s, scratch, merged, {LOWEST, 0.0f});
     for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(held, start, v, x, width, rounded<T>(NOTHING));
+        recall<WIDE>(access, held, start, v, x, width, rounded<T>(NOTHING));
         Exponentials<C, CHUNKS>(v).normalise(v, s);
-        store<WIDE>(y, v, width, start + threadIdx.x);
+        A::template store<WIDE>(y, v, width, start + threadIdx.x);
     }
+}
+
+template <class T, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+softmax_wide(const T* x, T* y, int, int width) {
+    by_access<T, SINGLES>(width, aligned(x) && aligned(y), [&](auto access) {
+        softmax_steps<CHUNKS>(access, x, y, width);
+    });
 }
 
 template <int CHUNKS, class C> INLINE float dot(const C (&a)[CHUNKS], const C (&b)[CHUNKS]) {
@@ -108,23 +118,31 @@ template <int CHUNKS, class C> INLINE void pull_back(C (&gy)[CHUNKS], const C (&
     for (int k = 0; k < CHUNKS; k++) gy[k].fill([&](int i) { return y[k][i] * (gy[k][i] - d); });
 }
 
-template <class T, int LANES, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(THREADS<LANES>)
-softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
+template <int LANES, int CHUNKS, class A, class T>
+INLINE void softmax_backward_row(A access, const T* gy, const T* y, T* gx, int rows, int width) {
     __shared__ float scratch[32];
     long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T, WORDS> g[CHUNKS], v[CHUNKS];
-    load<LANES>(g, gy + row * width, length, lane);
-    load<LANES>(v, y + row * width, length, lane);
+    typename A::Item g[CHUNKS], v[CHUNKS];
+    A::template fetch<LANES>(g, gy + row * width, length, lane);
+    A::template fetch<LANES>(v, y + row * width, length, lane);
+    A::template finish<LANES>(g, gy + row * width, length, lane);
+    A::template finish<LANES>(v, y + row * width, length, lane);
     pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
-    store<LANES>(gx + row * width, g, length, lane);
+    A::template store<LANES>(gx + row * width, g, length, lane);
 }
 
-template <class T, int CHUNKS, int WORDS>
-__global__ void __launch_bounds__(WIDE)
-softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
-    using C = Chunk<T, WORDS>;
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(THREADS<LANES>)
+softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
+    by_access<T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), [&](auto access) {
+        softmax_backward_row<LANES, CHUNKS>(access, gy, y, gx, rows, width);
+    });
+}
+
+template <int CHUNKS, class A, class T>
+INLINE void softmax_backward_steps(A access, const T* gy, const T* y, T* gx, int width) {
+    using C = typename A::Item;
     __shared__ float scratch[32];
     int half = dynamic_bytes() / 2, step = blockDim.x * CHUNKS;
     Held<C, CHUNKS> held_g(dynamic_memory(), half), held_v(dynamic_memory() + half, half);
@@ -134,17 +152,27 @@ softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
     C g[CHUNKS], v[CHUNKS];
     float d = 0.0f;
     for (int start = 0; start * C::SIZE < width; start += step) {
-        load<WIDE>(g, gy, width, start + threadIdx.x);
-        load<WIDE>(v, y, width, start + threadIdx.x);
+        A::template fetch<WIDE>(g, gy, width, start + threadIdx.x);
+        A::template fetch<WIDE>(v, y, width, start + threadIdx.x);
+        A::template finish<WIDE>(g, gy, width, start + threadIdx.x);
+        A::template finish<WIDE>(v, y, width, start + threadIdx.x);
         hold(held_g, start, g);
         hold(held_v, start, v);
         d += dot(g, v);
     }
     d = across<WIDE>(d, scratch, sum);
     for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(held_g, start, g, gy, width);
-        recall<WIDE>(held_v, start, v, y, width);
+        recall<WIDE>(access, held_g, start, g, gy, width);
+        recall<WIDE>(access, held_v, start, v, y, width);
         pull_back(g, v, d);
-        store<WIDE>(gx, g, width, start + threadIdx.x);
+        A::template store<WIDE>(gx, g, width, start + threadIdx.x);
     }
+}
+
+template <class T, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
+    by_access<T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), [&](auto access) {
+        softmax_backward_steps<CHUNKS>(access, gy, y, gx, width);
+    });
 }
