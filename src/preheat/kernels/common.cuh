@@ -264,12 +264,13 @@ INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* row, int width, int
 
 template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
 
-// Call `body` with a way to access rows: single elements, chunks of rows that all are whole and
-// `aligned`, or chunks of any others. All threads of a launch take the same one.
-template <class T, bool SINGLES, class F> INLINE void by_access(int width, bool aligned, F body) {
-    if constexpr (SINGLES) body(Direct<Single<T>>());
-    else if (aligned && width % Chunk<T>::SIZE == 0) body(Direct<Chunk<T>>());
-    else body(Shifted<T>());
+// Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
+// chunks of any others. All threads of a launch take the same one.
+template <class Work, class T, bool SINGLES, class... Args>
+INLINE void by_access(int width, bool aligned, Args... args) {
+    if constexpr (SINGLES) Work::run(Direct<Single<T>>(), args...);
+    else if (aligned && width % Chunk<T>::SIZE == 0) Work::run(Direct<Chunk<T>>(), args...);
+    else Work::run(Shifted<T>(), args...);
 }
 
 INLINE float shuffled(float v, int by) { return __shfl_xor_sync(0xffffffffu, v, by); }

@@ -31,57 +31,57 @@ INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
     for (int k = 0; k < CHUNKS; k++) x[k].fill([&](int i) { return x[k][i] * by * gamma[k][i]; });
 }
 
-template <int LANES, int CHUNKS, class A, class T>
-INLINE void rms_norm_row(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-    __shared__ float scratch[32];
-    long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    typename A::Item v[CHUNKS], g[CHUNKS];
-    load<LANES>(access, v, x + row * width, length, lane);
-    float mean = across<LANES>(squares(v), scratch, sum) / width;
-    load<LANES>(access, g, gamma, length, lane);
-    scale(v, g, rsqrtf(mean + eps));
-    A::template store<LANES>(y + row * width, v, length, lane);
-}
+template <int LANES, int CHUNKS> struct RmsNormRow {
+    template <class A, class T>
+    static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
+        __shared__ float scratch[32];
+        long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+        int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
+        typename A::Item v[CHUNKS], g[CHUNKS];
+        load<LANES>(access, v, x + row * width, length, lane);
+        float mean = across<LANES>(squares(v), scratch, sum) / width;
+        load<LANES>(access, g, gamma, length, lane);
+        scale(v, g, rsqrtf(mean + eps));
+        A::template store<LANES>(y + row * width, v, length, lane);
+    }
+};
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-    by_access<T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), [&](auto access) {
-        rms_norm_row<LANES, CHUNKS>(access, x, gamma, y, eps, rows, width);
-    });
+    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, rows, width);
 }
 
-template <int CHUNKS, class A, class T>
-INLINE void rms_norm_steps(A access, const T* x, const T* gamma, T* y, float eps, int width) {
-    using C = typename A::Item;
-    __shared__ float scratch[32];
-    Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
-    int step = blockDim.x * CHUNKS;
-    x += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    C v[CHUNKS], g[CHUNKS];
-    float s = 0.0f;
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        load<WIDE>(access, v, x, width, start + threadIdx.x);
-        hold(held, start, v);
-        s += squares(v);
+template <int CHUNKS> struct RmsNormSteps {
+    template <class A, class T>
+    static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int width) {
+        using C = typename A::Item;
+        __shared__ float scratch[32];
+        Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
+        int step = blockDim.x * CHUNKS;
+        x += (long long)blockIdx.x * width;
+        y += (long long)blockIdx.x * width;
+        C v[CHUNKS], g[CHUNKS];
+        float s = 0.0f;
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            load<WIDE>(access, v, x, width, start + threadIdx.x);
+            hold(held, start, v);
+            s += squares(v);
+        }
+        float by = rsqrtf(across<WIDE>(s, scratch, sum) / width + eps);
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            recall<WIDE>(access, held, start, v, x, width);
+            load<WIDE>(access, g, gamma, width, start + threadIdx.x);
+            scale(v, g, by);
+            A::template store<WIDE>(y, v, width, start + threadIdx.x);
+        }
     }
-    float by = rsqrtf(across<WIDE>(s, scratch, sum) / width + eps);
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(access, held, start, v, x, width);
-        load<WIDE>(access, g, gamma, width, start + threadIdx.x);
-        scale(v, g, by);
-        A::template store<WIDE>(y, v, width, start + threadIdx.x);
-    }
-}
+};
 
 template <class T, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(WIDE, 1024 / WIDE)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
-    by_access<T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), [&](auto access) {
-        rms_norm_steps<CHUNKS>(access, x, gamma, y, eps, width);
-    });
+    by_access<RmsNormSteps<CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, width);
 }
 
 template <int CHUNKS, class C>
@@ -147,53 +147,52 @@ constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RE
 
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
-template <int LANES, int CHUNKS, class A, class T>
-INLINE void rms_norm_backward_rows(A access, const T* gy, const T* x, const T* gamma, T* gx,
-                                   float* partial, T* g_gamma, float eps, int rows, int width, int groups) {
-    using C = typename A::Item;
-    __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
-    int lane = threadIdx.x % LANES;
-    int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    unsigned row = group, end = group < groups ? rows : 0;
-    float inverse = 1.0f / width;
-    C weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
-    float columns[CHUNKS][C::SIZE] = {};
-    auto begin = [&](int slot, unsigned row) {
-        A::template fetch<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
-        A::template fetch<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
-    };
+template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx,
+                                       float* partial, T* g_gamma, float eps, int rows, int width, int groups) {
+        using C = typename A::Item;
+        __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
+        int lane = threadIdx.x % LANES;
+        int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+        unsigned row = group, end = group < groups ? rows : 0;
+        float inverse = 1.0f / width;
+        C weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
+        float columns[CHUNKS][C::SIZE] = {};
+        auto begin = [&](int slot, unsigned row) {
+            A::template fetch<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
+            A::template fetch<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
+        };
 #pragma unroll
-    for (int slot = 0; slot < AHEAD; slot++) begin(slot, row + slot * groups);
-    load<LANES>(access, weight, gamma, width, lane);
-    bool more = true;
-    while (more)
+        for (int slot = 0; slot < AHEAD; slot++) begin(slot, row + slot * groups);
+        load<LANES>(access, weight, gamma, width, lane);
+        bool more = true;
+        while (more)
 #pragma unroll
-        for (int slot = 0; slot < AHEAD; slot++, row += groups) {
-            bool mine = row < end;
-            more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
-            if (!more) break;
-            int length = mine ? width : 0;
-            long long at = (long long)row * width;
-            A::template finish<LANES>(g[slot], gy + at, length, lane);
-            A::template finish<LANES>(v[slot], x + at, length, lane);
-            Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
-            if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
-            A::template store<LANES>(gx + at, g[slot], length, lane);
-            begin(slot, row + AHEAD * groups);
-        }
-    if (groups == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
-    else if (group < groups) store_sums<LANES>(partial + (long long)group * width, columns, width, lane);
-}
+            for (int slot = 0; slot < AHEAD; slot++, row += groups) {
+                bool mine = row < end;
+                more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
+                if (!more) break;
+                int length = mine ? width : 0;
+                long long at = (long long)row * width;
+                A::template finish<LANES>(g[slot], gy + at, length, lane);
+                A::template finish<LANES>(v[slot], x + at, length, lane);
+                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
+                if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
+                A::template store<LANES>(gx + at, g[slot], length, lane);
+                begin(slot, row + AHEAD * groups);
+            }
+        if (groups == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
+        else if (group < groups) store_sums<LANES>(partial + (long long)group * width, columns, width, lane);
+    }
+};
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<T, SINGLES>(width, all, [&](auto access) {
-        rms_norm_backward_rows<LANES, CHUNKS>(
-            access, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
-    });
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES>(width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
 // Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
@@ -205,79 +204,79 @@ INLINE Sums* strip_sums(float* room, int width, int groups) {
     return (Sums*)(room + (long long)groups * width);
 }
 
-template <class A, class T>
-INLINE void sum_strip(A access, const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
-    using C = typename A::Item;
-    constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
-    __shared__ Sums scratch[32];
-    int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP;
-    int length = min(STRIP, width - start), lane = threadIdx.x;
-    long long at = (long long)(blockIdx.x / strips) * width + start;
-    C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
-    A::template fetch<STRIP_THREADS>(g, gy + at, length, lane);
-    A::template fetch<STRIP_THREADS>(v, x + at, length, lane);
-    load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
-    A::template finish<STRIP_THREADS>(g, gy + at, length, lane);
-    A::template finish<STRIP_THREADS>(v, x + at, length, lane);
-    Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
-    if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
-}
+struct SumStrip {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
+        using C = typename A::Item;
+        constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
+        __shared__ Sums scratch[32];
+        int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP;
+        int length = min(STRIP, width - start), lane = threadIdx.x;
+        long long at = (long long)(blockIdx.x / strips) * width + start;
+        C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
+        A::template fetch<STRIP_THREADS>(g, gy + at, length, lane);
+        A::template fetch<STRIP_THREADS>(v, x + at, length, lane);
+        load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
+        A::template finish<STRIP_THREADS>(g, gy + at, length, lane);
+        A::template finish<STRIP_THREADS>(v, x + at, length, lane);
+        Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
+        if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
+    }
+};
 
 template <class T, bool SINGLES>
 __global__ void __launch_bounds__(STRIP_THREADS)
 rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
-    by_access<T, SINGLES>(width, aligned(gy) && aligned(x) && aligned(gamma), [&](auto access) {
-        sum_strip(access, gy, x, gamma, room, width, groups);
-    });
+    by_access<SumStrip, T, SINGLES>(width, aligned(gy) && aligned(x) && aligned(gamma), gy, x, gamma, room, width, groups);
 }
 
-template <class A, class T>
-INLINE void go_down_strip(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
-                          T* g_gamma, float eps, int rows, int width, int groups) {
-    using C = typename A::Item;
-    constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
-    int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP, group = blockIdx.x / strips;
-    int length = min(STRIP, width - start), lane = threadIdx.x;
-    const Sums* sums = strip_sums(room, width, groups);
-    float inverse = 1.0f / width;
-    C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
-    float columns[CHUNKS][C::SIZE] = {};
-    auto begin = [&](int slot, unsigned row) {
-        long long at = (long long)row * width + start;
-        A::template fetch<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
-        A::template fetch<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
-    };
-    unsigned row = group;
-#pragma unroll
-    for (int slot = 0; slot < STRIP_AHEAD; slot++) begin(slot, row + slot * groups);
-    load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
-    while (row < rows)
-#pragma unroll
-        for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
-            if (row >= rows) break;
-            Sums s = {};
-            for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
-            Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
+struct GoDownStrip {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
+                              T* g_gamma, float eps, int rows, int width, int groups) {
+        using C = typename A::Item;
+        constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
+        int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP, group = blockIdx.x / strips;
+        int length = min(STRIP, width - start), lane = threadIdx.x;
+        const Sums* sums = strip_sums(room, width, groups);
+        float inverse = 1.0f / width;
+        C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
+        float columns[CHUNKS][C::SIZE] = {};
+        auto begin = [&](int slot, unsigned row) {
             long long at = (long long)row * width + start;
-            A::template finish<STRIP_THREADS>(g[slot], gy + at, length, lane);
-            A::template finish<STRIP_THREADS>(v[slot], x + at, length, lane);
-            if constexpr (C::SIZE > 1) __syncthreads();  // the result may take the place of an operand
-            pull_back(g[slot], v[slot], weight, factors, columns);
-            A::template store<STRIP_THREADS>(gx + at, g[slot], length, lane);
-            begin(slot, row + STRIP_AHEAD * groups);
-        }
-    if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
-    else store_sums<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
-}
+            A::template fetch<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
+            A::template fetch<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
+        };
+        unsigned row = group;
+#pragma unroll
+        for (int slot = 0; slot < STRIP_AHEAD; slot++) begin(slot, row + slot * groups);
+        load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
+        while (row < rows)
+#pragma unroll
+            for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
+                if (row >= rows) break;
+                Sums s = {};
+                for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
+                Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
+                long long at = (long long)row * width + start;
+                A::template finish<STRIP_THREADS>(g[slot], gy + at, length, lane);
+                A::template finish<STRIP_THREADS>(v[slot], x + at, length, lane);
+                if constexpr (C::SIZE > 1) __syncthreads();  // the result may take the place of an operand
+                pull_back(g[slot], v[slot], weight, factors, columns);
+                A::template store<STRIP_THREADS>(gx + at, g[slot], length, lane);
+                begin(slot, row + STRIP_AHEAD * groups);
+            }
+        if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
+        else store_sums<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
+    }
+};
 
 template <class T, bool SINGLES>
 __global__ void __launch_bounds__(STRIP_THREADS)
 rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
                          float eps, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<T, SINGLES>(width, all, [&](auto access) {
-        go_down_strip(access, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
-    });
+    by_access<GoDownStrip, T, SINGLES>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th

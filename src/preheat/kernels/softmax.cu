@@ -51,56 +51,56 @@ template <class C, int CHUNKS> struct Exponentials {
     }
 };
 
-template <int LANES, int CHUNKS, class A, class T>
-INLINE void softmax_row(A access, const T* x, T* y, int rows, int width) {
-    using C = typename A::Item;
-    __shared__ Seen scratch[32];
-    long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    C v[CHUNKS];
-    load<LANES>(access, v, x + row * width, length, lane, rounded<T>(NOTHING));
-    Exponentials<C, CHUNKS> mine(v);
-    mine.normalise(v, across<LANES>(mine.seen, scratch, merged, {LOWEST, 0.0f}));
-    A::template store<LANES>(y + row * width, v, length, lane);
-}
+template <int LANES, int CHUNKS> struct SoftmaxRow {
+    template <class A, class T>
+    static INLINE void run(A access, const T* x, T* y, int rows, int width) {
+        using C = typename A::Item;
+        __shared__ Seen scratch[32];
+        long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+        int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
+        C v[CHUNKS];
+        load<LANES>(access, v, x + row * width, length, lane, rounded<T>(NOTHING));
+        Exponentials<C, CHUNKS> mine(v);
+        mine.normalise(v, across<LANES>(mine.seen, scratch, merged, {LOWEST, 0.0f}));
+        A::template store<LANES>(y + row * width, v, length, lane);
+    }
+};
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
-    by_access<T, SINGLES>(width, aligned(x) && aligned(y), [&](auto access) {
-        softmax_row<LANES, CHUNKS>(access, x, y, rows, width);
-    });
+    by_access<SoftmaxRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(y), x, y, rows, width);
 }
 
-template <int CHUNKS, class A, class T>
-INLINE void softmax_steps(A access, const T* x, T* y, int width) {
-    using C = typename A::Item;
-    __shared__ Seen scratch[32];
-    Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
-    int step = blockDim.x * CHUNKS;
-    x += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    C v[CHUNKS];
-    Seen s = {LOWEST, 0.0f};
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        load<WIDE>(access, v, x, width, start + threadIdx.x, rounded<T>(NOTHING));
-        hold(held, start, v);
-        s = merged(s, Exponentials<C, CHUNKS>(v).seen);
+template <int CHUNKS> struct SoftmaxSteps {
+    template <class A, class T>
+    static INLINE void run(A access, const T* x, T* y, int width) {
+        using C = typename A::Item;
+        __shared__ Seen scratch[32];
+        Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
+        int step = blockDim.x * CHUNKS;
+        x += (long long)blockIdx.x * width;
+        y += (long long)blockIdx.x * width;
+        C v[CHUNKS];
+        Seen s = {LOWEST, 0.0f};
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            load<WIDE>(access, v, x, width, start + threadIdx.x, rounded<T>(NOTHING));
+            hold(held, start, v);
+            s = merged(s, Exponentials<C, CHUNKS>(v).seen);
+        }
+        s = across<WIDE>(s, scratch, merged, {LOWEST, 0.0f});
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            recall<WIDE>(access, held, start, v, x, width, rounded<T>(NOTHING));
+            Exponentials<C, CHUNKS>(v).normalise(v, s);
+            A::template store<WIDE>(y, v, width, start + threadIdx.x);
+        }
     }
-    s = across<WIDE>(s, scratch, merged, {LOWEST, 0.0f});
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(access, held, start, v, x, width, rounded<T>(NOTHING));
-        Exponentials<C, CHUNKS>(v).normalise(v, s);
-        A::template store<WIDE>(y, v, width, start + threadIdx.x);
-    }
-}
+};
 
 template <class T, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(WIDE, 1024 / WIDE)
 softmax_wide(const T* x, T* y, int, int width) {
-    by_access<T, SINGLES>(width, aligned(x) && aligned(y), [&](auto access) {
-        softmax_steps<CHUNKS>(access, x, y, width);
-    });
+    by_access<SoftmaxSteps<CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(y), x, y, width);
 }
 
 template <int CHUNKS, class C> INLINE float dot(const C (&a)[CHUNKS], const C (&b)[CHUNKS]) {
@@ -118,61 +118,61 @@ template <int CHUNKS, class C> INLINE void pull_back(C (&gy)[CHUNKS], const C (&
     for (int k = 0; k < CHUNKS; k++) gy[k].fill([&](int i) { return y[k][i] * (gy[k][i] - d); });
 }
 
-template <int LANES, int CHUNKS, class A, class T>
-INLINE void softmax_backward_row(A access, const T* gy, const T* y, T* gx, int rows, int width) {
-    __shared__ float scratch[32];
-    long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    typename A::Item g[CHUNKS], v[CHUNKS];
-    A::template fetch<LANES>(g, gy + row * width, length, lane);
-    A::template fetch<LANES>(v, y + row * width, length, lane);
-    A::template finish<LANES>(g, gy + row * width, length, lane);
-    A::template finish<LANES>(v, y + row * width, length, lane);
-    pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
-    A::template store<LANES>(gx + row * width, g, length, lane);
-}
+template <int LANES, int CHUNKS> struct SoftmaxBackwardRow {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* y, T* gx, int rows, int width) {
+        __shared__ float scratch[32];
+        long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+        int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
+        typename A::Item g[CHUNKS], v[CHUNKS];
+        A::template fetch<LANES>(g, gy + row * width, length, lane);
+        A::template fetch<LANES>(v, y + row * width, length, lane);
+        A::template finish<LANES>(g, gy + row * width, length, lane);
+        A::template finish<LANES>(v, y + row * width, length, lane);
+        pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
+        A::template store<LANES>(gx + row * width, g, length, lane);
+    }
+};
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>)
 softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
-    by_access<T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), [&](auto access) {
-        softmax_backward_row<LANES, CHUNKS>(access, gy, y, gx, rows, width);
-    });
+    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, rows, width);
 }
 
-template <int CHUNKS, class A, class T>
-INLINE void softmax_backward_steps(A access, const T* gy, const T* y, T* gx, int width) {
-    using C = typename A::Item;
-    __shared__ float scratch[32];
-    int half = dynamic_bytes() / 2, step = blockDim.x * CHUNKS;
-    Held<C, CHUNKS> held_g(dynamic_memory(), half), held_v(dynamic_memory() + half, half);
-    gy += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    gx += (long long)blockIdx.x * width;
-    C g[CHUNKS], v[CHUNKS];
-    float d = 0.0f;
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        A::template fetch<WIDE>(g, gy, width, start + threadIdx.x);
-        A::template fetch<WIDE>(v, y, width, start + threadIdx.x);
-        A::template finish<WIDE>(g, gy, width, start + threadIdx.x);
-        A::template finish<WIDE>(v, y, width, start + threadIdx.x);
-        hold(held_g, start, g);
-        hold(held_v, start, v);
-        d += dot(g, v);
+template <int CHUNKS> struct SoftmaxBackwardSteps {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* y, T* gx, int width) {
+        using C = typename A::Item;
+        __shared__ float scratch[32];
+        int half = dynamic_bytes() / 2, step = blockDim.x * CHUNKS;
+        Held<C, CHUNKS> held_g(dynamic_memory(), half), held_v(dynamic_memory() + half, half);
+        gy += (long long)blockIdx.x * width;
+        y += (long long)blockIdx.x * width;
+        gx += (long long)blockIdx.x * width;
+        C g[CHUNKS], v[CHUNKS];
+        float d = 0.0f;
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            A::template fetch<WIDE>(g, gy, width, start + threadIdx.x);
+            A::template fetch<WIDE>(v, y, width, start + threadIdx.x);
+            A::template finish<WIDE>(g, gy, width, start + threadIdx.x);
+            A::template finish<WIDE>(v, y, width, start + threadIdx.x);
+            hold(held_g, start, g);
+            hold(held_v, start, v);
+            d += dot(g, v);
+        }
+        d = across<WIDE>(d, scratch, sum);
+        for (int start = 0; start * C::SIZE < width; start += step) {
+            recall<WIDE>(access, held_g, start, g, gy, width);
+            recall<WIDE>(access, held_v, start, v, y, width);
+            pull_back(g, v, d);
+            A::template store<WIDE>(gx, g, width, start + threadIdx.x);
+        }
     }
-    d = across<WIDE>(d, scratch, sum);
-    for (int start = 0; start * C::SIZE < width; start += step) {
-        recall<WIDE>(access, held_g, start, g, gy, width);
-        recall<WIDE>(access, held_v, start, v, y, width);
-        pull_back(g, v, d);
-        A::template store<WIDE>(gx, g, width, start + threadIdx.x);
-    }
-}
+};
 
 template <class T, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(WIDE, 1024 / WIDE)
 softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
-    by_access<T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), [&](auto access) {
-        softmax_backward_steps<CHUNKS>(access, gy, y, gx, width);
-    });
+    by_access<SoftmaxBackwardSteps<CHUNKS>, T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, width);
 }
