@@ -178,16 +178,20 @@ template <class T> struct Shifted {
     static constexpr int SIZE = Item::SIZE;
 
     static INLINE int phase_of(const T* row) { return (size_t)row / sizeof(T) % SIZE; }
-    // Whether all elements of the piece at the element `at`, which may be negative, are in the row.
+    // Whether all elements of the piece at the element `at`, which may be negative, are in the row, or
+    // only some.
     static INLINE bool whole(int at, int width) { return at >= 0 && at + SIZE <= width; }
+    static INLINE bool partly(int at, int width) {
+        return !whole(at, width) && at < width && at + SIZE > 0;
+    }
     static INLINE Item read(const T* row, int width, int at, T missing) {
-        if (whole(at, width)) return *(const Item*)(row + at);
-        Item piece = filled<Item>(missing);
-        if (at < width && at + SIZE > 0)
+        return whole(at, width) ? *(const Item*)(row + at) : filled<Item>(missing);
+    }
+    static INLINE void read_part(Item& piece, const T* row, int width, int at) {
+        if (partly(at, width))
 #pragma unroll
             for (int i = 0; i < SIZE; i++)
                 if (at + i >= 0 && at + i < width) piece.put_raw(i, row[at + i]);
-        return piece;
     }
     // The elements of `chunk`, at `at` in the row, that are in the part from `begin` to `end`.
     static INLINE void write_part(T* row, const Item& chunk, int at, int begin, int end) {
@@ -215,6 +219,7 @@ template <class T> struct Shifted {
         return chunk;
     }
 
+    // Whole pieces alone: what takes several accesses would keep the others waiting.
     template <int LANES, int CHUNKS>
     static INLINE void fetch(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
         int phase = phase_of(row);
@@ -225,12 +230,21 @@ template <class T> struct Shifted {
     // The second piece of a chunk is the first one of its neighbour, and so in the cache by now.
     template <int LANES, int CHUNKS>
     static INLINE void finish(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-        int phase = phase_of(row);
-        if (phase == 0) return;
+        constexpr int BATCH = CHUNKS < 2 ? 1 : 2;
+        int phase = phase_of(row), stride = lanes<LANES>() * SIZE, first = lane * SIZE - phase;
+        Item next[BATCH];
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            int next = (lane + k * lanes<LANES>() + 1) * SIZE - phase;
-            to[k] = between(to[k], read(row, width, next, missing), phase);
+        for (int start = 0; start < CHUNKS; start += BATCH) {
+#pragma unroll
+            for (int k = 0; k < BATCH; k++)
+                next[k] = read(row, width, first + (start + k) * stride + SIZE, missing);
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                int at = first + (start + k) * stride;
+                read_part(to[start + k], row, width, at);
+                read_part(next[k], row, width, at + SIZE);
+                to[start + k] = between(to[start + k], next[k], phase);
+            }
         }
     }
     // Every thread of a warp comes here. Neighbours hand on what is missing in a piece; the first and
@@ -266,10 +280,11 @@ template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(C
 
 // Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
 // chunks of any others. All threads of a launch take the same one.
-template <class Work, class T, bool SINGLES, class... Args>
+template <class Work, class T, bool SINGLES, bool FEW = false, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
     if constexpr (SINGLES) Work::run(Direct<Single<T>>(), args...);
     else if (aligned && width % Chunk<T>::SIZE == 0) Work::run(Direct<Chunk<T>>(), args...);
+    else if constexpr (FEW) Work::run(Loose<T>(), args...);
     else Work::run(Shifted<T>(), args...);
 }
 

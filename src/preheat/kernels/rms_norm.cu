@@ -7,8 +7,6 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 512;  // threads of a wide row, at most
-
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
 
@@ -49,10 +47,10 @@ template <int LANES, int CHUNKS> struct RmsNormRow {
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, rows, width);
+    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, rows, width);
 }
 
-template <int CHUNKS> struct RmsNormSteps {
+template <int LANES, int CHUNKS> struct RmsNormSteps {
     template <class A, class T>
     static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int width) {
         using C = typename A::Item;
@@ -64,24 +62,24 @@ template <int CHUNKS> struct RmsNormSteps {
         C v[CHUNKS], g[CHUNKS];
         float s = 0.0f;
         for (int start = 0; start * C::SIZE < width; start += step) {
-            load<WIDE>(access, v, x, width, start + threadIdx.x);
+            load<LANES>(access, v, x, width, start + threadIdx.x);
             hold(held, start, v);
             s += squares(v);
         }
-        float by = rsqrtf(across<WIDE>(s, scratch, sum) / width + eps);
+        float by = rsqrtf(across<LANES>(s, scratch, sum) / width + eps);
         for (int start = 0; start * C::SIZE < width; start += step) {
-            recall<WIDE>(access, held, start, v, x, width);
-            load<WIDE>(access, g, gamma, width, start + threadIdx.x);
+            recall<LANES>(access, held, start, v, x, width);
+            load<LANES>(access, g, gamma, width, start + threadIdx.x);
             scale(v, g, by);
-            A::template store<WIDE>(y, v, width, start + threadIdx.x);
+            A::template store<LANES>(y, v, width, start + threadIdx.x);
         }
     }
 };
 
-template <class T, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(LANES, 1024 / LANES)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
-    by_access<RmsNormSteps<CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, width);
+    by_access<RmsNormSteps<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, width);
 }
 
 template <int CHUNKS, class C>
@@ -192,7 +190,7 @@ __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES>(width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
 // Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those

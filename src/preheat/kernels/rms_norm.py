@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, remembered
 from preheat.kernels.rows import TWICE, Spread, once, row_op, sizes, spread
 
@@ -46,7 +47,7 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     name, number = "rms_norm_backward", groups(rows, width, dtype)
     dims = (("rows", rows), ("width", width))
     more = () if number == 1 else (_gamma(number, width, cpp),)
-    at = spread(width, element, _BACKWARD)
+    at = spread(width, element, _spreads(element))
     if at is not None:
         entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
         grid = (-(-number // at.rows),)
@@ -62,7 +63,7 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
 def groups(rows: int, width: int, dtype: object) -> int:
     """Among how many groups of threads `rms_norm_backward` shares out the rows."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    at = spread(width, element, _BACKWARD)
+    at = spread(width, element, _spreads(element))
     if at is None:
         return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP)))
     lanes = at.lanes if at.lanes <= 32 else at.threads(width, element)
@@ -72,8 +73,13 @@ def groups(rows: int, width: int, dtype: object) -> int:
 def workspace(rows: int, width: int, dtype: object) -> int:
     """Floats of a workspace: the sums of columns of each group and, of wide rows, of each strip."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    strips = 0 if spread(width, element, _BACKWARD) else -(-width // _STRIP)
+    strips = 0 if spread(width, element, _spreads(element)) else -(-width // _STRIP)
     return groups(rows, width, dtype) * width + 2 * strips * rows
+
+
+def _spreads(element: DType) -> tuple[Spread, ...]:
+    """Those for the backward pass; singles of halves only where rows are very narrow."""
+    return _BACKWARD if element.size == 4 else tuple(s for s in _BACKWARD if not s.singles or s.lanes <= 32)
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

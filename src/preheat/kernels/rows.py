@@ -12,7 +12,6 @@ from preheat.kernels.op import Op, cpp_of, dimension
 __all__ = [
     "FLOATS",
     "TWICE",
-    "WIDE",
     "WIDEST",
     "Spread",
     "chunk_of",
@@ -22,7 +21,6 @@ __all__ = [
     "spread",
 ]
 
-WIDE = 512  # threads for a row that no spread holds, at most
 TWICE = "no registers hold rows this wide: what shared memory cannot hold of them is read twice"
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
@@ -60,12 +58,12 @@ class Spread(NamedTuple):
 
     def holds(self, width: int, dtype: DType) -> bool:
         """Whether a row fits; rows that are no whole chunks are for singles where those are good."""
-        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES):
+        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES // 2):
             return False
         return width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
-_SINGLES = 512  # the widest row of halves that is better read one by one
+_SINGLES = 512  # twice the widest row of halves that is better read one by one
 _NARROW = (
     Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
     Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
@@ -115,19 +113,24 @@ def row_op(
     dims = (("rows", rows), ("width", width))
     at = spread(width, element, spreads)
     if at is None:
-        singles = element.size == 4
-        threads, shared = _steps(width, 1 if singles else chunk_of(element), 8 if singles else 2)
-        entry = f"{name}_wide<{cpp}, {8 if singles else 2}, {str(singles).lower()}>"
-        shared *= operands * element.size
+        singles = element.size == 4 and width % chunk_of(element) != 0
+        chunks, chunk = (8, 1) if singles else (2, chunk_of(element))
+        # Two blocks share a processor where shared memory has room for both rows.
+        most = 512 if operands * width * element.size <= _ROOM // 2 else 1024
+        threads, held = _steps(width, chunk * chunks, most)
+        entry = f"{name}_wide<{cpp}, {most}, {chunks}, {str(singles).lower()}>"
+        shared = operands * element.size * held
         return Op(name, dims, source, entry, (rows,), (threads,), shared, slower=TWICE)
     entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
     return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
 
 
-def _steps(width: int, chunk: int, chunks: int) -> tuple[int, int]:
-    """Threads of a block that goes over a row, `chunks` of each at a time, and elements of all steps."""
-    each = chunk * chunks
-    steps = -(-width // (each * WIDE))
+_ROOM = 220 << 10  # bytes of shared memory of a large GPU's processor
+
+
+def _steps(width: int, each: int, most: int) -> tuple[int, int]:
+    """Threads of a block that goes over a row, `each` at a time, and elements of all steps."""
+    steps = -(-width // (each * most))
     warps = -(-width // (each * 32 * steps))
     return 32 * warps, each * 32 * warps * steps
 

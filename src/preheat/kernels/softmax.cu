@@ -4,8 +4,6 @@
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, beyond the end of a row: no part of a sum
-constexpr int WIDE = 512;  // threads of a wide row, at most
-
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
     constexpr float LOG2_E = 1.4426950408889634f;
@@ -69,10 +67,10 @@ template <int LANES, int CHUNKS> struct SoftmaxRow {
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
-    by_access<SoftmaxRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(y), x, y, rows, width);
+    by_access<SoftmaxRow<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, aligned(x) && aligned(y), x, y, rows, width);
 }
 
-template <int CHUNKS> struct SoftmaxSteps {
+template <int LANES, int CHUNKS> struct SoftmaxSteps {
     template <class A, class T>
     static INLINE void run(A access, const T* x, T* y, int width) {
         using C = typename A::Item;
@@ -84,23 +82,23 @@ template <int CHUNKS> struct SoftmaxSteps {
         C v[CHUNKS];
         Seen s = {LOWEST, 0.0f};
         for (int start = 0; start * C::SIZE < width; start += step) {
-            load<WIDE>(access, v, x, width, start + threadIdx.x, rounded<T>(NOTHING));
+            load<LANES>(access, v, x, width, start + threadIdx.x, rounded<T>(NOTHING));
             hold(held, start, v);
             s = merged(s, Exponentials<C, CHUNKS>(v).seen);
         }
-        s = across<WIDE>(s, scratch, merged, {LOWEST, 0.0f});
+        s = across<LANES>(s, scratch, merged, {LOWEST, 0.0f});
         for (int start = 0; start * C::SIZE < width; start += step) {
-            recall<WIDE>(access, held, start, v, x, width, rounded<T>(NOTHING));
+            recall<LANES>(access, held, start, v, x, width, rounded<T>(NOTHING));
             Exponentials<C, CHUNKS>(v).normalise(v, s);
-            A::template store<WIDE>(y, v, width, start + threadIdx.x);
+            A::template store<LANES>(y, v, width, start + threadIdx.x);
         }
     }
 };
 
-template <class T, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(LANES, 1024 / LANES)
 softmax_wide(const T* x, T* y, int, int width) {
-    by_access<SoftmaxSteps<CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(y), x, y, width);
+    by_access<SoftmaxSteps<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(y), x, y, width);
 }
 
 template <int CHUNKS, class C> INLINE float dot(const C (&a)[CHUNKS], const C (&b)[CHUNKS]) {
@@ -137,10 +135,10 @@ template <int LANES, int CHUNKS> struct SoftmaxBackwardRow {
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>)
 softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
-    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, rows, width);
+    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, rows, width);
 }
 
-template <int CHUNKS> struct SoftmaxBackwardSteps {
+template <int LANES, int CHUNKS> struct SoftmaxBackwardSteps {
     template <class A, class T>
     static INLINE void run(A access, const T* gy, const T* y, T* gx, int width) {
         using C = typename A::Item;
@@ -153,26 +151,26 @@ template <int CHUNKS> struct SoftmaxBackwardSteps {
         C g[CHUNKS], v[CHUNKS];
         float d = 0.0f;
         for (int start = 0; start * C::SIZE < width; start += step) {
-            A::template fetch<WIDE>(g, gy, width, start + threadIdx.x);
-            A::template fetch<WIDE>(v, y, width, start + threadIdx.x);
-            A::template finish<WIDE>(g, gy, width, start + threadIdx.x);
-            A::template finish<WIDE>(v, y, width, start + threadIdx.x);
+            A::template fetch<LANES>(g, gy, width, start + threadIdx.x);
+            A::template fetch<LANES>(v, y, width, start + threadIdx.x);
+            A::template finish<LANES>(g, gy, width, start + threadIdx.x);
+            A::template finish<LANES>(v, y, width, start + threadIdx.x);
             hold(held_g, start, g);
             hold(held_v, start, v);
             d += dot(g, v);
         }
-        d = across<WIDE>(d, scratch, sum);
+        d = across<LANES>(d, scratch, sum);
         for (int start = 0; start * C::SIZE < width; start += step) {
-            recall<WIDE>(access, held_g, start, g, gy, width);
-            recall<WIDE>(access, held_v, start, v, y, width);
+            recall<LANES>(access, held_g, start, g, gy, width);
+            recall<LANES>(access, held_v, start, v, y, width);
             pull_back(g, v, d);
-            A::template store<WIDE>(gx, g, width, start + threadIdx.x);
+            A::template store<LANES>(gx, g, width, start + threadIdx.x);
         }
     }
 };
 
-template <class T, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(WIDE, 1024 / WIDE)
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(LANES, 1024 / LANES)
 softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
-    by_access<SoftmaxBackwardSteps<CHUNKS>, T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, width);
+    by_access<SoftmaxBackwardSteps<LANES, CHUNKS>, T, SINGLES>(width, aligned(gy) && aligned(y) && aligned(gx), gy, y, gx, width);
 }
