@@ -205,17 +205,18 @@ template <class T> struct Shifted {
     }
     // As many elements as a chunk has, from the element `by` of `low` on; `high` follows `low`.
     static INLINE Item between(const Item& low, const Item& high, int by) {
+        int bytes = by * sizeof(T);
         unsigned words[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) words[i] = i < 4 ? low.words[i] : high.words[i - 4];
 #pragma unroll
-        for (int i = 0; i < 6; i++) words[i] = by & 4 ? words[i + 2] : words[i];
+        for (int i = 0; i < 6; i++) words[i] = bytes & 8 ? words[i + 2] : words[i];
 #pragma unroll
-        for (int i = 0; i < 5; i++) words[i] = by & 2 ? words[i + 1] : words[i];
+        for (int i = 0; i < 5; i++) words[i] = bytes & 4 ? words[i + 1] : words[i];
         Item chunk;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            chunk.words[i] = by & 1 ? __funnelshift_r(words[i], words[i + 1], 16) : words[i];
+            chunk.words[i] = sizeof(T) == 2 && bytes & 2 ? __funnelshift_r(words[i], words[i + 1], 16) : words[i];
         return chunk;
     }
 
@@ -268,8 +269,6 @@ template <class T> struct Shifted {
         }
     }
 };
-template <> struct Shifted<float> : Loose<float> {};
-
 template <int LANES, class A, int CHUNKS, class T>
 INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
     A::template fetch<LANES>(to, row, width, lane, missing);

@@ -180,7 +180,18 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                 A::template store<LANES>(gx + at, g[slot], length, lane);
                 begin(slot, row + AHEAD * groups);
             }
-        if (groups == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
+        if constexpr (!ALONE<LANES>)
+            if (gridDim.x == 1) {  // then nothing is left to add up behind this block
+                __shared__ float all[CHUNKS * C::SIZE][THREADS<LANES>];
+#pragma unroll
+                for (int i = 0; i < CHUNKS * C::SIZE; i++) all[i][threadIdx.x] = columns[i / C::SIZE][i % C::SIZE];
+                __syncthreads();
+#pragma unroll
+                for (int i = 0; i < CHUNKS * C::SIZE; i++)
+                    for (int other = 1; other < groups; other++)
+                        columns[i / C::SIZE][i % C::SIZE] += all[i][other * LANES + lane];
+            }
+        if (gridDim.x == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
         else if (group < groups) store_sums<LANES>(partial + (long long)group * width, columns, width, lane);
     }
 };
@@ -196,7 +207,8 @@ rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial
 // Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
 // of the columns. Another has a block for every strip of a group of rows: it adds up the sums of a row,
 // always in the same order, and goes down the rows as above.
-constexpr int STRIP = 2048, STRIP_THREADS = 256, STRIP_AHEAD = 2;
+constexpr int STRIP_THREADS = 256, STRIP_AHEAD = 2;
+template <class T> constexpr int STRIP = sizeof(T) == 2 ? 4096 : 2048;
 
 INLINE Sums* strip_sums(float* room, int width, int groups) {
     return (Sums*)(room + (long long)groups * width);
@@ -206,10 +218,10 @@ struct SumStrip {
     template <class A, class T>
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
         using C = typename A::Item;
-        constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
+        constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
         __shared__ Sums scratch[32];
-        int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP;
-        int length = min(STRIP, width - start), lane = threadIdx.x;
+        int strips = (width - 1) / STRIP<T> + 1, start = blockIdx.x % strips * STRIP<T>;
+        int length = min(STRIP<T>, width - start), lane = threadIdx.x;
         long long at = (long long)(blockIdx.x / strips) * width + start;
         C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
         A::template fetch<STRIP_THREADS>(g, gy + at, length, lane);
@@ -233,9 +245,9 @@ struct GoDownStrip {
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
                               T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
-        constexpr int CHUNKS = STRIP / STRIP_THREADS / C::SIZE;
-        int strips = (width - 1) / STRIP + 1, start = blockIdx.x % strips * STRIP, group = blockIdx.x / strips;
-        int length = min(STRIP, width - start), lane = threadIdx.x;
+        constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
+        int strips = (width - 1) / STRIP<T> + 1, start = blockIdx.x % strips * STRIP<T>, group = blockIdx.x / strips;
+        int length = min(STRIP<T>, width - start), lane = threadIdx.x;
         const Sums* sums = strip_sums(room, width, groups);
         float inverse = 1.0f / width;
         C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.dtypes import DType
+from preheat.dtypes import DType, dtype_of
 from preheat.kernels.op import Op, cpp_of, remembered
 from preheat.kernels.rows import TWICE, Spread, once, row_op, sizes, spread
 
@@ -25,14 +25,16 @@ _BACKWARD = (
     Spread(512, 8, True),
 )  # fmt: skip
 _THREADS = {2: 1024, 4: 512}  # that each processor has room for, by bytes of an element
-_STRIP, _STRIP_THREADS = 2048, 256  # as in rms_norm.cu
+_FEW = 32  # rows that one block adds up by itself: a second launch takes longer
+_STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 
 
 @remembered
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, gamma, y, eps, rows, width."""
-    return row_op(_SOURCE, "rms_norm", rows, width, dtype, once(dtype))
+    spreads = [each for each in once(dtype) if each != Spread(512, 32) or dtype_of(dtype).size == 2]
+    return row_op(_SOURCE, "rms_norm", rows, width, dtype, spreads)
 
 
 @remembered
@@ -46,13 +48,14 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     name, number = "rms_norm_backward", groups(rows, width, dtype)
     dims = (("rows", rows), ("width", width))
-    more = () if number == 1 else (_gamma(number, width, cpp),)
     at = spread(width, element, _spreads(element))
+    alone = number == 1 if at is None else number <= at.rows
+    more = () if alone else (_gamma(number, width, cpp),)
     if at is not None:
         entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
         grid = (-(-number // at.rows),)
         return Op(name, dims, _SOURCE, entry, grid, (at.threads(width, element),)), *more
-    block, strips = (_STRIP_THREADS,), -(-width // _STRIP)
+    block, strips = (_STRIP_THREADS,), -(-width // _STRIP[element.size])
     kind = f"<{cpp}, {str(element.size == 4).lower()}>"
     first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips{kind}", (strips * rows,), block)
     entry = f"{name}_strips{kind}"
@@ -65,7 +68,9 @@ def groups(rows: int, width: int, dtype: object) -> int:
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
     at = spread(width, element, _spreads(element))
     if at is None:
-        return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP)))
+        return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP[element.size])))
+    if at.lanes <= 32 and rows <= _FEW:
+        return min(rows, at.rows)
     lanes = at.lanes if at.lanes <= 32 else at.threads(width, element)
     return min(rows, PROCESSORS * max(1, _THREADS[element.size] // lanes))
 
@@ -73,13 +78,13 @@ def groups(rows: int, width: int, dtype: object) -> int:
 def workspace(rows: int, width: int, dtype: object) -> int:
     """Floats of a workspace: the sums of columns of each group and, of wide rows, of each strip."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    strips = 0 if spread(width, element, _spreads(element)) else -(-width // _STRIP)
+    strips = 0 if spread(width, element, _spreads(element)) else -(-width // _STRIP[element.size])
     return groups(rows, width, dtype) * width + 2 * strips * rows
 
 
 def _spreads(element: DType) -> tuple[Spread, ...]:
     """Those for the backward pass; singles of halves only where rows are very narrow."""
-    return _BACKWARD if element.size == 4 else tuple(s for s in _BACKWARD if not s.singles or s.lanes <= 32)
+    return _BACKWARD if element.size == 4 else _BACKWARD
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

@@ -58,12 +58,12 @@ class Spread(NamedTuple):
 
     def holds(self, width: int, dtype: DType) -> bool:
         """Whether a row fits; rows that are no whole chunks are for singles where those are good."""
-        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES // 2):
+        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES):
             return False
         return width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
-_SINGLES = 512  # twice the widest row of halves that is better read one by one
+_SINGLES = 512  # the widest row of halves that is better read one by one
 _NARROW = (
     Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
     Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
