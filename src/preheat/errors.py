@@ -242,7 +242,7 @@ class CompileError(PreheatError):
             return self.log.rstrip() or "the compiler gave no reason"
         shown = "\n".join(str(row) for row in errors[: self.SHOWN])
         rest = len(errors) - self.SHOWN
-        return shown if rest <= 0 else f"{shown}\n… and {rest} more in .log"
+        return shown if rest <= 0 else f"{shown}\n… and {rest} more errors; error.log has all of them"
 
 
 class SealedError(PreheatError):
@@ -447,6 +447,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
     """
 
     SHOWN = 8
+    plain: EmulatorFault | None = None  # the same fault before its source was known
 
     def __init__(
         self,
@@ -472,10 +473,12 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
 
     def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
         """The same fault with the lines of its source; `hint` where it has none of its own."""
-        return type(self)(
+        made = type(self)(
             self.kernel, self.message, line=self.line, text=self.text, block=self.block,
             thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
         )  # fmt: skip
+        made.plain = self
+        return made
 
     def _evidence(self) -> Iterator[str]:
         """The text of the source line, the calls around it, and the text of the PTX."""
