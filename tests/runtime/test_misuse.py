@@ -140,7 +140,7 @@ GEOMETRIES = (
     Misuse("saxpy[:, 64]", lambda b: b.saxpy[:, 64],
         LaunchError, ("saxpy: grid slice(None, None, None) is not one to three",), "kernel[8, 256]"),
     Misuse("saxpy[5, 64, 0]", lambda b: b.saxpy[5, 64, 0],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 3 things",), "shared=, stream="),
+        LaunchError, ("saxpy: kernel[grid, block] takes two values, a grid and a block, not 3",), "shared=, stream="),
     Misuse("saxpy[0, 64]", lambda b: b.saxpy[0, 64],
         LaunchError, ("saxpy: grid 0 is not one to three positive integers",)),
     Misuse("saxpy[-1, 64]", lambda b: b.saxpy[-1, 64],
