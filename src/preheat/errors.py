@@ -204,15 +204,17 @@ class Diagnostic:
     message: str
     source: str | None = None  # the offending line, where the compiler showed it
     column: int | None = None  # of the caret under that line, counted from 1
+    context: tuple[str, ...] = ()  # notes, and the instances of templates that it is about
 
     def __str__(self) -> str:
         where = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
-        head = f"{where}: {self.severity}: {self.message}"
-        if self.source is None:
-            return head
-        lead = "".join("\t" if c == "\t" else " " for c in self.source[: (self.column or 1) - 1])
-        caret = "" if self.column is None else f"\n    {lead}^"
-        return f"{head}\n    {self.source}{caret}"
+        shown = [f"{where}: {self.severity}: {self.message}"]
+        if self.source is not None:
+            shown.append(self.source)
+            if self.column is not None:
+                lead = ("\t" if c == "\t" else " " for c in self.source[: self.column - 1])
+                shown.append("".join((*lead, "^")))
+        return "\n    ".join((*shown, *self.context))
 
 
 class CompileError(PreheatError):
