@@ -130,7 +130,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
         nonlocal count
         if frame.f_code.co_name != code:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # Python 3.13 counts instructions only once a frame has its trace function: at its first line.
+        frame.f_trace_opcodes, frame.f_trace_lines = True, event == "call"
         count += event == "opcode"
         if count == at and event == "opcode":
             raise KeyboardInterrupt

@@ -195,7 +195,7 @@ ARRAYS = (
     Misuse("gpu.kernel([source], 'saxpy')", lambda b: b.gpu.kernel(cast(str, [SAXPY]), "saxpy"),
         InputError, ("source must be a path, source text or a Program, not ['extern",)),
     Misuse('gpu.kernel("a\\0.cu", "k")', lambda b: b.gpu.kernel("a\0.cu", "k"),
-        InputError, ("cannot read", "embedded null byte")),
+        InputError, ("cannot read", "embedded null")),
     Misuse("scalar.set(1e39)", lambda b: b.gpu.scalar("float32").set(1e39),
         InputError, ("1e+39 does not fit float32",)),
     Misuse("x.fill(10**400)", lambda b: b.x.fill(10**400),
