@@ -230,7 +230,7 @@ def several(what: str, given: object) -> tuple[Any, ...]:
     if given is None:
         return ()
     if isinstance(given, str | bytes | os.PathLike):
-        hint = f"write {what}=[{os.fspath(given)!r}]"
+        hint = f"write {what}=[{os.fsdecode(given)!r}]"
         raise InputError(f"{what} must be a list, not one value: {given!r}", hint=hint)
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
         raise InputError(f"{what} must be a list, not {type(given).__name__}: {given!r}")

@@ -202,6 +202,8 @@ ARRAYS = (
         InputError, ("does not fit float32",)),
     Misuse("m[:, numpy.array([1, 2])]", lambda b: b.gpu.zeros((4, 4))[:, np.array([1, 2])],
         InputError, ("an index behind a slice takes elements that are not contiguous",)),
+    Misuse("x[True]", lambda b: b.x[True],
+        InputError, ("an array is indexed by integers and slices, not by True",)),
     Misuse('x["a":]', lambda b: b.x["a":],
         InputError, ("a slice of the first axis takes integers, not slice('a', None, None)",)),
     Misuse("gpu.array(numpy.array([], dtype=object))",

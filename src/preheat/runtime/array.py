@@ -123,6 +123,8 @@ class Array:
                 raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
             return start, (max(stop - start, 0),)
         try:
+            if isinstance(part, bool):
+                raise TypeError
             at = operator.index(part)
         except TypeError:
             why = f"an array is indexed by integers and slices, not by {brief(part)}"

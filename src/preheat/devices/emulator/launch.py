@@ -145,7 +145,8 @@ class Launch:
         if self.geometry.cooperative:  # its blocks wait for one another
             return max(self.blocks, 1)
         local = max(code.frame_bytes for code in self.program.functions.values())
-        each = self.shared + local * self.threads
+        shadow = self.shared if self.program.sanitize else 0
+        each = self.shared + shadow + local * self.threads
         fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
         return max(fits, 1)
 
