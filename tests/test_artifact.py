@@ -109,6 +109,8 @@ OVERLOADS = artifact(
     overload("f4", "ns::f", "ns::T<float const, int> const*"),
     overload("f5", "g<ns::U>", "ns::U*"),
     overload("f6", "(anonymous namespace)::h", "void (*)(int)"),
+    overload("f7", "g2", "P<P<int> > const*", "long long", "unsigned int"),
+    overload("f8", "z"),
     overload("plain", None, "int"),
 )
 
@@ -116,6 +118,8 @@ OVERLOADS = artifact(
 @pytest.mark.parametrize(
     ("name", "entry"),
     [
+        ("g2(const P<P<int>>*, long long int, unsigned)", "f7"), ("z(void)", "f8"),
+        ("f(float* const)", "f1"), ("f(const float*, const unsigned)", "f2"),
         ("f(float*)", "f1"), ("f( float * )", "f1"), ("f(float const*, unsigned int)", "f2"),
         ("f(const float*, unsigned int)", "f2"), ("f(const  float *,unsigned int)", "f2"),
         ("ns::f(ns::T<float const, int>*)", "f3"), ("f(ns::T<const float, int>*)", "f3"),

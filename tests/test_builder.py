@@ -525,6 +525,18 @@ def test_a_call_chooses_the_cache_directory(tmp_path: Path) -> None:
     preheat.default_builder(place).close()
 
 
+def test_the_directory_of_the_environment_is_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "chosen"))
+    api._builder.cache_clear()
+    try:
+        assert preheat.default_builder(tmp_path / "chosen") is preheat.default_builder()
+    finally:
+        preheat.default_builder().close()
+        api._builder.cache_clear()
+
+
 def test_a_chosen_directory_that_cannot_be_used_is_not_replaced_by_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,6 +110,12 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "no file": (["compile"], "Missing argument", "preheat compile --help"),
     "a missing file": (["compile", "no.cu", "--arch", "sm_90"], "cannot read no.cu", ""),
     "a directory": (["compile", ".", "--arch", "sm_90"], ". is a directory", "name the files"),
+    "an empty name": (["compile", "", "--arch", "sm_90"], "the name of a file is empty", ""),
+    "CUDA to emulate": (
+        ["emulate", "--coverage", "saxpy.cu"],
+        "saxpy.cu:1: no .version directive",
+        "preheat compile saxpy.cu",
+    ),
     "no architecture": (["compile", "saxpy.cu"], "no architecture given", "--arch sm_90"),
     "a bad architecture": (["compile", "saxpy.cu", "--arch", "hopper"], "'hopper' is not", "sm_90"),
     "an unknown option": (["compile", "saxpy.cu", "--frob"], "No such option", "--help"),

@@ -24,7 +24,7 @@ def test_many_errors_are_cut_short_and_warnings_left_out() -> None:
     assert "message 8" in str(error)
     assert "message 9" not in str(error)
     assert "message 0" not in str(error)
-    assert str(error).endswith("… and 3 more in .log")
+    assert str(error).endswith("… and 3 more errors; error.log has all of them")
     assert len(error.rows) == 12
 
 

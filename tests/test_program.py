@@ -279,3 +279,10 @@ def test_compile_takes_a_file_by_name(saxpy_file: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(saxpy_file.parent)
     assert preheat.compile("saxpy.cu", "sm_90").label == "saxpy.cu"
     assert preheat.compile(saxpy_file, "sm_90").entries[0].name == "k"
+
+
+@pytest.mark.parametrize("source", ["saxpy.cu", "a/b.ptx", Path("saxpy.cu")])
+def test_a_program_of_text_refuses_the_name_of_a_file(source: Any) -> None:
+    with pytest.raises(InputError, match=r"names a file, and Program\.of takes source text") as caught:
+        Program.of(source)
+    assert f"Program.from_file({str(source)!r})" in str(caught.value.hint)

@@ -28,6 +28,8 @@ def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
     With `cache_dir` it is the one that keeps its cache in that directory.
     """
     where = None if cache_dir is None else Config.from_env(cache_dir=cache_dir).cache_dirs[0]
+    if where == Config.from_env().cache_dirs[0]:
+        where = None
     with _opening:  # the cache alone would let two threads open one each
         return _builder(where)
 

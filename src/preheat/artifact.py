@@ -289,12 +289,35 @@ def without_types(name: str) -> str:
     return name
 
 
-_CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+[\w:]+)*(?:<[^<>]*>)?)")
+# How a demangler writes what C++ lets people write in several ways.
+_SPELLINGS = (
+    (re.compile(r"\(\s*void\s*\)"), "()"),
+    (re.compile(r"\b(long|short)(\s+long)?\s+int\b"), r"\1\2"),
+    (re.compile(r"\bunsigned\b(?!\s+(?:int|long|short|char)\b)"), "unsigned int"),
+    (re.compile(r"\bsigned\s+(?=int|long|short)"), ""),
+)
+_CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)")
+_OWN_CONST = re.compile(r"\bconst\s*(?=[,)]|$)")  # of a parameter itself, which no signature has
 
 
 def _folded(name: str) -> str:
-    """A name in one spelling: no spaces, and `const float` as compilers write it, `float const`."""
-    return "".join(_CONST_FIRST.sub(r"\1 const", name).split())
+    """A name in one spelling, without spaces, and `const` behind its type as demanglers write it."""
+    for pattern, spelling in _SPELLINGS:
+        name = pattern.sub(spelling, name)
+    while (match := _CONST_FIRST.search(name)) is not None:
+        end = _after_arguments(name, match.end())
+        name = f"{name[: match.start()]}{match[1]}{name[match.end() : end]} \0{name[end:]}"
+    return "".join(_OWN_CONST.sub("", name.replace("\0", "const")).split())
+
+
+def _after_arguments(name: str, start: int) -> int:
+    """Where the template arguments that begin at `start` end; `start` itself where there are none."""
+    depth = 0
+    for at in range(start, len(name)):
+        depth += (name[at] == "<") - (name[at] == ">")
+        if depth == 0:
+            return at + 1 if name[at] == ">" else start
+    return start
 
 
 def _unqualified(name: str) -> str:

@@ -425,19 +425,25 @@ class Builder:
         if not artifact.headers:
             return None
         request, toolkit = self._request(program, artifact.arch), self.toolchain.located.roots
-        state = self._state(request, artifact)
+        state, rule = self._bundled_state(request, artifact), mismatch
+        if state is None:
+            state, rule = self._state(request, artifact), change
         own = tuple(header for header in state.headers if header.root not in toolkit)
         if not own and not program.include:
             return None
-        return partial(self._changed, request, replace(state, headers=own), change)
+        return partial(self._changed, request, replace(state, headers=own), rule)
+
+    def _bundled_state(self, request: _Request, artifact: Artifact) -> HeaderState | None:
+        """The files that a bundle says `artifact` was made from; None where it is in no bundle."""
+        for answer in self._shelf.answers(request.asked.digest, self._in_use):
+            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
+                return answer.state
+        return None
 
     def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
         """The files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
-        for answer in self._shelf.answers(request.asked.digest, self._in_use):
-            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
-                return answer.state
         for found in self.store.each(request.digest):
             with suppress(container.DamagedEntryError):
                 for state, digest in decode_states(container.unpack_checked(found.blob).meta):

@@ -212,7 +212,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
     Variable(
-        "PREHEAT_TRACEBACK", traceback, "short", "full: errors show their way through preheat, too"
+        "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
     ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}

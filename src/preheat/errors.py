@@ -204,15 +204,17 @@ class Diagnostic:
     message: str
     source: str | None = None  # the offending line, where the compiler showed it
     column: int | None = None  # of the caret under that line, counted from 1
+    context: tuple[str, ...] = ()  # notes, and the instances of templates that it is about
 
     def __str__(self) -> str:
         where = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
-        head = f"{where}: {self.severity}: {self.message}"
-        if self.source is None:
-            return head
-        lead = "".join("\t" if c == "\t" else " " for c in self.source[: (self.column or 1) - 1])
-        caret = "" if self.column is None else f"\n    {lead}^"
-        return f"{head}\n    {self.source}{caret}"
+        shown = [f"{where}: {self.severity}: {self.message}"]
+        if self.source is not None:
+            shown.append(self.source)
+            if self.column is not None:
+                lead = ("\t" if c == "\t" else " " for c in self.source[: self.column - 1])
+                shown.append("".join((*lead, "^")))
+        return "\n    ".join((*shown, *self.context))
 
 
 class CompileError(PreheatError):
@@ -242,7 +244,7 @@ class CompileError(PreheatError):
             return self.log.rstrip() or "the compiler gave no reason"
         shown = "\n".join(str(row) for row in errors[: self.SHOWN])
         rest = len(errors) - self.SHOWN
-        return shown if rest <= 0 else f"{shown}\n… and {rest} more in .log"
+        return shown if rest <= 0 else f"{shown}\n… and {rest} more errors; error.log has all of them"
 
 
 class SealedError(PreheatError):
@@ -447,6 +449,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
     """
 
     SHOWN = 8
+    plain: EmulatorFault | None = None  # the same fault before its source was known
 
     def __init__(
         self,
@@ -472,10 +475,12 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
 
     def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
         """The same fault with the lines of its source; `hint` where it has none of its own."""
-        return type(self)(
+        made = type(self)(
             self.kernel, self.message, line=self.line, text=self.text, block=self.block,
             thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
         )  # fmt: skip
+        made.plain = self
+        return made
 
     def _evidence(self) -> Iterator[str]:
         """The text of the source line, the calls around it, and the text of the PTX."""

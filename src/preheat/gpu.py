@@ -68,10 +68,10 @@ T = TypeVar("T")
 _LISTS = ("options", "include", "names")
 
 
-class _Kept(NamedTuple, Generic[T]):
+class _Entry(NamedTuple, Generic[T]):
     """A module or kernel in the memo, and the files it was made from, where there are any."""
 
-    what: T
+    value: T
     files: Files | None = None
 
     @property
@@ -91,10 +91,10 @@ class _Life:
         if device.dlpack[0] == ON_GPU:
             load = partial(_fill_kernel, weakref.ref(gpu))
             self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, _Kept[Module]] = {}
-        self.kernels: dict[object, _Kept[Kernel]] = {}
+        self.modules: dict[object, _Entry[Module]] = {}
+        self.kernels: dict[object, _Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self.asking: Flights[_Kept[Module]] = Flights(events)  # by what was asked for
+        self.asking: Flights[_Entry[Module]] = Flights(events)  # by what was asked for
         self.loading: Flights[Module] = Flights(events)  # by artifact
 
     def end(self) -> None:
@@ -194,14 +194,18 @@ class Gpu:
         found = life.kernels.get(key)
         if found is not None:
             if found.current:
-                return found.what
+                return found.value
             life.kernels.pop(key, None)
-        if "<" in name and not isinstance(source, Program):
-            instance = without_types(name)
+        instance = without_types(name)
+        if "<" in instance and not isinstance(source, Program):
             program = {**program, "names": (instance, *program.get("names", ()))}
         try:
             module, files = self._module(source, **program)
-            return life.kernels.setdefault(key, _Kept(module[name], files)).what
+            made = _Entry(module[name], files)
+            kept = life.kernels.setdefault(key, made)
+            if not kept.current:  # another thread put it there, before the last edit
+                kept = life.kernels[key] = made
+            return kept.value
         except SealedError as error:
             raise error.naming(name) from None
         except PreheatError as error:
@@ -230,7 +234,7 @@ class Gpu:
             return self._module(
                 source, label=label, options=options, include=include, headers=headers,
                 names=names, arch=arch, strict=strict,
-            ).what  # fmt: skip
+            ).value  # fmt: skip
         except PreheatError as error:
             shorten(error)
             raise
@@ -246,7 +250,7 @@ class Gpu:
         names: Iterable[str] | None = (),
         arch: Arch | str | None = None,
         strict: bool = False,
-    ) -> _Kept[Module]:
+    ) -> _Entry[Module]:
         """The module of a program and the files it was made from."""
         options, include, names = map(several, _LISTS, (options, include, names))
         frozen = header_rows(headers)
@@ -264,32 +268,36 @@ class Gpu:
             files, program = self._files(source), read()
             ready = self._ready(life, program, target, strict=strict)
             if ready is not None:
-                return self._keep(life, key, ready, program, files)
+                return self._remember(life, key, ready, program, files)
         life.context.forbid(LOAD)
 
-        def load() -> _Kept[Module]:
+        def load() -> _Entry[Module]:
             kept = life.modules.get(key)
             if kept is not None and kept.current:  # the thread before us made it
                 return kept
             files, program = self._files(source), read()
             code = self._code(program, target, strict=strict)
-            return self._keep(life, key, self._loaded(life, code), program, files)
+            return self._remember(life, key, self._loaded(life, code), program, files)
 
+        kept = life.asking.share(key, load, title=f"load on {self.name}")
+        if kept.current:
+            return kept
+        # A file was edited while another thread was building it.
         return life.asking.share(key, load, title=f"load on {self.name}")
 
     def _files(self, source: Source) -> Files | None:
         """What decides whether the program of `source` has to be built again; None for nothing."""
         if not self.reload or self.builder.sealed is Mode.ERROR:
             return None
-        return Files(file_of(source))
+        return Files(self.builder, file_of(source))
 
-    def _keep(
+    def _remember(
         self, life: _Life, key: object, module: Module, program: Program, files: Files | None
-    ) -> _Kept[Module]:
+    ) -> _Entry[Module]:
         """Put a module into the memo, until a file changes that it was made from."""
         if files is not None:
-            files = files.track(self.builder, program, module.artifact)
-        kept = life.modules[key] = _Kept(module, files)
+            files = files.track(program, module.artifact)
+        kept = life.modules[key] = _Entry(module, files)
         return kept
 
     def _ready(
@@ -323,7 +331,7 @@ class Gpu:
     def _kept(self, life: _Life, code: Code) -> Module:
         """The same, in the device's memo, although no program has asked for it."""
         module = self._loaded(life, code)
-        life.modules[code.artifact.digest] = _Kept(module)
+        life.modules[code.artifact.digest] = _Entry(module)
         return module
 
     def _load(self, context: Context, code: Code) -> Module:
@@ -651,13 +659,13 @@ class Gpu:
         self.close()
 
 
-def _drop_unused(memo: dict[object, _Kept[T]]) -> None:
+def _drop_unused(memo: dict[object, _Entry[T]]) -> None:
     """Remove what nobody but `memo` holds."""
-    kept = {key: (weakref.ref(what), files) for key, (what, files) in memo.items()}
+    held = {key: (weakref.ref(value), files) for key, (value, files) in memo.items()}
     memo.clear()
-    for key, (what, files) in kept.items():
-        if (alive := what()) is not None:
-            memo[key] = _Kept(alive, files)
+    for key, (value, files) in held.items():
+        if (alive := value()) is not None:
+            memo[key] = _Entry(alive, files)
 
 
 def _row_sink(given: Any) -> RowSink:
@@ -675,6 +683,8 @@ def _row_sink(given: Any) -> RowSink:
 
 def _whole_path(source: Source) -> Source:
     """A file by its whole path, so that a later chdir means another file; anything else as it is."""
+    if not isinstance(source, str | os.PathLike | Program):
+        raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
     path = file_of(source)
     return source if path is None else Path(os.path.abspath(path))
 
@@ -749,6 +759,9 @@ def device(
     is one with `arch="sm_100"`, and is taken for `which` as well. `cache_dir` is where the cache of
     its programs is, instead of where the environment says. Asking again gives the same device.
     """
+    for setting, wanted in (("sanitize", sanitize), ("jit", jit), ("blocking", blocking)):
+        if not isinstance(wanted, bool | None):
+            raise InputError(f"{setting} must be True or False, not {wanted!r}")
     config = Config.from_env()
     kind, index, settings = _parsed(config.device if which is None else which)
     given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}

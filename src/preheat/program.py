@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.callers import place
-from preheat.errors import InputError
+from preheat.errors import InputError, brief
 from preheat.files import read_whole
 from preheat.lazy import lazy
 from preheat.lexer import first_token, joined, mentioned, readings
@@ -80,8 +80,11 @@ class Program:
 
         Raises `InputError` for what no compile could use.
         """
+        if (file := file_of(source)) is not None:
+            hint = f"read the file: Program.from_file({os.fspath(file)!r})"
+            raise InputError(f"{source!r} names a file, and Program.of takes source text", hint=hint)
         if not isinstance(source, str):
-            raise InputError(f"source must be text, not {type(source).__name__}")
+            raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
@@ -227,7 +230,7 @@ def several(what: str, given: object) -> tuple[Any, ...]:
     if given is None:
         return ()
     if isinstance(given, str | bytes | os.PathLike):
-        hint = f"write {what}=[{os.fspath(given)!r}]"
+        hint = f"write {what}=[{os.fsdecode(given)!r}]"
         raise InputError(f"{what} must be a list, not one value: {given!r}", hint=hint)
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
         raise InputError(f"{what} must be a list, not {type(given).__name__}: {given!r}")

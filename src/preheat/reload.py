@@ -27,18 +27,18 @@ class Files:
     headers of the toolkit are not compared: replacing a toolkit needs a new process.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, builder: Builder, path: Path | None) -> None:
         """Remember the content of the source file, before the program is read from it."""
+        self._builder = builder
         self._path = None if path is None else os.fspath(path)
         self._digest = _digest(self._path)
         self._header_change: Callable[[], str | None] | None = None
         self._due = 0.0
         self._changed = False
 
-    def track(self, builder: Builder, program: Program, artifact: Artifact) -> Files | None:
+    def track(self, program: Program, artifact: Artifact) -> Files | None:
         """Compare the headers of `artifact` as well. Return None when there is no file to compare."""
-        self._builder = builder
-        self._header_change = builder.header_change(program, artifact)
+        self._header_change = self._builder.header_change(program, artifact)
         self._due = monotonic() + _EVERY
         return None if self._path is None and self._header_change is None else self
 
@@ -66,5 +66,5 @@ def _digest(path: str | None) -> str | None:
         return None
     try:
         return View(_sources).evidence(path).digest
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL character is the latter
         return None

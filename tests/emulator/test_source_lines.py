@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 import preheat
 from preheat.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
-from preheat.errors import EmulatorFault, SourceLine, UnsupportedInstructionError
+from preheat.errors import (
+    ContextLostError,
+    EmulatorFault,
+    SourceLine,
+    UnsupportedInstructionError,
+)
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.seal import sealed
@@ -326,3 +332,24 @@ def test_deep_calls_are_cut_short() -> None:
     assert shown[-2:] == ["    … and 12 more calls in .source", "    trap"]
     assert len(shown) == 1 + 8 + 2
     assert np.all([f"f({n});" in shown[n] for n in range(1, 9)])
+
+
+def test_a_device_is_lost_before_anybody_looks_for_the_line(
+    open_gpu: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, free = open_gpu(), list[bool]()
+    lock = gpu._device.lock  # type: ignore[attr-defined]
+
+    def interrupted(*_: object) -> None:
+        other = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu.builder, "lines", interrupted)
+    module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
+    with pytest.raises(KeyboardInterrupt):
+        module["trap"][1, 32](0)
+    assert free == [True]  # no other thread waits for the lookup
+    with pytest.raises(ContextLostError, match="the kernel trapped"):
+        gpu.zeros(1)

@@ -205,7 +205,7 @@ def test_what_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
 
 
 def test_a_profile_of_every_0th_replay_is_refused(device: Gpu) -> None:
-    with pytest.raises(InputError, match="every 0th replay cannot be sampled"):
+    with pytest.raises(InputError, match="every must be an integer of 1 or more, not 0"):
         device.profile(every=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import threading
 import warnings
@@ -27,7 +28,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import slots
-from preheat.graph.slots import Graphs
+from preheat.graph.slots import Graphs, described, text_of
 from tests.conftest import Recorder
 from tests.graph.support import (
     Work,
@@ -1204,3 +1205,9 @@ def test_a_slot_is_called_by_its_key_in_errors(device: Gpu) -> None:
     warmed(graphs, Step(made), ("decode", 8))
     with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):
         graphs.replay(("decode", 8), step=3)
+
+
+def test_a_key_as_text_is_the_literal_that_is_equal_to_it() -> None:
+    for key in ("layer at 0x1f", ("a at 0x2>", 3), b"at 0x1"):
+        assert ast.literal_eval(text_of(key)) == key
+    assert " at 0x" not in described(object())

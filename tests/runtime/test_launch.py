@@ -130,7 +130,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
         nonlocal count
         if frame.f_code.co_name != code:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # Python 3.13 counts instructions only once a frame has its trace function: at its first line.
+        frame.f_trace_opcodes, frame.f_trace_lines = True, event == "call"
         count += event == "opcode"
         if count == at and event == "opcode":
             raise KeyboardInterrupt
@@ -433,18 +434,16 @@ def test_more_geometries_than_are_kept_ready_still_work(setup: Bench) -> None:
 def test_a_shuffle_from_a_lane_that_is_not_there_gives_zero(device: Gpu) -> None:
     """CUDA leaves it undefined; the emulator does as this GPU does."""
     source = """
-    extern "C" __global__ void down(int* out, int* same, int end) {
+    extern "C" __global__ void down(int* out, int end) {
         int i = threadIdx.x;
         if (i >= end) return;
         out[i] = __shfl_down_sync(~0u, i + 100, 4);
-        same[i] = __shfl_down_sync(~0u, end, 4);
     }"""
     kernel = device.kernel(source, "down")
     for block, end in ((32, 32), (32, 24), (20, 32)):  # all lanes, some exited, some that never were
-        out, same, alive = device.zeros(32, "int32"), device.zeros(32, "int32"), min(block, end)
-        kernel[1, block](out, same, end)
+        out, alive = device.zeros(32, "int32"), min(block, end)
+        kernel[1, block](out, end)
         lanes = np.arange(alive)
         there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # beyond a warp there is the thread itself
         source_lane = np.where(lanes + 4 < 32, lanes + 4, lanes)
         assert out.numpy()[:alive].tolist() == np.where(there, source_lane + 100, 0).tolist()
-        assert same.numpy()[:alive].tolist() == np.where(there, end, 0).tolist()

@@ -215,7 +215,7 @@ def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
         made.launch()
     assert said == {
         (
-            "saxpy: a3=, stream_= was given by name; arguments are given in order, "
+            "saxpy: a3= and stream_= cannot be given by name; arguments are given in order, "
             "it takes 4 (float, float const*, float*, int)",
             "settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -140,7 +140,8 @@ GEOMETRIES = (
     Misuse("saxpy[:, 64]", lambda b: b.saxpy[:, 64],
         LaunchError, ("saxpy: grid slice(None, None, None) is not one to three",), "kernel[8, 256]"),
     Misuse("saxpy[5, 64, 0]", lambda b: b.saxpy[5, 64, 0],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 3 things",), "shared=, stream="),
+        LaunchError, ("saxpy: kernel[grid, block] takes two values, a grid and a block, not 3",),
+        "shared=, stream="),
     Misuse("saxpy[0, 64]", lambda b: b.saxpy[0, 64],
         LaunchError, ("saxpy: grid 0 is not one to three positive integers",)),
     Misuse("saxpy[-1, 64]", lambda b: b.saxpy[-1, 64],
@@ -191,6 +192,33 @@ GEOMETRIES = (
 )  # fmt: skip
 
 ARRAYS = (
+    Misuse("gpu.kernel([source], 'saxpy')", lambda b: b.gpu.kernel(cast(str, [SAXPY]), "saxpy"),
+        InputError, ("source must be a path, source text or a Program, not ['extern",)),
+    Misuse('gpu.kernel("a\\0.cu", "k")', lambda b: b.gpu.kernel("a\0.cu", "k"),
+        InputError, ("cannot read", "embedded null")),
+    Misuse("scalar.set(1e39)", lambda b: b.gpu.scalar("float32").set(1e39),
+        InputError, ("1e+39 does not fit float32",)),
+    Misuse("x.fill(10**400)", lambda b: b.x.fill(10**400),
+        InputError, ("does not fit float32",)),
+    Misuse("m[:, numpy.array([1, 2])]", lambda b: b.gpu.zeros((4, 4))[:, np.array([1, 2])],
+        InputError, ("an index behind a slice takes elements that are not contiguous",)),
+    Misuse("x[True]", lambda b: b.x[True],
+        InputError, ("an array is indexed by integers and slices, not by True",)),
+    Misuse('x["a":]', lambda b: b.x["a":],
+        InputError, ("a slice of the first axis takes integers, not slice('a', None, None)",)),
+    Misuse("gpu.array(numpy.array([], dtype=object))",
+        lambda b: b.gpu.array(np.array([], dtype=object)),
+        InputError, ("an empty array of objects has no element type",), "numpy.empty(0, 'float32')"),
+    Misuse("gpu.array(numpy.array(None, dtype=object))",
+        lambda b: b.gpu.array(np.array(None, dtype=object)),
+        InputError, ("cannot read ndarray as an array: None is not a number",)),
+    Misuse('gpu.profile(every="x")', lambda b: b.gpu.profile(every=cast(int, "x")),
+        InputError, ("every must be an integer of 1 or more, not 'x'",)),
+    Misuse('device("emulator", sanitize="no")', lambda _: device("emulator", sanitize=cast(bool, "no")),
+        InputError, ("sanitize must be True or False, not 'no'",)),
+    Misuse("saxpy.max_potential_block_size(limit=(16, 16))",
+        lambda b: b.saxpy.max_potential_block_size(limit=cast(int, (16, 16))),
+        LaunchError, ("saxpy: limit is a number of threads, not (16, 16)",)),
     Misuse("x.close(); x.numpy()", lambda b: closed(b).numpy(),
         StaleBufferError, ("numpy(): <Array float32[257]", "its memory was freed")),
     Misuse("x.close(); x.write(data)", lambda b: closed(b).write(b.xs),

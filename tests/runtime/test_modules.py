@@ -547,3 +547,17 @@ def test_a_file_is_the_one_of_the_directory_it_was_asked_in(
         device.kernel("k.cu", "k")[1, 1](x)
         found.append(int(x.numpy()[0]))
     assert found == [1, 2]
+
+
+def test_an_overload_is_chosen_by_a_type_that_has_template_arguments(device: Gpu) -> None:
+    source = """
+    template <class T> struct P { T value; };
+    __global__ void f(P<int>* x) { x->value = 1; }
+    __global__ void f(float* x) { *x = 2; }
+    """
+    with pytest.raises(InputError) as caught:
+        device.kernel(source, "f")
+    assert caught.value.hint == "use one of the names 'f(P<int>*)', 'f(float*)'"
+    x = device.zeros(1, "int32")
+    device.kernel(source, "f(P<int>*)")[1, 1](x)
+    assert x.numpy()[0] == 1

@@ -12,9 +12,12 @@ import pytest
 
 import preheat
 from preheat import reload
+from preheat.builder import Builder
 from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
+from preheat.program import Program
 from preheat.runtime.kernel import Kernel
+from preheat.warm.manifest import Manifest, Wanted
 from tests.runtime.support import Flaky
 
 PLAIN = 'extern "C" __global__ void k(int* x) {{ *x = {}; }}\n'
@@ -217,3 +220,42 @@ def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: 
     assert asked == {"load": 1}
     assert {answer(gpu, kernel) for kernel in got} == {2}
     assert len(got) == 8
+
+
+def test_a_file_that_is_edited_while_it_is_built_is_built_again(
+    device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, build = tmp_path / "k.cu", device._code
+    file.write_text(PLAIN.format(1))
+
+    def slow(*args: Any, **more: Any) -> Any:
+        made = build(*args, **more)
+        file.write_text(PLAIN.format(2))  # somebody saves the file, and only then asks for the kernel
+        return made
+
+    monkeypatch.setattr(device, "_code", slow)
+    assert answer(device, device.kernel(file, "k")) == 2
+
+
+def test_a_kernel_from_a_bundle_stays_where_its_headers_are_not_on_this_machine(
+    open_device: Callable[..., Gpu],
+    open_builder: Callable[..., Builder],
+    tmp_path: Path,
+    clock: Callable[[float], None],
+) -> None:
+    header, bundle = tmp_path / "value.h", tmp_path / "b.heat"
+    header.write_text("#define VALUE 1\n")
+    program = Program.of(WITH_HEADER, include=[tmp_path])
+    baked = preheat.bake(
+        Manifest((Wanted(program),)), "sm_90", output=bundle, builder=open_builder(), jobs=1
+    )
+    assert baked.path == bundle
+    header.unlink()
+    builder = open_builder()
+    builder.clear_memory()
+    builder.mount(bundle)
+    gpu = open_device("emulator", builder=builder)
+    kernel = gpu.kernel(program, "k")
+    for _ in range(3):
+        clock(1.1)
+        assert gpu.kernel(program, "k") is kernel

@@ -42,6 +42,21 @@ def test_a_row_has_file_line_message_source_and_column(three: CompileError) -> N
     assert row.source[row.column - 1] == "="
 
 
+def test_an_error_in_a_template_names_the_instances_that_led_to_it(toolchain: Toolchain) -> None:
+    source = (
+        'template <class T> __device__ void inner(T*) { static_assert(sizeof(T) == 4, "four"); }\n'
+        "template <class T> __global__ void outer(T* x) { inner(x); }\n"
+    )
+    error = rejected(toolchain, Program.of(source, label="k.cu", names=["outer<double>"]))
+    (row,) = error.rows
+    assert row.context == (
+        "note: the final comparison was 8 == 4",
+        "in the instantiation of void inner(T *) [with T=double] at line 2",
+        "in the instantiation of void outer(T *) [with T=double]",
+    )
+    assert str(error).endswith("\n    ".join(("^", *row.context)))
+
+
 def test_lines_indented_by_tabs_have_source_and_column_too(three: CompileError) -> None:
     row = three.rows[1]
     assert (row.line, row.message) == (4, 'identifier "oops" is undefined')

@@ -99,7 +99,8 @@ def traced(at, act, how='raised'):
         name = frame.f_code.co_filename
         if not name.startswith(OURS) or name.endswith(OTHERS):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # Python 3.13 counts instructions only once a frame has its trace function: at its first line.
+        frame.f_trace_opcodes, frame.f_trace_lines = True, event == "call"
         if event == "opcode":
             count += 1
             if count == at and how == "raised":

@@ -484,3 +484,21 @@ def test_a_manifest_is_named_by_its_path_and_one_architecture_by_itself(
 def test_fewer_jobs_than_one_are_refused(shared_builder: Builder, jobs: int) -> None:
     with pytest.raises(InputError, match=f"jobs must be at least 1, not {jobs}"):
         bake(listed(A), jobs=jobs, builder=shared_builder)
+
+
+@pytest.mark.parametrize("given", [Manifest(()), "empty.toml"], ids=["a manifest", "a file"])
+def test_a_manifest_that_lists_nothing_is_refused_by_every_call(
+    given: Manifest | str, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.toml").write_text("version = 1\n")
+    name = "empty.toml" if isinstance(given, str) else "the manifest"
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: bake(given, "sm_90", builder=builder, output="b.heat"),
+        lambda: check(given, "sm_90", builder=builder),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match=f"{name} lists no program") as caught:
+            call()
+        assert "preheat record" in str(caught.value.hint)
+    assert not Path("b.heat").exists()

@@ -11,11 +11,10 @@ import click
 
 from preheat.arch import Arch
 from preheat.cli.check import prove
-from preheat.cli.manifests import read_listing
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
 from preheat.errors import InputError, PreheatError
 from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
-from preheat.warm.manifest import Manifest
+from preheat.warm.manifest import Manifest, listed
 
 __all__ = ["command"]
 
@@ -71,7 +70,7 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return prove(manifest, archs, [output], as_json=as_json)
-    wanted = read_listing(manifest)
+    wanted = listed(manifest)
     baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(wanted, baked, output, as_json=as_json)
     return 0 if baked.ok else 1

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from preheat.builder import Builder
-from preheat.cli.manifests import read_listing
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config
 from preheat.seal import Mode
 from preheat.warm.bake import Checked, check
+from preheat.warm.manifest import listed
 
 __all__ = ["command", "prove"]
 
@@ -53,7 +53,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
-    wanted = read_listing(manifest)
+    wanted = listed(manifest)
     config = replace(Config.from_env(), sealed=Mode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's

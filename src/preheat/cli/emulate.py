@@ -40,7 +40,12 @@ def command(file: Path, as_json: bool) -> int:
     try:
         forms = coverage(ptx.parse(read_whole(file).decode()))
     except ptx.SyntaxFault as bad:
-        raise InputError(f"{file}:{bad.line}: {bad}") from None
+        hint = (
+            f"compile it first: preheat compile {file} --arch sm_90 -o DIR"
+            if file.suffix == ".cu"
+            else None
+        )
+        raise InputError(f"{file}:{bad.line}: {bad}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as fault:
         raise InputError(f"cannot read {file}: {getattr(fault, 'strerror', None) or fault}") from None
     missing = [form for form in forms if not form.supported]

@@ -1,4 +1,4 @@
-"""Manifests on the command line: where one can go, and that one lists something."""
+"""Where the command line can write a manifest."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from pathlib import Path
 
 from preheat.errors import InputError
 from preheat.store.publish import obstacle
-from preheat.warm.manifest import Manifest
 
-__all__ = ["read_listing", "require_file", "require_writable"]
+__all__ = ["require_file", "require_writable"]
 
 _HINT = "name another place for the manifest with -o"
-
-
-def read_listing(path: Path) -> Manifest:
-    """The manifest at `path`; `InputError` when it lists nothing, which no bake or check can mean."""
-    manifest = Manifest.read(path)
-    if not (manifest.programs or manifest.unreadable or manifest.graphs):
-        hint = "record what a program needs: preheat record -- python app.py"
-        raise InputError(f"{path} lists no program", hint=hint)
-    return manifest
 
 
 def require_file(named: Path) -> None:

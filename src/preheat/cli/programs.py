@@ -32,6 +32,8 @@ class ProgramOptions:
 
     def read(self, file: str) -> Program:
         """The program in `file`, or an `InputError` in one line."""
+        if not file:
+            raise InputError("the name of a file is empty")
         if Path(file).is_dir():
             raise InputError(f"{file} is a directory", hint=f"name the files in it: {file}/*.cu")
         given = [option.removeprefix("=") for option in self.options]

@@ -153,6 +153,8 @@ class _CannotRunError(Exception):
         if words[0].endswith(".py") and Path(words[0]).is_file():
             why = "it is a Python file, not a command"
             self.hint = f"preheat record -- python {shlex.join(words)}"
+        elif "/" not in words[0] and Path(words[0]).is_file():
+            self.hint = f"name the directory of a command that is not in PATH: ./{words[0]}"
         super().__init__(f"cannot run {words[0]}: {why}")
 
 

@@ -44,8 +44,8 @@ class Profile:
         every: int = EVERY,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if every < 1:
-            raise InputError(f"every {every}th replay cannot be sampled", hint="use 1 or more")
+        if type(every) is not int or every < 1:
+            raise InputError(f"every must be an integer of 1 or more, not {every!r}")
         self._sinks, self.every, self._clock = sinks, every, clock
 
     def start(self, key: str | None, replays: int) -> Laps | None:

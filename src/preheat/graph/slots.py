@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from preheat.callers import warn_caller
 from preheat.devices import base
 from preheat.errors import (
+    CaptureError,
     CaptureWarning,
     ContextLostError,
     DriverError,
@@ -449,7 +450,8 @@ class Graphs:
         except Exception as error:
             if claim.life.lost is not None or _fatal(error):
                 raise
-            failure = _Failure(_reason(error), type(error), getattr(error, "where", None))
+            where = error.where if isinstance(error, CaptureError) else None
+            failure = _Failure(_reason(error), type(error), where)
         else:
             made.require_unwritten()
             slot = made
@@ -595,10 +597,10 @@ def key_of(value: Any) -> Hashable:
 
 def text_of(key: Any) -> str:
     """A key as text: as the literal that is equal to it, where there is one."""
-    return described(_plain(key))
+    return repr(_plain(key))
 
 
-_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
 
 
 def described(value: object) -> str:

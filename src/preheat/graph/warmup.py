@@ -27,7 +27,7 @@ from preheat.runtime.kernel import Module
 from preheat.seal import Mode
 from preheat.store.bundle import Bundle
 from preheat.warm.bundles import graphs as graphs_of
-from preheat.warm.manifest import Manifest, Wanted
+from preheat.warm.manifest import Manifest, Wanted, listed
 from preheat.warm.report import WarmReport
 
 __all__ = ["WarmSource", "WarmUp"]
@@ -124,7 +124,7 @@ class WarmUp:
         if not isinstance(source, str | os.PathLike):
             hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
             raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)
-        return Manifest.read(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+        return listed(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
 
     def _jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
         """What manifests list, the longest compiles first."""

@@ -220,17 +220,21 @@ class Signature:
     def check_count(self, args: Sequence[object]) -> None:
         """Refuse a launch with too many or too few arguments."""
         if len(args) != len(self.slots):
-            raise LaunchError(self.kernel, f"{len(args)} arguments given, it takes {self.wants}")
+            raise LaunchError(self.kernel, f"{_counted(len(args))} given, it takes {self.wants}")
 
     def refuse_names(self, named: Iterable[str]) -> NoReturn:
         """Refuse a launch with arguments that were given by name."""
-        names = ", ".join(f"{name}=" for name in named)
+        names = " and ".join(f"{name}=" for name in named)
         raise LaunchError(
             self.kernel,
-            f"{names} was given by name; arguments are given in order, it takes {self.wants}",
+            f"{names} cannot be given by name; arguments are given in order, it takes {self.wants}",
             hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",
         )
+
+
+def _counted(number: int) -> str:
+    return f"{number} argument{'' if number == 1 else 's'}"
 
 
 class Block(NamedTuple):

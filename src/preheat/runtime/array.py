@@ -101,7 +101,7 @@ class Array:
         kept: tuple[int, ...] = ()
         offset = self.address - self.buffer.address
         for axis, part in enumerate(parts):
-            if kept and part != slice(None):
+            if kept and not (isinstance(part, slice) and part == slice(None)):
                 raise InputError(
                     f"{self!r}: an index behind a slice takes elements that are not contiguous",
                     hint=_COPY,
@@ -115,11 +115,16 @@ class Array:
         """Where an index of one axis begins, and the extent of the axis unless the index removes it."""
         extent, which = self.shape[axis], "the first axis" if axis == 0 else f"axis {axis}"
         if isinstance(part, slice):
-            start, stop, step = part.indices(extent)
+            try:
+                start, stop, step = part.indices(extent)
+            except TypeError:
+                raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
             if step != 1:
                 raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
             return start, (max(stop - start, 0),)
         try:
+            if isinstance(part, bool):
+                raise TypeError
             at = operator.index(part)
         except TypeError:
             why = f"an array is indexed by integers and slices, not by {brief(part)}"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from preheat.callers import caller
 from preheat.devices import base
-from preheat.errors import CaptureError, ContextLostError, DeviceError, fresh
+from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import working
@@ -82,6 +82,7 @@ class Context:
     def __init__(self, device: base.Device, events: Events) -> None:
         self.device, self.events = device, events
         self.lost: ContextLostError | None = None
+        self._cause: DeviceError | None = None
         self.recovers = True
         self._remedy = ""
         self.windows: dict[int, Window] = {}
@@ -194,8 +195,10 @@ class Context:
 
     def failed(self, error: DeviceError) -> None:
         """Told by the device: an error that nothing on it survives."""
-        if self.lost is not None:
+        located = isinstance(error, EmulatorFault) and error.plain is self._cause
+        if self.lost is not None and not (located and self._cause is not None):
             return
+        known, self._cause = self._cause, error
         if self.replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
         if isinstance(error, ContextLostError):  # The device itself is sound.
@@ -203,8 +206,10 @@ class Context:
         else:
             recovers = self.device.recovers
             reason = f"{self.device.name} is lost since: {error}"
-            self._lose(reason, _RESET if recovers else _NEW_PROCESS, recovers=recovers, only_first=True)
-        self.events.emit("lost", device=self.device.name, reason=str(error))
+            remedy = _RESET if recovers else _NEW_PROCESS
+            self._lose(reason, remedy, recovers=recovers, only_first=known is None)
+        if known is None:
+            self.events.emit("lost", device=self.device.name, reason=str(error))
 
     def _lose(
         self, reason: str, remedy: str, *, recovers: bool = True, only_first: bool = False

@@ -59,10 +59,10 @@ def element_bytes(value: Any, dtype: DType) -> bytes:
         try:
             item = value.item() if hasattr(value, "item") else value
             if not isinstance(item, bool | int | float):
-                raise TypeError("it is not one real number")
+                raise InputError(f"{brief(value)} does not fit {dtype}: it is not one real number")
             return struct.pack(f"<{_FORMATS[dtype.name]}", item)
-        except (struct.error, OverflowError, TypeError, ValueError) as bad:
-            raise InputError(f"{brief(value)} does not fit {dtype}: {bad}") from None
+        except (struct.error, OverflowError, TypeError, ValueError):
+            raise InputError(f"{brief(value)} does not fit {dtype}") from None
     if dtype.name == "bfloat16" and isinstance(value, float | int):
         return bfloat16_bytes(value)
     host = host_array(value, dtype)
@@ -140,7 +140,8 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
         _check_range(host, dtype)
     elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
         raise _lossy(host, dtype)
-    return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
+    with numpy.errstate(over="ignore"):  # what is too large becomes infinite, as in a launch
+        return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
 
 
 def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
@@ -150,6 +151,9 @@ def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
             f"cannot read {type(data).__name__} as an array: {brief(found)} is not a number",
             hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
         )
+    if not host.size:
+        hint = "give it an element type: numpy.empty(0, 'float32')"
+        return InputError("an empty array of objects has no element type", hint=hint)
     # Integers alone become objects when one of them is too long.
     return InputError(f"{brief(max(host.flat, key=abs))} does not fit into 64 bits")
 
@@ -159,7 +163,7 @@ def _others(data: object) -> Iterator[object]:
     import numpy
 
     if isinstance(data, list | tuple | numpy.ndarray):
-        for each in data:
+        for each in data.flat if isinstance(data, numpy.ndarray) else data:
             yield from _others(each)
     elif not isinstance(data, bool | int | float | complex | numpy.number | numpy.bool_):
         yield data

@@ -168,6 +168,8 @@ class Kernel:
         `limit` is the most threads to try. The result can be launched: `kernel[size](…)`.
         """
         uses, limits = self.attributes, self._context.device.limits
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise LaunchError(self.name, f"limit is a number of threads, not {limit!r}")
         most = min(limits.threads, uses.threads) if limit is None else self.geometry(1, limit).block[0]
         best, filled = None, 0
         for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
@@ -227,7 +229,7 @@ class Kernel:
         if len(config) != 2:
             raise LaunchError(
                 self.name,
-                f"kernel[grid, block] takes a grid and a block, not {len(config)} things",
+                f"kernel[grid, block] takes two values, a grid and a block, not {len(config)}",
                 hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
                 "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
@@ -394,6 +396,9 @@ class _Launcher:
         self._launch, self._kernel, self._key = launch, kernel, key
         self._seen = False
         self._quick: Callable[..., None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<launch of {self._launch.signature.kernel}>"
 
     def __call__(self, *args: Any, **named: Any) -> None:
         if self._quick is not None:  # someone kept this object

@@ -15,7 +15,6 @@ __all__ = ["Lines", "has_lines"]
 _LINED = re.compile(rb"^\s*\.loc\s+\d", re.M)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\\n]|\\.)*)"', re.M)
 _LOC = re.compile(r"\.loc (?P<at>\d+ (?P<line>\d+) \d+)(?:.* inlined_at (?P<outer>\d+ \d+ \d+))?")
-_LABEL = re.compile(r"[\w$%]+ ?:$")
 _DIRECTORY = re.compile(rf"^(?:{re.escape(LABELS)}/|{re.escape(HOME)}/(?:@\w+/)?)")
 
 Chain = tuple[str, ...]  # "file line column" of a place, then of each call around it, outwards
@@ -40,7 +39,7 @@ class Lines:
         `function` may be from a text without line information. The result is empty where that is other
         code, and where the compiler named no line.
         """
-        mine = [statement for statement in function.statements if _is_instruction(statement)]
+        mine = [statement for statement in function.statements if statement.is_instruction]
         rows = self._instructions.get(function.name, [])
         if [text for text, _ in rows] != [statement.text for statement in mine]:
             return ()
@@ -68,11 +67,5 @@ def _placed(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
             known[loc["at"]] = here = (loc["at"], *outer)
             if loc["line"] != "0":  # the code of line 0 is the compiler's own
                 chain = here
-        elif _is_instruction(statement):
+        elif statement.is_instruction:
             yield statement.text, chain
-
-
-def _is_instruction(statement: ptx.Statement) -> bool:
-    """Whether a statement is an instruction: directives and labels are others with line information."""
-    text = statement.text
-    return text not in ("{", "}") and text[0] != "." and not _LABEL.match(text)

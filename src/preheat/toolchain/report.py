@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from preheat.artifact import Resources
 from preheat.errors import Diagnostic
@@ -19,6 +19,8 @@ _PTX_LINE = re.compile(
     r"ptxas (?P<file>.+?), line (?P<line>\d+); (?P<severity>error|fatal|warning)\s*: (?P<message>.*)"
 )
 _PLAIN = re.compile(r"(?P<file>nvrtc|ptxas)\s*:?\s+(?P<severity>error|fatal)\s*: (?P<message>.*)")
+_NOTE = re.compile(r".*?\(\d+\): note(?: #[\w-]+)?: (?P<message>.*)")
+_INSTANCE = re.compile(r'\s+(?:detected during )?instantiation of "(?P<name>.*)"(?P<at> at line \d+)?')
 _CARET = re.compile(r"\s*\^")
 _ROOT = re.compile(r"(?<![\w/])@(\w+)/")
 _PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")
@@ -64,9 +66,21 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
                 message=found["message"].strip(),
                 source=source,
                 column=column,
+                context=tuple(_context(lines[index + 1 :])),
             )
         )
     return tuple(rows)
+
+
+def _context(lines: Iterable[str]) -> Iterator[str]:
+    """What the compiler says about a diagnostic in the lines below it."""
+    for line in lines:
+        if _FRONT.match(line) or not line:
+            return
+        if note := _NOTE.match(line):
+            yield f"note: {note['message']}"
+        elif instance := _INSTANCE.match(line):
+            yield f"in the instantiation of {instance['name']}{instance['at'] or ''}"
 
 
 def _line_of(text: str, number: int | None) -> str | None:

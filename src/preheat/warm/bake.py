@@ -24,7 +24,7 @@ from preheat.seal import Mode
 from preheat.store.bundle import write
 from preheat.warm.bundles import archs as baked_for
 from preheat.warm.bundles import meta, require_place, united
-from preheat.warm.manifest import GraphKeys, Manifest, Wanted
+from preheat.warm.manifest import GraphKeys, Manifest, Wanted, listed
 
 if TYPE_CHECKING:  # costs every process milliseconds to import
     from concurrent.futures import Executor, Future
@@ -124,7 +124,7 @@ def bake(
         raise InputError(f"jobs must be at least 1, not {jobs}")
     if output is not None:  # rather now than after an hour
         require_place(output)
-    manifest = _read(manifest)
+    manifest = listed(manifest)
     todo = plan(manifest, archs)
     done: list[tuple[Job, _Made]] = []
     failures = [Failed(title, None, error) for title, error in manifest.unreadable]
@@ -146,10 +146,6 @@ def bake(
         nbytes = _write(Path(output), made, manifest.graphs)
         baked = replace(baked, path=Path(output), nbytes=nbytes)
     return replace(baked, seconds=time.perf_counter() - started)
-
-
-def _read(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
-    return manifest if isinstance(manifest, Manifest) else Manifest.read(manifest)
 
 
 def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:
@@ -401,7 +397,7 @@ def check(
 
     Code for another architecture counts where the one asked for runs it, as it does for a device.
     """
-    manifest = _read(manifest)
+    manifest = listed(manifest)
     todo = plan(manifest, archs)
     programs = len({id(job.wanted) for job in todo}) + len(manifest.unreadable)
     targets = tuple(sorted({job.arch for job in todo}))

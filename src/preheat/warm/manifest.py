@@ -49,7 +49,7 @@ from preheat.spelling import FILE, is_spelling, shown, spelled_in_manifest
 from preheat.store.bundle import MAGIC
 from preheat.store.publish import publish
 
-__all__ = ["GraphKeys", "Manifest", "Unreadable", "Wanted", "literal"]
+__all__ = ["GraphKeys", "Manifest", "Unreadable", "Wanted", "listed", "literal"]
 
 _VERSION = 1
 _CALLERS = 8  # as many as help a person find who asks; a busy kernel has hundreds
@@ -612,3 +612,13 @@ def _publish(path: str, blob: bytes) -> None:
             return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     publish(Path(path), [blob])
+
+
+def listed(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
+    """The manifest; `InputError` when it lists nothing, which no bake or check can mean."""
+    found = manifest if isinstance(manifest, Manifest) else Manifest.read(manifest)
+    if not (found.programs or found.unreadable or found.graphs):
+        name = "the manifest" if isinstance(manifest, Manifest) else os.fspath(manifest)
+        hint = "record what a program needs: preheat record -- python app.py"
+        raise InputError(f"{name} lists no program", hint=hint)
+    return found

@@ -92,15 +92,21 @@ class Launch:
 
     def run(self, values: list[bytes]) -> None:
         """Run the kernel with these parameters."""
-        with self._device.lock, np.errstate(all="ignore"):
-            for parameter, value in zip(self.parameters, values, strict=True):
-                ctypes.memmove(self._at + parameter.offset, value, parameter.size)
-            lent = list(self._lent())
-            try:
-                self._run()
-            finally:
-                for buffer in lent:
-                    self.program.memory.remove(buffer)
+        try:
+            with self._device.lock, np.errstate(all="ignore"):
+                for parameter, value in zip(self.parameters, values, strict=True):
+                    ctypes.memmove(self._at + parameter.offset, value, parameter.size)
+                lent = list(self._lent())
+                try:
+                    self._run()
+                finally:
+                    for buffer in lent:
+                        self.program.memory.remove(buffer)
+        except _Stopped as stopped:  # finding lines may compile, for which nobody else has to wait
+            fault = self.program.located(stopped.fault, stopped.calls)
+            if stopped.calls:
+                self._device.lost(fault)
+            raise fault from None
 
     def _lent(self) -> Iterator[Buffer]:
         """Memory of the launch itself that kernels can point at."""
@@ -129,21 +135,22 @@ class Launch:
             try:
                 wave.run()
             except Violation as bad:
-                fault = self._fault(wave, bad)
-                self._device.lost(fault)
-                raise fault from None
+                stopped = self._stopped(wave, bad)
+                self._device.lost(stopped.fault)
+                raise stopped from None
             except UnsupportedInstructionError as error:  # in a function that a pointer led to
-                raise self.program.located(error) from None
+                raise _Stopped(error, ()) from None
 
     def _blocks_per_wave(self) -> int:
         if self.geometry.cooperative:  # its blocks wait for one another
             return max(self.blocks, 1)
         local = max(code.frame_bytes for code in self.program.functions.values())
-        each = self.shared + local * self.threads
+        shadow = self.shared if self.program.sanitize else 0
+        each = self.shared + shadow + local * self.threads
         fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
         return max(fits, 1)
 
-    def _fault(self, wave: Wave, bad: Violation) -> EmulatorFault:
+    def _stopped(self, wave: Wave, bad: Violation) -> _Stopped:
         group = wave.running
         assert group is not None
         op, lane = group.frame.code.sites[bad.site], int(group.all_lanes[bad.position])
@@ -157,7 +164,14 @@ class Launch:
             address=bad.address,
             hint=bad.hint,
         )
-        return self.program.located(fault, _calls(group.frame, bad.site))
+        return _Stopped(fault, tuple(_calls(group.frame, bad.site)))
+
+
+class _Stopped(Exception):  # noqa: N818  (it never leaves a launch)
+    """A fault, with the function and PTX line of it and of every call around it."""
+
+    def __init__(self, fault: EmulatorFault, calls: tuple[tuple[str, int], ...]) -> None:
+        self.fault, self.calls = fault, calls
 
 
 def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:

@@ -118,7 +118,7 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
         source, valid = source.take(lane), valid.take(lane)
     else:
         source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
-    if not value.ndim and warps.slot is None:
+    if not value.ndim:  # the same in all lanes, and also on a GPU in a register that they share
         return value, valid
     at = warps.row * WARP + source
     found = warps.rows(value).take(at)
