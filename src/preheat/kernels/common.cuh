@@ -115,93 +115,115 @@ template <class C, class T> INLINE C filled(T value) {
     return chunk;
 }
 
-// How the threads of a row access it. The chunks of a thread are number `lane` and every one that is
-// `lanes` further: whose an element is depends on its place in the row alone, never on alignment, and so
-// does every result. Beyond the end of the row all elements are `missing`. A load has two halves, so
-// that memory is busy with other rows between them: `fetch`, and `finish`.
+// `length` elements of an operand from its element `first` on: a row, or a part of one. Of the elements on
+// either side of them, up to eight count: they belong to the operand as well, so that they may be read.
+struct Span {
+    long long first;
+    int length, before, after;
+
+    INLINE Span(long long first, int length, long long total)
+        : first(first), length(length), before((int)min(first, 8ll)),
+          after((int)min(total - first - length, 8ll)) {}
+};
+
+// A row, which is empty beyond the last one, and a part of it.
+INLINE Span row_span(long long row, int rows, int width) {
+    return {row * width, row < rows ? width : 0, (long long)rows * width};
+}
+INLINE Span part_span(long long row, int rows, int width, int start, int length) {
+    return {row * width + start, length, (long long)rows * width};
+}
+
+// How the threads of a row access it. A warp has neighbouring chunks, and those of a thread are as far
+// apart as the warp is wide. The thread of an element depends on its place in the row alone, never on
+// alignment, and therefore every result does. Beyond the end of a row, all elements are `missing`. A load
+// has two steps, so that memory is busy with other rows between them: `fetch` and `finish`.
+template <int LANES> constexpr int GROUP = LANES < 32 ? LANES : 32;
+template <int LANES, int CHUNKS> INLINE int place(int lane, int k) {
+    return lane / GROUP<LANES> * GROUP<LANES> * CHUNKS + k * GROUP<LANES> + lane % GROUP<LANES>;
+}
 
 // Rows whose chunks are whole and aligned, or single elements.
 template <class C> struct Direct {
     using Item = C;
     template <int LANES, int CHUNKS, class T>
-    static INLINE void fetch(C (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+    static INLINE void fetch(C (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            int at = (lane + k * lanes<LANES>()) * C::SIZE;
-            to[k] = at < width ? *(const C*)(row + at) : filled<C>(missing);
+            int at = place<LANES, CHUNKS>(lane, k) * C::SIZE;
+            to[k] = at < span.length ? *(const C*)(from + span.first + at) : filled<C>(missing);
         }
     }
     template <int LANES, int CHUNKS, class T>
-    static INLINE void finish(C (&)[CHUNKS], const T*, int, int, T = {}) {}
+    static INLINE void finish(C (&)[CHUNKS], const T*, Span, int, T = {}) {}
     template <int LANES, int CHUNKS, class T>
-    static INLINE void store(T* row, const C (&from)[CHUNKS], int width, int lane) {
+    static INLINE void store(T* to, const C (&from)[CHUNKS], Span span, int lane) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            int at = (lane + k * lanes<LANES>()) * C::SIZE;
-            if (at < width) *(C*)(row + at) = from[k];
+            int at = place<LANES, CHUNKS>(lane, k) * C::SIZE;
+            if (at < span.length) *(C*)(to + span.first + at) = from[k];
         }
     }
 };
 
-// Rows of chunks at any address, element by element: as good as any other way for floats.
+// Chunks at any address, element by element.
 template <class T> struct Loose {
     using Item = Chunk<T>;
     template <int LANES, int CHUNKS>
-    static INLINE void fetch(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
+    static INLINE void fetch(Item (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
             for (int i = 0; i < Item::SIZE; i++) {
-                int at = (lane + k * lanes<LANES>()) * Item::SIZE + i;
-                to[k].put_raw(i, at < width ? row[at] : missing);
+                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
+                to[k].put_raw(i, at < span.length ? from[span.first + at] : missing);
             }
     }
     template <int LANES, int CHUNKS>
-    static INLINE void finish(Item (&)[CHUNKS], const T*, int, int, T = {}) {}
-    template <int LANES, int CHUNKS>
-    static INLINE void store(T* row, const Item (&from)[CHUNKS], int width, int lane) {
+    static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
             for (int i = 0; i < Item::SIZE; i++) {
-                int at = (lane + k * lanes<LANES>()) * Item::SIZE + i;
-                if (at < width) row[at] = from[k].raw(i);
+                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
+                if (at < span.length) to[span.first + at] = from[k].raw(i);
             }
     }
 };
 
-// Rows of halves at any address and of any width. Memory is accessed in pieces, the elements of aligned
-// sixteen bytes. The `phase` of a row is the place of its first element in one, so that a chunk lies
-// across two of them.
-template <class T> struct Shifted {
+// Memory in pieces: the elements of sixteen aligned bytes. A span at any address begins within a piece, at
+// the element `phase` of it, and each of its chunks lies across two pieces.
+template <class T> struct Pieces {
     using Item = Chunk<T>;
     static constexpr int SIZE = Item::SIZE;
 
-    static INLINE int phase_of(const T* row) { return (size_t)row / sizeof(T) % SIZE; }
-    // Whether all elements of the piece at the element `at`, which may be negative, are in the row, or
-    // only some.
-    static INLINE bool whole(int at, int width) { return at >= 0 && at + SIZE <= width; }
-    static INLINE bool partly(int at, int width) {
-        return !whole(at, width) && at < width && at + SIZE > 0;
+    static INLINE int phase_of(const T* data, Span span) {
+        return span.length ? (size_t)(data + span.first) / sizeof(T) % SIZE : 0;
     }
-    static INLINE Item read(const T* row, int width, int at, T missing) {
-        return whole(at, width) ? *(const Item*)(row + at) : filled<Item>(missing);
+    // Whether the piece at the element `at` of a span, which may be negative, is inside of the operand. It
+    // may have elements that are beside the span: those are read, but never used.
+    static INLINE bool inside(int at, Span span) {
+        return at >= -span.before && at + SIZE <= span.length + span.after;
     }
-    static INLINE void read_part(Item& piece, const T* row, int width, int at) {
-        if (partly(at, width))
+    static INLINE Item read(const T* data, Span span, int at) {
+        return at < span.length && inside(at, span) ? *(const Item*)(data + span.first + at) : Item();
+    }
+    // At both ends of the operand, pieces are read element by element.
+    static INLINE void complete(Item& piece, const T* data, Span span, int at) {
+        if (at < span.length && !inside(at, span))
 #pragma unroll
             for (int i = 0; i < SIZE; i++)
-                if (at + i >= 0 && at + i < width) piece.put_raw(i, row[at + i]);
+                if (at + i >= 0 && at + i < span.length) piece.put_raw(i, data[span.first + at + i]);
     }
-    // The elements of `chunk`, at `at` in the row, that are in the part from `begin` to `end`.
-    static INLINE void write_part(T* row, const Item& chunk, int at, int begin, int end) {
+    // The elements of `chunk`, which is at the element `at` of a span, from `begin` up to `end`.
+    static INLINE void write_part(T* data, Span span, const Item& chunk, int at, int begin, int end) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
-            if (at + i >= begin && at + i < end) row[at + i] = chunk.raw(i);
+            if (at + i >= begin && at + i < end) data[span.first + at + i] = chunk.raw(i);
     }
-    static INLINE void write(T* row, const Item& piece, int width, int at) {
-        if (whole(at, width)) *(Item*)(row + at) = piece;
-        else write_part(row, piece, at, 0, width);
+    static INLINE void write(T* data, Span span, const Item& piece, int at) {
+        if (at >= 0 && at + SIZE <= span.length) *(Item*)(data + span.first + at) = piece;
+        else write_part(data, span, piece, at, 0, span.length);
     }
     // As many elements as a chunk has, from the element `by` of `low` on; `high` follows `low`.
     static INLINE Item between(const Item& low, const Item& high, int by) {
@@ -215,75 +237,101 @@ template <class T> struct Shifted {
         for (int i = 0; i < 5; i++) words[i] = bytes & 4 ? words[i + 1] : words[i];
         Item chunk;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            chunk.words[i] = sizeof(T) == 2 && bytes & 2 ? __funnelshift_r(words[i], words[i + 1], 16) : words[i];
+        for (int i = 0; i < 4; i++) {
+            unsigned shifted = __funnelshift_r(words[i], words[i + 1], 16);
+            chunk.words[i] = sizeof(T) == 2 && bytes & 2 ? shifted : words[i];
+        }
         return chunk;
     }
+    // The chunks of a span, and the first piece of this thread where a block has every piece of it.
+    static INLINE int chunks(Span span) { return (span.length + SIZE - 1) / SIZE; }
+    static INLINE int first(const T* data, Span span) { return threadIdx.x * SIZE - phase_of(data, span); }
+    // What the chunk at the element `at` has beyond the end of the span becomes `missing`.
+    static INLINE void limit(Item& chunk, Span span, int at, T missing) {
+        if (at + SIZE > span.length)
+#pragma unroll
+            for (int i = 0; i < SIZE; i++)
+                if (at + i >= span.length) chunk.put_raw(i, missing);
+    }
+};
 
-    // Whole pieces alone: what takes several accesses would keep the others waiting.
+// The chunk that the thread `source` of every WIDTH has: one of two, as it says.
+template <int WIDTH, class C> INLINE C received(bool other, const C& a, const C& b, int source) {
+    C chunk;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        chunk.words[i] = __shfl_sync(0xffffffffu, other ? b.words[i] : a.words[i], source, WIDTH);
+    return chunk;
+}
+
+// Rows at any address and of any width. All threads of a warp come here together: a thread reads the piece
+// in which its chunk begins, and its neighbour has the piece in which the chunk ends.
+template <class T> struct Shifted {
+    using Item = Chunk<T>;
+    using P = Pieces<T>;
+    static constexpr int SIZE = Item::SIZE;
+
     template <int LANES, int CHUNKS>
-    static INLINE void fetch(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-        int phase = phase_of(row);
+    static INLINE void fetch(Item (&to)[CHUNKS], const T* from, Span span, int lane, T = {}) {
+        int phase = P::phase_of(from, span);
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++)
-            to[k] = read(row, width, (lane + k * lanes<LANES>()) * SIZE - phase, missing);
+            to[k] = P::read(from, span, place<LANES, CHUNKS>(lane, k) * SIZE - phase);
     }
-    // The second piece of a chunk is the first one of its neighbour, and so in the cache by now.
     template <int LANES, int CHUNKS>
-    static INLINE void finish(Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-        constexpr int BATCH = CHUNKS < 2 ? 1 : 2;
-        int phase = phase_of(row), stride = lanes<LANES>() * SIZE, first = lane * SIZE - phase;
-        Item next[BATCH];
+    static INLINE void finish(Item (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
+        constexpr int WIDTH = GROUP<LANES>;
+        int phase = P::phase_of(from, span), first = lane % WIDTH == 0, last = lane % WIDTH == WIDTH - 1;
+        int end = (place<LANES, CHUNKS>(lane, CHUNKS - 1) + 1) * SIZE - phase;
+        Item beyond = last && phase ? P::read(from, span, end) : Item();
+        if (span.before < SIZE || span.after < SIZE) {
 #pragma unroll
-        for (int start = 0; start < CHUNKS; start += BATCH) {
-#pragma unroll
-            for (int k = 0; k < BATCH; k++)
-                next[k] = read(row, width, first + (start + k) * stride + SIZE, missing);
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                int at = first + (start + k) * stride;
-                read_part(to[start + k], row, width, at);
-                read_part(next[k], row, width, at + SIZE);
-                to[start + k] = between(to[start + k], next[k], phase);
-            }
+            for (int k = 0; k < CHUNKS; k++)
+                P::complete(to[k], from, span, place<LANES, CHUNKS>(lane, k) * SIZE - phase);
+            if (last && phase) P::complete(beyond, from, span, end);
         }
-    }
-    // Every thread of a warp comes here. Neighbours hand on what is missing in a piece; the first and
-    // the last of a warp write the rest of theirs element by element.
-    template <int LANES, int CHUNKS>
-    static INLINE void store(T* row, const Item (&from)[CHUNKS], int width, int lane) {
-        constexpr int GROUP = LANES < 32 ? LANES : 32;
-        int phase = phase_of(row);
-        bool first = lane % GROUP == 0, last = lane % GROUP == GROUP - 1;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            int at = (lane + k * lanes<LANES>()) * SIZE, end = at + SIZE - phase;  // of the first piece
-            Item before;
+            bool more = k + 1 < CHUNKS;
+            Item next = received<WIDTH>(more && first, to[k], to[more ? k + 1 : k], (lane + 1) % WIDTH);
+            if (!more && last) next = beyond;
+            to[k] = P::between(to[k], next, phase);
+            P::limit(to[k], span, place<LANES, CHUNKS>(lane, k) * SIZE, missing);
+        }
+    }
+    // A thread writes the piece in which its chunk begins. What the first and the last chunk of a warp
+    // have in pieces that they share with other warps is written element by element.
+    template <int LANES, int CHUNKS>
+    static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
+        constexpr int WIDTH = GROUP<LANES>;
+        int phase = P::phase_of(to, span), first = lane % WIDTH == 0, last = lane % WIDTH == WIDTH - 1;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                before.words[i] = __shfl_up_sync(0xffffffffu, from[k].words[i], 1);
-            if (phase == 0) write(row, from[k], width, at);
-            else if (first) write_part(row, from[k], at, 0, min(end, width));
-            else write(row, between(before, from[k], SIZE - phase), width, at - phase);
-            if (last) write_part(row, from[k], at, end, width);
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = place<LANES, CHUNKS>(lane, k) * SIZE, end = at + SIZE - phase;
+            int source = (lane + WIDTH - 1) % WIDTH;
+            Item before = received<WIDTH>(k && last, from[k], from[k ? k - 1 : 0], source);
+            if (phase == 0) P::write(to, span, from[k], at);
+            else if (k == 0 && first) P::write_part(to, span, from[k], at, 0, min(end, span.length));
+            else P::write(to, span, P::between(before, from[k], SIZE - phase), at - phase);
+            if (k == CHUNKS - 1 && last && phase) P::write_part(to, span, from[k], at, end, span.length);
         }
     }
 };
+
 template <int LANES, class A, int CHUNKS, class T>
-INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* row, int width, int lane, T missing = {}) {
-    A::template fetch<LANES>(to, row, width, lane, missing);
-    A::template finish<LANES>(to, row, width, lane, missing);
+INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
+    A::template fetch<LANES>(to, from, span, lane, missing);
+    A::template finish<LANES>(to, from, span, lane, missing);
 }
 
 template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
 
 // Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
 // chunks of any others. All threads of a launch take the same one.
-template <class Work, class T, bool SINGLES, bool FEW = false, class... Args>
+template <class Work, class T, bool SINGLES, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
     if constexpr (SINGLES) Work::run(Direct<Single<T>>(), args...);
     else if (aligned && width % Chunk<T>::SIZE == 0) Work::run(Direct<Chunk<T>>(), args...);
-    else if constexpr (FEW) Work::run(Loose<T>(), args...);
     else Work::run(Shifted<T>(), args...);
 }
 
@@ -307,40 +355,165 @@ template <int LANES, class V, class F> INLINE V across(V v, V* scratch, F f, V n
     return v;
 }
 
-// Shared memory of the launch, for what a row that is too wide for registers leaves there: of every
-// step of a block, in which each thread has ITEMS, as many as there is room for.
-template <class Item, int ITEMS> struct Held {
-    Item* room;
-    int size;  // in items
+// Wide rows: a cluster of blocks works on each of them, and every block has a segment of it. Where there are
+// no clusters, one block has the whole row.
+INLINE int cluster_rank() {
+    int rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+INLINE int cluster_blocks() {
+    int blocks = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+    return blocks;
+}
+INLINE void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+INLINE void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 
-    INLINE Held(char* from, int bytes) : room((Item*)from), size(bytes / (int)sizeof(Item)) {}
-    INLINE bool has(int start) const { return start + ITEMS * (int)blockDim.x <= size; }
-    INLINE Item& operator()(int start, int i) const { return room[start + threadIdx.x + i * blockDim.x]; }
-};
+// A word of the shared memory of another block of the cluster, which has it at the address `mine` here.
+INLINE unsigned remote_word(const void* mine, int block) {
+    unsigned word = 0;
+#if __CUDA_ARCH__ >= 900
+    unsigned at = (unsigned)__cvta_generic_to_shared(mine), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(there) : "memory");
+#endif
+    return word;
+}
+
+// The same as `across`, for the blocks of a cluster: `v` is the value of a block, which all of its threads
+// have, and `shared` has room for one. A block that called this waits for the cluster before it ends.
+template <class V, class F> INLINE V across_cluster(V v, V* shared, F f, V none = {}) {
+    int blocks = cluster_blocks(), block = threadIdx.x % 8;
+    if (blocks == 1) return v;
+    if (threadIdx.x == 0) *shared = v;
+    cluster_arrive();
+    cluster_wait();
+    union { V value; unsigned words[sizeof(V) / 4]; } other = {none};
+    if (block < blocks)
+#pragma unroll
+        for (int i = 0; i < sizeof(V) / 4; i++) other.words[i] = remote_word((const char*)shared + 4 * i, block);
+    cluster_arrive();
+    v = other.value;
+#pragma unroll
+    for (int by = 4; by; by /= 2) v = f(v, shuffled(v, by));
+    return v;
+}
+INLINE void end_cluster() {
+    if (cluster_blocks() > 1) cluster_wait();
+}
+
+// This block's segment of its row: whole lines of memory, but for the last one.
+INLINE Span segment_span(int rows, int width) {
+    constexpr int LINE = 64;
+    int blocks = cluster_blocks(), segment = ((width - 1) / blocks / LINE + 1) * LINE;
+    int start = min(cluster_rank() * segment, width);
+    return part_span(blockIdx.x / blocks, rows, width, start, min(segment, width - start));
+}
 
 INLINE char* dynamic_memory() {
     extern __shared__ uint4 memory[];
     return (char*)memory;
 }
-
 INLINE int dynamic_bytes() {
     int bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
     return bytes;
 }
 
-template <class C, int CHUNKS>
-INLINE void hold(const Held<C, CHUNKS>& held, int start, const C (&from)[CHUNKS]) {
-    if (!held.has(start)) return;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++) held(start, k) = from[k];
+// Copies into shared memory go on while threads work; they are counted in stages.
+constexpr int STAGES = 4;
+INLINE void copy_later(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+    *(uint4*)to = *(const uint4*)from;
+#endif
+}
+INLINE void end_stage() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+INLINE void wait_for_stage(int stage) {
+#if __CUDA_ARCH__ >= 800
+    if (stage == 0) asm volatile("cp.async.wait_group 3;" ::: "memory");
+    if (stage == 1) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (stage == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    if (stage == 3) asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+    __syncthreads();
 }
 
-// What was held, or else the row once more.
-template <int LANES, class A, int CHUNKS, class T>
-INLINE void recall(A access, const Held<typename A::Item, CHUNKS>& held, int start,
-                   typename A::Item (&to)[CHUNKS], const T* row, int width, T missing = {}) {
-    if (!held.has(start)) return load<LANES>(access, to, row, width, start + threadIdx.x, missing);
+// A span of an operand in shared memory, as far as there is room for it: its pieces, whatever their phase.
+template <class T> struct Staged {
+    using Item = Chunk<T>;
+    using P = Pieces<T>;
+    static constexpr int SIZE = Item::SIZE;
+
+    const T* data;
+    Span span;
+    int phase, held;  // pieces in shared memory
+    Item* room;
+
+    INLINE Staged(const T* data, Span span, char* memory, int bytes)
+        : data(data), span(span), phase(P::phase_of(data, span)),
+          held(min((span.length + phase + SIZE - 1) / SIZE, bytes / (int)sizeof(Item))), room((Item*)memory) {}
+
+    // The piece that follows those of a stage.
+    INLINE int end(int stage) const { return ((held - 1) / STAGES + 1) * (stage + 1); }
+
+    INLINE void copy(int stage) const {
+        for (int i = end(stage - 1) + threadIdx.x; i < min(held, end(stage)); i += blockDim.x) {
+            int at = i * SIZE - phase;
+            if (P::inside(at, span)) copy_later(room + i, data + span.first + at);
+            else {
+                room[i] = Item();
+                P::complete(room[i], data, span, at);
+            }
+        }
+    }
+
+    INLINE Item piece(int i) const {
+        if (i < held) return i < 0 ? Item() : room[i];
+        Item piece = P::read(data, span, i * SIZE - phase);
+        P::complete(piece, data, span, i * SIZE - phase);
+        return piece;
+    }
+    // The elements from `at` on, which may be negative: as many as a chunk has.
+    INLINE Item operator[](int at) const {
+        int low = (at + phase) >> (SIZE == 4 ? 2 : 3), by = (at + phase) & (SIZE - 1);
+        return by ? P::between(piece(low), piece(low + 1), by) : piece(low);
+    }
+};
+
+// Copy all of the operands to shared memory. As soon as what they have of a chunk is there, `work` has its
+// number; the chunks of a thread are as many apart as there are threads.
+template <class F, class... Operands> INLINE void stage_in(int chunks, F work, const Operands&... operands) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k++) to[k] = held(start, k);
+    for (int stage = 0; stage < STAGES; stage++) {
+        (operands.copy(stage), ...);
+        end_stage();
+    }
+    int chunk = threadIdx.x;
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) {
+        wait_for_stage(stage);
+        int end = chunks;
+        if (stage < STAGES - 1) ((end = min(end, operands.end(stage) - 1)), ...);
+        for (; chunk < end; chunk += blockDim.x) work(chunk);
+    }
 }

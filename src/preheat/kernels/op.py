@@ -45,6 +45,7 @@ class Op(NamedTuple):
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int = 0
+    cluster: int = 1
     by: str | None = None
     slower: str = ""
 
@@ -55,18 +56,32 @@ class Op(NamedTuple):
 
     def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
         """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
-        kernel = gpu.kernel(self.program, self.entry)
-        shared = min(self.shared, gpu.limits.shared_optin - _OWN) if self.shared else 0
-        kernel.launch(*args, grid=self.grid, block=self.block, shared=shared, stream=stream)
+        kernel, slower = gpu.kernel(self.program, self.entry), self.slower
+        if not self.shared:
+            kernel.launch(*args, grid=self.grid, block=self.block, stream=stream)
+        else:
+            blocks = self.cluster if gpu.limits.cluster >= self.cluster else 1
+            fewer = self.cluster // blocks
+            shared = min(fewer * self.shared, gpu.limits.shared_optin - _OWN)
+            kernel.launch(
+                *args,
+                grid=(self.grid[0] // fewer,),
+                block=self.block,
+                shared=shared,
+                cluster=blocks if blocks > 1 else None,
+                stream=stream,
+            )
+            slower = slower or (shared < fewer * self.shared and _TWICE)
         tell(self)
-        if self.slower and self.entry not in (told := _slower.setdefault(gpu, set())):
+        if slower and self.entry not in (told := _slower.setdefault(gpu, set())):
             told.add(self.entry)
-            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=self.slower)
+            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=slower)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
 
+_TWICE = "shared memory has no room for rows this wide, so that the rest of them is read twice"
 _OWN = 2048  # bytes of shared memory that a kernel may have besides
 
 _slower: weakref.WeakKeyDictionary[Gpu, set[str]] = weakref.WeakKeyDictionary()

@@ -148,7 +148,7 @@ class Ops:
         eps, gx, g_gamma = not_negative("eps", eps), results[0].array, results[1].array
         groups = rms_norm.groups(rows, width, like.dtype)
         arguments = {
-            "rms_norm_strips": (gy, x, gamma, partial, width, groups),
+            "rms_norm_strips": (gy, x, gamma, partial, rows, width, groups),
             "rms_norm_backward": (gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups),
             "rms_norm_gamma": (partial, g_gamma, groups, width),
         }

@@ -7,6 +7,8 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
+constexpr int WIDE = 512;  // threads of a block that works on a wide row, at most
+
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
 
@@ -33,53 +35,46 @@ template <int LANES, int CHUNKS> struct RmsNormRow {
     template <class A, class T>
     static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
         __shared__ float scratch[32];
-        long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-        int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
+        Span span = row_span((long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES, rows, width);
+        int lane = threadIdx.x % LANES;
         typename A::Item v[CHUNKS], g[CHUNKS];
-        load<LANES>(access, v, x + row * width, length, lane);
+        load<LANES>(access, v, x, span, lane);
         float mean = across<LANES>(squares(v), scratch, sum) / width;
-        load<LANES>(access, g, gamma, length, lane);
+        load<LANES>(access, g, gamma, Span(0, width, width), lane);
         scale(v, g, rsqrtf(mean + eps));
-        A::template store<LANES>(y + row * width, v, length, lane);
+        A::template store<LANES>(y, v, span, lane);
     }
 };
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, rows, width);
+    bool all = aligned(x) && aligned(gamma) && aligned(y);
+    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES>(width, all, x, gamma, y, eps, rows, width);
 }
 
-template <int LANES, int CHUNKS> struct RmsNormSteps {
-    template <class A, class T>
-    static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int width) {
-        using C = typename A::Item;
-        __shared__ float scratch[32];
-        Held<C, CHUNKS> held(dynamic_memory(), dynamic_bytes());
-        int step = blockDim.x * CHUNKS;
-        x += (long long)blockIdx.x * width;
-        y += (long long)blockIdx.x * width;
-        C v[CHUNKS], g[CHUNKS];
-        float s = 0.0f;
-        for (int start = 0; start * C::SIZE < width; start += step) {
-            load<LANES>(access, v, x, width, start + threadIdx.x);
-            hold(held, start, v);
-            s += squares(v);
-        }
-        float by = rsqrtf(across<LANES>(s, scratch, sum) / width + eps);
-        for (int start = 0; start * C::SIZE < width; start += step) {
-            recall<LANES>(access, held, start, v, x, width);
-            load<LANES>(access, g, gamma, width, start + threadIdx.x);
-            scale(v, g, by);
-            A::template store<LANES>(y, v, width, start + threadIdx.x);
-        }
+template <class T>
+__global__ void __launch_bounds__(WIDE, 2)
+rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
+    using P = Pieces<T>;
+    __shared__ float scratch[32], of_block;
+    Span span = segment_span(rows, width), columns(span.first % width, span.length, width);
+    Staged<T> in(x, span, dynamic_memory(), dynamic_bytes()), weight(gamma, columns, nullptr, 0);
+    float s = 0.0f;
+    auto add = [&](int chunk) {
+        Chunk<T> v[1] = {in[chunk * P::SIZE]};
+        P::limit(v[0], span, chunk * P::SIZE, {});
+        s += squares(v);
+    };
+    stage_in(P::chunks(span), add, in);
+    s = across_cluster(across<WIDE>(s, scratch, sum), &of_block, sum);
+    float by = rsqrtf(s / width + eps);
+    for (int at = P::first(y, span); at < span.length; at += P::SIZE * blockDim.x) {
+        Chunk<T> v[1] = {in[at]}, g[1] = {weight[at]};
+        scale(v, g, by);
+        P::write(y, span, v[0], at);
     }
-};
-
-template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(LANES, 1024 / LANES)
-rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int, int width) {
-    by_access<RmsNormSteps<LANES, CHUNKS>, T, SINGLES>(width, aligned(x) && aligned(gamma) && aligned(y), x, gamma, y, eps, width);
+    end_cluster();
 }
 
 template <int CHUNKS, class C>
@@ -123,7 +118,7 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
     bool whole = SIZE > 1 && width % SIZE == 0 && (size_t)to % (4 * WORDS) == 0;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
-        int at = (lane + k * lanes<LANES>()) * SIZE;
+        int at = place<LANES, CHUNKS>(lane, k) * SIZE;
         if constexpr (SIZE > 1)
             if (whole) {
                 Chunk<T, WORDS> chunk;
@@ -139,7 +134,8 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
 
 // Rows in registers. With three of them fewer threads keep memory busy; those of floats need more
 // registers for that than the 64 that 1024 threads would leave to each.
-constexpr int AHEAD = 3;
+template <class T, int LANES, int ELEMENTS>
+constexpr int AHEAD = ELEMENTS > 8 ? 1 : sizeof(T) == 4 && LANES == 1024 ? 2 : 3;
 template <class T, int LANES>
 constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RESIDENT<LANES> / 2 : 1;
 
@@ -147,38 +143,44 @@ constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RE
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
 template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
     template <class A, class T>
-    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx,
-                                       float* partial, T* g_gamma, float eps, int rows, int width, int groups) {
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* partial,
+                           T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
-        __shared__ Sums scratch[AHEAD][32];  // in turn, so that one barrier a row is enough
+        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 2;
+        constexpr bool KEPT = SLOTS > 1;        // gamma in registers, too
+        __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;
         int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-        unsigned row = group, end = group < groups ? rows : 0;
+        unsigned row = group;
+        int end = group < groups ? rows : 0;
         float inverse = 1.0f / width;
-        C weight[CHUNKS], g[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
+        Span gammas(0, width, width);
+        C weight[CHUNKS], g[SLOTS][CHUNKS], v[SLOTS][CHUNKS];
         float columns[CHUNKS][C::SIZE] = {};
         auto begin = [&](int slot, unsigned row) {
-            A::template fetch<LANES>(g[slot], gy + (long long)row * width, row < end ? width : 0, lane);
-            A::template fetch<LANES>(v[slot], x + (long long)row * width, row < end ? width : 0, lane);
+            A::template fetch<LANES>(g[slot], gy, row_span(row, end, width), lane);
+            A::template fetch<LANES>(v[slot], x, row_span(row, end, width), lane);
         };
 #pragma unroll
-        for (int slot = 0; slot < AHEAD; slot++) begin(slot, row + slot * groups);
-        load<LANES>(access, weight, gamma, width, lane);
+        for (int slot = 0; slot < SLOTS; slot++) begin(slot, row + slot * groups);
+        if constexpr (KEPT) load<LANES>(access, weight, gamma, gammas, lane);
         bool more = true;
         while (more)
 #pragma unroll
-            for (int slot = 0; slot < AHEAD; slot++, row += groups) {
+            for (int turn = 0; turn < TURNS; turn++, row += groups) {
                 bool mine = row < end;
                 more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
                 if (!more) break;
-                int length = mine ? width : 0;
-                long long at = (long long)row * width;
-                A::template finish<LANES>(g[slot], gy + at, length, lane);
-                A::template finish<LANES>(v[slot], x + at, length, lane);
-                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
+                int slot = turn % SLOTS;
+                Span span = row_span(row, end, width);
+                A::template finish<LANES>(g[slot], gy, span, lane);
+                A::template finish<LANES>(v[slot], x, span, lane);
+                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[turn], both);
+                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
                 if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
-                A::template store<LANES>(gx + at, g[slot], length, lane);
-                begin(slot, row + AHEAD * groups);
+                A::template store<LANES>(gx, g[slot], span, lane);
+                begin(slot, row + SLOTS * groups);
             }
         if constexpr (!ALONE<LANES>)
             if (gridDim.x == 1) {  // then nothing is left to add up behind this block
@@ -201,7 +203,8 @@ __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, LANES <= 32 && CHUNKS == 1>(width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES>(
+        width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
 // Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
@@ -216,51 +219,52 @@ INLINE Sums* strip_sums(float* room, int width, int groups) {
 
 struct SumStrip {
     template <class A, class T>
-    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
         using C = typename A::Item;
         constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
         __shared__ Sums scratch[32];
         int strips = (width - 1) / STRIP<T> + 1, start = blockIdx.x % strips * STRIP<T>;
         int length = min(STRIP<T>, width - start), lane = threadIdx.x;
-        long long at = (long long)(blockIdx.x / strips) * width + start;
+        Span span = part_span(blockIdx.x / strips, rows, width, start, length);
         C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
-        A::template fetch<STRIP_THREADS>(g, gy + at, length, lane);
-        A::template fetch<STRIP_THREADS>(v, x + at, length, lane);
-        load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
-        A::template finish<STRIP_THREADS>(g, gy + at, length, lane);
-        A::template finish<STRIP_THREADS>(v, x + at, length, lane);
+        A::template fetch<STRIP_THREADS>(g, gy, span, lane);
+        A::template fetch<STRIP_THREADS>(v, x, span, lane);
+        load<STRIP_THREADS>(access, weight, gamma, Span(start, length, width), lane);
+        A::template finish<STRIP_THREADS>(g, gy, span, lane);
+        A::template finish<STRIP_THREADS>(v, x, span, lane);
         Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
         if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
     }
 };
 
-template <class T, bool SINGLES>
+template <class T>
 __global__ void __launch_bounds__(STRIP_THREADS)
-rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int width, int groups) {
-    by_access<SumStrip, T, SINGLES>(width, aligned(gy) && aligned(x) && aligned(gamma), gy, x, gamma, room, width, groups);
+rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
+    bool all = aligned(gy) && aligned(x) && aligned(gamma);
+    by_access<SumStrip, T, false>(width, all, gy, x, gamma, room, rows, width, groups);
 }
 
 struct GoDownStrip {
     template <class A, class T>
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
-                              T* g_gamma, float eps, int rows, int width, int groups) {
+                           T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
         constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
-        int strips = (width - 1) / STRIP<T> + 1, start = blockIdx.x % strips * STRIP<T>, group = blockIdx.x / strips;
-        int length = min(STRIP<T>, width - start), lane = threadIdx.x;
+        int strips = (width - 1) / STRIP<T> + 1, group = blockIdx.x / strips;
+        int start = blockIdx.x % strips * STRIP<T>, length = min(STRIP<T>, width - start), lane = threadIdx.x;
         const Sums* sums = strip_sums(room, width, groups);
         float inverse = 1.0f / width;
         C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
         float columns[CHUNKS][C::SIZE] = {};
         auto begin = [&](int slot, unsigned row) {
-            long long at = (long long)row * width + start;
-            A::template fetch<STRIP_THREADS>(g[slot], gy + at, row < rows ? length : 0, lane);
-            A::template fetch<STRIP_THREADS>(v[slot], x + at, row < rows ? length : 0, lane);
+            Span span = part_span(row, rows, width, start, row < rows ? length : 0);
+            A::template fetch<STRIP_THREADS>(g[slot], gy, span, lane);
+            A::template fetch<STRIP_THREADS>(v[slot], x, span, lane);
         };
         unsigned row = group;
 #pragma unroll
         for (int slot = 0; slot < STRIP_AHEAD; slot++) begin(slot, row + slot * groups);
-        load<STRIP_THREADS>(access, weight, gamma + start, length, lane);
+        load<STRIP_THREADS>(access, weight, gamma, Span(start, length, width), lane);
         while (row < rows)
 #pragma unroll
             for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
@@ -268,12 +272,11 @@ struct GoDownStrip {
                 Sums s = {};
                 for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
                 Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
-                long long at = (long long)row * width + start;
-                A::template finish<STRIP_THREADS>(g[slot], gy + at, length, lane);
-                A::template finish<STRIP_THREADS>(v[slot], x + at, length, lane);
-                if constexpr (C::SIZE > 1) __syncthreads();  // the result may take the place of an operand
+                Span span = part_span(row, rows, width, start, length);
+                A::template finish<STRIP_THREADS>(g[slot], gy, span, lane);
+                A::template finish<STRIP_THREADS>(v[slot], x, span, lane);
                 pull_back(g[slot], v[slot], weight, factors, columns);
-                A::template store<STRIP_THREADS>(gx + at, g[slot], length, lane);
+                A::template store<STRIP_THREADS>(gx, g[slot], span, lane);
                 begin(slot, row + STRIP_AHEAD * groups);
             }
         if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
@@ -281,12 +284,12 @@ struct GoDownStrip {
     }
 };
 
-template <class T, bool SINGLES>
-__global__ void __launch_bounds__(STRIP_THREADS)
+template <class T>
+__global__ void __launch_bounds__(STRIP_THREADS, 2)
 rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
                          float eps, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<GoDownStrip, T, SINGLES>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
+    by_access<GoDownStrip, T, false>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th
@@ -305,9 +308,10 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
             long long at = group + k * LINES;
-            int length = at < groups ? width : 0, mine = blockIdx.x * COLUMNS + column;
-            if (width % 4 == 0 && aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial + at * width, length, mine);
-            else Loose<float>::fetch<1>(part[k], partial + at * width, length, mine);
+            int mine = blockIdx.x * COLUMNS + column;
+            Span span = row_span(at, groups, width);
+            if (width % 4 == 0 && aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial, span, mine);
+            else Loose<float>::fetch<1>(part[k], partial, span, mine);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++)

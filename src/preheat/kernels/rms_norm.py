@@ -11,22 +11,20 @@ from pathlib import Path
 
 from preheat.dtypes import DType, dtype_of
 from preheat.kernels.op import Op, cpp_of, remembered
-from preheat.kernels.rows import TWICE, Spread, once, row_op, sizes, spread
+from preheat.kernels.rows import PROCESSORS, Spread, once, row_op, sizes, spread
 
-__all__ = ["PROCESSORS", "groups", "rms_norm", "rms_norm_backward", "workspace"]
-
-#: Of a large GPU: all of them shall have groups of rows.
-PROCESSORS = 132
+__all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _BACKWARD = (
-    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
-    Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True), Spread(32, 8, True),
-    Spread(512, 8, True),
+    Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
+    Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True),
 )  # fmt: skip
+_FLOATS = (*_BACKWARD, Spread(1024, 16))
 _THREADS = {2: 1024, 4: 512}  # that each processor has room for, by bytes of an element
 _FEW = 32  # rows that one block adds up by itself: a second launch takes longer
 _STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
+_TWICE = "no registers hold rows this wide, so that they are read twice"
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 
 
@@ -41,7 +39,7 @@ def rms_norm(rows: int, width: int, dtype: object) -> Op:
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     """Launches, of which only `rms_norm_backward` is always there; the arguments of each by its name.
 
-    `rms_norm_strips`: gy, x, gamma, room, width, groups. `rms_norm_backward`: gy, x, gamma, gx, room,
+    `rms_norm_strips`: gy, x, gamma, room, rows, width, groups. `rms_norm_backward`: gy, x, gamma, gx, room,
     g_gamma, eps, rows, width, groups. `rms_norm_gamma`: room, g_gamma, groups, width. `room` is a
     workspace of floats.
     """
@@ -56,10 +54,9 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
         grid = (-(-number // at.rows),)
         return Op(name, dims, _SOURCE, entry, grid, (at.threads(width, element),)), *more
     block, strips = (_STRIP_THREADS,), -(-width // _STRIP[element.size])
-    kind = f"<{cpp}, {str(element.size == 4).lower()}>"
-    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips{kind}", (strips * rows,), block)
-    entry = f"{name}_strips{kind}"
-    return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=TWICE), *more
+    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}>", (strips * rows,), block)
+    entry = f"{name}_strips<{cpp}>"
+    return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=_TWICE), *more
 
 
 @remembered
@@ -83,8 +80,7 @@ def workspace(rows: int, width: int, dtype: object) -> int:
 
 
 def _spreads(element: DType) -> tuple[Spread, ...]:
-    """Those for the backward pass; singles of halves only where rows are very narrow."""
-    return _BACKWARD if element.size == 4 else _BACKWARD
+    return _FLOATS if element.size == 4 else _BACKWARD
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

@@ -11,7 +11,7 @@ from preheat.kernels.op import Op, cpp_of, dimension
 
 __all__ = [
     "FLOATS",
-    "TWICE",
+    "PROCESSORS",
     "WIDEST",
     "Spread",
     "chunk_of",
@@ -21,7 +21,7 @@ __all__ = [
     "spread",
 ]
 
-TWICE = "no registers hold rows this wide: what shared memory cannot hold of them is read twice"
+PROCESSORS = 132  # of a large GPU: all of them shall have rows
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
 _BLOCK = 128  # threads of a block that several rows share
@@ -57,25 +57,25 @@ class Spread(NamedTuple):
         return -(-self.elements // self.chunk(dtype))
 
     def holds(self, width: int, dtype: DType) -> bool:
-        """Whether a row fits; rows that are no whole chunks are for singles where those are good."""
-        if not self.singles and width % chunk_of(dtype) and (dtype.size == 4 or width <= _SINGLES):
+        """Whether a row fits; narrow rows that are no whole chunks are for singles."""
+        if not self.singles and width % chunk_of(dtype) and width <= _SINGLES:
             return False
         return width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
-_SINGLES = 512  # the widest row of halves that is better read one by one
+_SINGLES = 128  # elements of the widest row that is better read one by one
 _NARROW = (
     Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
-    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
+    Spread(32, 2, True), Spread(32, 4, True),
 )  # fmt: skip
 #: Spreads for floats, narrow ones first.
 FLOATS = (
-    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 16),
-    Spread(512, 32), *_NARROW, Spread(1024, 8, True),
+    Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
+    Spread(512, 16), Spread(512, 32), *_NARROW,
 )  # fmt: skip
 # The same for halves: a thread that has more of them spends less on what threads put together.
 _HALVES = (
-    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_NARROW
+    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_NARROW
 )  # fmt: skip
 
 
@@ -106,33 +106,37 @@ def row_op(
 ) -> Op:
     """A launch with a row for every group of threads.
 
-    It is of `name`, or of `name_wide` where no spread holds the row: then shared memory holds what it
-    can of so many `operands`.
+    It is of `name`, or of `name_wide` where no spread holds the row: then the shared memory of a cluster
+    holds so many `operands`.
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     dims = (("rows", rows), ("width", width))
     at = spread(width, element, spreads)
     if at is None:
-        singles = element.size == 4 and width % chunk_of(element) != 0
-        chunks, chunk = (8, 1) if singles else (2, chunk_of(element))
-        # Two blocks share a processor where shared memory has room for both rows.
-        most = 512 if operands * width * element.size <= _ROOM // 2 else 1024
-        threads, held = _steps(width, chunk * chunks, most)
-        entry = f"{name}_wide<{cpp}, {most}, {chunks}, {str(singles).lower()}>"
-        shared = operands * element.size * held
-        return Op(name, dims, source, entry, (rows,), (threads,), shared, slower=TWICE)
+        return _wide(Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), ()), element, operands)
     entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
     return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
 
 
-_ROOM = 220 << 10  # bytes of shared memory of a large GPU's processor
+_WIDE = 512  # threads of a block that works on a wide row, at most
+_SHARE = 108 << 10  # bytes of shared memory, of which a large GPU's processor has two
+_SEGMENT = 16 << 10  # bytes of a row that are worth a block
+_CLUSTER = 8  # blocks that a cluster can have on every chip that has clusters
+_LINE = 64  # elements; as in common.cuh
 
 
-def _steps(width: int, each: int, most: int) -> tuple[int, int]:
-    """Threads of a block that goes over a row, `each` at a time, and elements of all steps."""
-    steps = -(-width // (each * most))
-    warps = -(-width // (each * 32 * steps))
-    return 32 * warps, each * 32 * warps * steps
+def _wide(op: Op, element: DType, operands: int) -> Op:
+    """A launch in which a cluster of blocks has a row, and each a segment of it in shared memory."""
+    (_, rows), (_, width) = op.dims
+    nbytes, blocks = operands * width * element.size, 1
+    while blocks < _CLUSTER and (
+        nbytes > blocks * _SHARE or (rows * blocks < PROCESSORS and nbytes > blocks * _SEGMENT)
+    ):
+        blocks *= 2
+    pieces = -(-width // (blocks * _LINE)) * _LINE // chunk_of(element) + 1
+    threads = min(_WIDE, -(-pieces // 32) * 32)
+    shared = operands * pieces * 16
+    return op._replace(grid=(rows * blocks,), block=(threads,), shared=shared, cluster=blocks)
 
 
 def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
