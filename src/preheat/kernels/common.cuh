@@ -166,7 +166,7 @@ template <class C> struct Direct {
     }
 };
 
-// Chunks at any address, element by element.
+// Chunks at any address, element by element: good for floats, and for rows that are a chunk of each thread.
 template <class T> struct Loose {
     using Item = Chunk<T>;
     template <int LANES, int CHUNKS>
@@ -179,6 +179,8 @@ template <class T> struct Loose {
                 to[k].put_raw(i, at < span.length ? from[span.first + at] : missing);
             }
     }
+    template <int LANES, int CHUNKS>
+    static INLINE void finish(Item (&)[CHUNKS], const T*, Span, int, T = {}) {}
     template <int LANES, int CHUNKS>
     static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
 #pragma unroll
@@ -208,12 +210,15 @@ template <class T> struct Pieces {
     static INLINE Item read(const T* data, Span span, int at) {
         return at < span.length && inside(at, span) ? *(const Item*)(data + span.first + at) : Item();
     }
-    // At both ends of the operand, pieces are read element by element.
+    // At both ends of the operand, a piece is read element by element: it is zero before.
     static INLINE void complete(Item& piece, const T* data, Span span, int at) {
-        if (at < span.length && !inside(at, span))
+        if (at >= span.length || inside(at, span)) return;
+        Item part;
 #pragma unroll
-            for (int i = 0; i < SIZE; i++)
-                if (at + i >= 0 && at + i < span.length) piece.put_raw(i, data[span.first + at + i]);
+        for (int i = 0; i < SIZE; i++)
+            if (at + i >= 0 && at + i < span.length) part.put_raw(i, data[span.first + at + i]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) piece.words[i] |= part.words[i];
     }
     // The elements of `chunk`, which is at the element `at` of a span, from `begin` up to `end`.
     static INLINE void write_part(T* data, Span span, const Item& chunk, int at, int begin, int end) {
@@ -327,13 +332,16 @@ INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* from, Span span, in
 template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
 
 // Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
-// chunks of any others. All threads of a launch take the same one.
-template <class Work, class T, bool SINGLES, class... Args>
+// chunks of any others, of which every thread has a FEW. All threads of a launch take the same one.
+template <class Work, class T, bool SINGLES, bool FEW = false, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
     if constexpr (SINGLES) Work::run(Direct<Single<T>>(), args...);
     else if (aligned && width % Chunk<T>::SIZE == 0) Work::run(Direct<Chunk<T>>(), args...);
+    else if constexpr (FEW) Work::run(Loose<T>(), args...);
     else Work::run(Shifted<T>(), args...);
 }
+template <class T, int LANES, int CHUNKS>
+constexpr bool FEW_CHUNKS = sizeof(T) == 4 || (LANES <= 32 && CHUNKS == 1);
 
 INLINE float shuffled(float v, int by) { return __shfl_xor_sync(0xffffffffu, v, by); }
 INLINE float sum(float a, float b) { return a + b; }
@@ -347,10 +355,11 @@ template <int LANES, class V, class F> INLINE V across(V v, V* scratch, F f, V n
     if constexpr (ALONE<LANES>) {
         if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
         __syncthreads();
-        int warp = threadIdx.x % (LANES / 32);
+        constexpr int WARPS = LANES > 512 ? 32 : LANES / 32;  // a power of two
+        int warp = threadIdx.x % WARPS;
         v = warp < blockDim.x / 32 ? scratch[warp] : none;
 #pragma unroll
-        for (int by = LANES / 64; by; by /= 2) v = f(v, shuffled(v, by));
+        for (int by = WARPS / 2; by; by /= 2) v = f(v, shuffled(v, by));
     }
     return v;
 }

@@ -7,7 +7,8 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 512;  // threads of a block that works on a wide row, at most
+constexpr int WIDE = 1024;  // threads of a block that works on a wide row, at most
+constexpr int BATCH = 4;    // accesses of a thread that are on their way together
 
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
@@ -50,11 +51,12 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     bool all = aligned(x) && aligned(gamma) && aligned(y);
-    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES>(width, all, x, gamma, y, eps, rows, width);
+    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(
+        width, all, x, gamma, y, eps, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE, 2)
+__global__ void __launch_bounds__(WIDE)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     using P = Pieces<T>;
     __shared__ float scratch[32], of_block;
@@ -69,10 +71,19 @@ rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) 
     stage_in(P::chunks(span), add, in);
     s = across_cluster(across<WIDE>(s, scratch, sum), &of_block, sum);
     float by = rsqrtf(s / width + eps);
-    for (int at = P::first(y, span); at < span.length; at += P::SIZE * blockDim.x) {
-        Chunk<T> v[1] = {in[at]}, g[1] = {weight[at]};
-        scale(v, g, by);
-        P::write(y, span, v[0], at);
+    int step = P::SIZE * blockDim.x;
+    for (int start = P::first(y, span); start < span.length; start += BATCH * step) {
+        Chunk<T> v[1], g[BATCH][1];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) g[k][0] = weight[start + k * step];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            int at = start + k * step;
+            if (at >= span.length) break;
+            v[0] = in[at];
+            scale(v, g[k], by);
+            P::write(y, span, v[0], at);
+        }
     }
     end_cluster();
 }
@@ -111,6 +122,9 @@ INLINE void pull_back(C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CH
         });
 }
 
+// Floats from one row of sums in the workspace to the next one, so that all of them are aligned.
+INLINE long long stride_of(int width) { return ((long long)width + 7) / 8 * 8; }
+
 // The sums of columns: floats in the workspace or, where one group has all rows, the gradient itself.
 template <int LANES, int CHUNKS, int SIZE, class T>
 INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
@@ -135,9 +149,15 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
 // Rows in registers. With three of them fewer threads keep memory busy; those of floats need more
 // registers for that than the 64 that 1024 threads would leave to each.
 template <class T, int LANES, int ELEMENTS>
-constexpr int AHEAD = ELEMENTS > 8 ? 1 : sizeof(T) == 4 && LANES == 1024 ? 2 : 3;
-template <class T, int LANES>
-constexpr int HELD = sizeof(T) == 2 ? RESIDENT<LANES> : RESIDENT<LANES> > 1 ? RESIDENT<LANES> / 2 : 1;
+constexpr int AHEAD = ELEMENTS > 16 || (ELEMENTS > 8 && sizeof(T) == 4) ? 1
+                      : ELEMENTS > 8 || (sizeof(T) == 4 && LANES == 1024) ? 2 : 3;
+template <class T, int LANES, int ELEMENTS>
+constexpr int HELD = !ALONE<LANES> ? (ELEMENTS > 16 ? 2 : 4)
+                     : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
+
+// How to read what is read once.
+template <class A> struct Once { using Access = A; };
+template <class T> struct Once<Shifted<T>> { using Access = Loose<T>; };
 
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
@@ -147,7 +167,8 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
         constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 2;
-        constexpr bool KEPT = SLOTS > 1;        // gamma in registers, too
+        constexpr bool KEPT = SLOTS > 1 || sizeof(T) == 2;  // gamma in registers, too
+        typename Once<A>::Access weights;
         __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;
         int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
@@ -163,7 +184,7 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
         };
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++) begin(slot, row + slot * groups);
-        if constexpr (KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+        if constexpr (KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
         bool more = true;
         while (more)
 #pragma unroll
@@ -175,9 +196,9 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                 Span span = row_span(row, end, width);
                 A::template finish<LANES>(g[slot], gy, span, lane);
                 A::template finish<LANES>(v[slot], x, span, lane);
-                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+                if constexpr (!KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
                 Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[turn], both);
-                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+                if constexpr (!KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
                 if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
                 A::template store<LANES>(gx, g[slot], span, lane);
                 begin(slot, row + SLOTS * groups);
@@ -194,16 +215,16 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                         columns[i / C::SIZE][i % C::SIZE] += all[i][other * LANES + lane];
             }
         if (gridDim.x == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
-        else if (group < groups) store_sums<LANES>(partial + (long long)group * width, columns, width, lane);
+        else if (group < groups) store_sums<LANES>(partial + group * stride_of(width), columns, (int)stride_of(width), lane);
     }
 };
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
+__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES, SINGLES ? CHUNKS : CHUNKS * Chunk<T>::SIZE>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES>(
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(
         width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
@@ -214,7 +235,7 @@ constexpr int STRIP_THREADS = 256, STRIP_AHEAD = 2;
 template <class T> constexpr int STRIP = sizeof(T) == 2 ? 4096 : 2048;
 
 INLINE Sums* strip_sums(float* room, int width, int groups) {
-    return (Sums*)(room + (long long)groups * width);
+    return (Sums*)(room + groups * stride_of(width));
 }
 
 struct SumStrip {
@@ -280,7 +301,7 @@ struct GoDownStrip {
                 begin(slot, row + STRIP_AHEAD * groups);
             }
         if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
-        else store_sums<STRIP_THREADS>(room + (long long)group * width + start, columns, length, lane);
+        else store_sums<STRIP_THREADS>(room + group * stride_of(width) + start, columns, length, lane);
     }
 };
 
@@ -294,7 +315,7 @@ rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* 
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th
 // group; a thread has BATCH groups on their way.
-constexpr int COLUMNS = 4, LINES = 128, BATCH = 4;
+constexpr int COLUMNS = 4, LINES = 128;
 
 template <class T>
 __global__ void __launch_bounds__(COLUMNS * LINES)
@@ -309,8 +330,8 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
         for (int k = 0; k < BATCH; k++) {
             long long at = group + k * LINES;
             int mine = blockIdx.x * COLUMNS + column;
-            Span span = row_span(at, groups, width);
-            if (width % 4 == 0 && aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial, span, mine);
+            Span span(at * stride_of(width), at < groups ? (int)stride_of(width) : 0, 0);
+            if (aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial, span, mine);
             else Loose<float>::fetch<1>(part[k], partial, span, mine);
         }
 #pragma unroll

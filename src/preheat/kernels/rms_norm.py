@@ -16,13 +16,18 @@ from preheat.kernels.rows import PROCESSORS, Spread, once, row_op, sizes, spread
 __all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
-_BACKWARD = (
+_SINGLES = Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True), Spread(32, 8, True)
+_FLOATS = (
     Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
-    Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True),
+    Spread(1024, 16), *_SINGLES, Spread(512, 8, True), Spread(1024, 8, True),
 )  # fmt: skip
-_FLOATS = (*_BACKWARD, Spread(1024, 16))
-_THREADS = {2: 1024, 4: 512}  # that each processor has room for, by bytes of an element
+_HALVES = (
+    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8),
+    Spread(1024, 8), *_SINGLES,
+)  # fmt: skip
+_WARP = Spread(32, 32)  # the widest row of a warp, where rows are few
 _FEW = 32  # rows that one block adds up by itself: a second launch takes longer
+_VERY_FEW = 8  # the same for the widest of such rows
 _STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
 _TWICE = "no registers hold rows this wide, so that they are read twice"
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
@@ -46,7 +51,7 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     name, number = "rms_norm_backward", groups(rows, width, dtype)
     dims = (("rows", rows), ("width", width))
-    at = spread(width, element, _spreads(element))
+    at = _spread(rows, width, element)
     alone = number == 1 if at is None else number <= at.rows
     more = () if alone else (_gamma(number, width, cpp),)
     if at is not None:
@@ -63,24 +68,28 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
 def groups(rows: int, width: int, dtype: object) -> int:
     """Among how many groups of threads `rms_norm_backward` shares out the rows."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    at = spread(width, element, _spreads(element))
+    at = _spread(rows, width, element)
     if at is None:
         return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP[element.size])))
-    if at.lanes <= 32 and rows <= _FEW:
-        return min(rows, at.rows)
-    lanes = at.lanes if at.lanes <= 32 else at.threads(width, element)
-    return min(rows, PROCESSORS * max(1, _THREADS[element.size] // lanes))
+    if at.lanes <= 32:
+        return min(rows, at.rows if rows <= _FEW else PROCESSORS * 512 // at.lanes)
+    resident = 512 if element.size == 4 else max(1024, 2 * at.lanes % 2048)  # threads of a processor
+    return min(rows, PROCESSORS * max(1, resident // at.threads(width, element)))
 
 
 def workspace(rows: int, width: int, dtype: object) -> int:
     """Floats of a workspace: the sums of columns of each group and, of wide rows, of each strip."""
     (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    strips = 0 if spread(width, element, _spreads(element)) else -(-width // _STRIP[element.size])
-    return groups(rows, width, dtype) * width + 2 * strips * rows
+    strips = 0 if _spread(rows, width, element) else -(-width // _STRIP[element.size])
+    return groups(rows, width, dtype) * (-(-width // 8) * 8) + 2 * strips * rows
 
 
-def _spreads(element: DType) -> tuple[Spread, ...]:
-    return _FLOATS if element.size == 4 else _BACKWARD
+def _spread(rows: int, width: int, element: DType) -> Spread | None:
+    if element.size == 4:
+        return spread(width, element, _FLOATS)
+    if rows <= _VERY_FEW and width <= _WARP.holds(element):
+        return spread(width, element, _HALVES[:4] + _SINGLES + (_WARP,))
+    return spread(width, element, _HALVES)
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -56,26 +58,24 @@ class Spread(NamedTuple):
         """Chunks of a thread: no fewer registers hold them once they are floats, whatever the type."""
         return -(-self.elements // self.chunk(dtype))
 
-    def holds(self, width: int, dtype: DType) -> bool:
-        """Whether a row fits; narrow rows that are no whole chunks are for singles."""
-        if not self.singles and width % chunk_of(dtype) and width <= _SINGLES:
-            return False
-        return width <= self.lanes * self.chunks(dtype) * self.chunk(dtype)
+    def holds(self, dtype: DType) -> int:
+        """Elements of the widest row that fits."""
+        return self.lanes * self.chunks(dtype) * self.chunk(dtype)
 
 
-_SINGLES = 128  # elements of the widest row that is better read one by one
-_NARROW = (
+# For rows that are no whole number of chunks.
+_SINGLES = (
     Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
-    Spread(32, 2, True), Spread(32, 4, True),
+    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
 )  # fmt: skip
 #: Spreads for floats, narrow ones first.
 FLOATS = (
     Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
-    Spread(512, 16), Spread(512, 32), *_NARROW,
+    Spread(512, 16), Spread(512, 32), *_SINGLES, Spread(1024, 8, True),
 )  # fmt: skip
 # The same for halves: a thread that has more of them spends less on what threads put together.
 _HALVES = (
-    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_NARROW
+    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_SINGLES
 )  # fmt: skip
 
 
@@ -118,9 +118,9 @@ def row_op(
     return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
 
 
-_WIDE = 512  # threads of a block that works on a wide row, at most
-_SHARE = 108 << 10  # bytes of shared memory, of which a large GPU's processor has two
-_SEGMENT = 16 << 10  # bytes of a row that are worth a block
+_WIDE = 1024  # threads of a block that works on a wide row, at most
+_SHARE = int(os.environ.get("X_SHARE", "108")) << 10  # bytes of shared memory, of which a large GPU's processor has two
+_SEGMENT = int(os.environ.get("X_SEGMENT", "64")) << 10  # bytes of a row that are worth a block
 _CLUSTER = 8  # blocks that a cluster can have on every chip that has clusters
 _LINE = 64  # elements; as in common.cuh
 
@@ -134,11 +134,17 @@ def _wide(op: Op, element: DType, operands: int) -> Op:
     ):
         blocks *= 2
     pieces = -(-width // (blocks * _LINE)) * _LINE // chunk_of(element) + 1
-    threads = min(_WIDE, -(-pieces // 32) * 32)
+    alone = rows * blocks <= PROCESSORS or nbytes > blocks * _SHARE  # on its processor
+    threads = min(_WIDE if alone else _WIDE // 2, -(-pieces // 32) * 32)
     shared = operands * pieces * 16
     return op._replace(grid=(rows * blocks,), block=(threads,), shared=shared, cluster=blocks)
 
 
 def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
-    """The first of `spreads`, narrow ones first, that holds a row of `width` elements."""
-    return next((each for each in spreads if each.holds(width, dtype)), None)
+    """The first of `spreads`, narrow ones first, that holds a row of `width` elements.
+
+    Rows that are no whole number of chunks are for singles, if there are some that hold them.
+    """
+    fits = [each for each in spreads if width <= each.holds(dtype)]
+    odd = width % chunk_of(dtype) != 0
+    return next((each for each in fits if each.singles == odd), next(iter(fits), None))
