@@ -27,6 +27,7 @@ __all__ = [
     "defined",
     "is_around",
     "is_barrier",
+    "is_cluster_barrier",
     "is_rendezvous",
     "is_warp_barrier",
     "used",
@@ -84,6 +85,11 @@ def is_barrier(op: Op) -> bool:
     return op.mnemonic in ("bar", "barrier") and not {"warp", "cluster"} & set(op.modifiers)
 
 
+def is_cluster_barrier(op: Op) -> bool:
+    """Whether threads of a cluster arrive, or wait for one another, at this instruction."""
+    return op.mnemonic == "barrier" and "cluster" in op.modifiers
+
+
 def blocks_of(body: Body) -> list[Block]:
     """The basic blocks of a function in the order of its text, with liveness."""
     ops, labels = _without_guards(body)
@@ -110,7 +116,8 @@ def blocks_of(body: Body) -> list[Block]:
 
 
 def _ends_block(op: Op) -> bool:
-    return op.mnemonic in _ENDS or is_barrier(op) or is_warp_barrier(op)
+    barrier = is_barrier(op) or is_warp_barrier(op) or is_cluster_barrier(op)
+    return op.mnemonic in _ENDS or barrier
 
 
 def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:

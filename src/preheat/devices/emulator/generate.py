@@ -12,7 +12,15 @@ import numpy as np
 from preheat.devices.emulator import sanitize as checks
 from preheat.devices.emulator.decode import Op, Register, decode
 from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
-from preheat.devices.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
+from preheat.devices.emulator.flow import (
+    Block,
+    blocks_of,
+    defined,
+    is_barrier,
+    is_cluster_barrier,
+    is_rendezvous,
+    used,
+)
 from preheat.devices.emulator.special import SPECIAL
 from preheat.devices.emulator.table import instruction, mnemonics
 from preheat.devices.emulator.unsupported import unsupported
@@ -192,6 +200,7 @@ class Generator:
         kind = "next"
         if end is not None and (end.mnemonic != "bra" or end.guard):
             kind = "barrier" if is_barrier(end) else _KINDS.get(end.mnemonic, "meet")
+            kind = "cluster" if is_cluster_barrier(end) else kind
         calls = end is not None and end.mnemonic == "call"
         callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
         return Step(

@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
 _WORD = np.dtype(np.uint32)
+_SHARED = ("shared", "cluster")
 
 _UNWRITTEN = (
     "shared memory starts with arbitrary bytes: write them first, and __syncthreads() where another "
@@ -99,10 +100,10 @@ def _copy_bulk(
 ) -> None:
     shadow = group.wave.shadow
     for position, to, of, size in copies.spans(group, target, source, sizes, site):
-        if source[0].space == "shared" and (missing := ctypes.string_at(of + shadow, size).count(0)):
+        if source[0].space in _SHARED and (missing := ctypes.string_at(of + shadow, size).count(0)):
             message = f"copies {size} bytes of shared memory, {missing} of which nothing has written"
             raise Violation(message, site, position, hint=_UNWRITTEN)
-        if target[0].space == "shared":
+        if target[0].space in _SHARED:
             ctypes.memset(to + shadow, 0xFF, size)
     copies.copy_bulk(group, target, source, sizes, site, barrier)
 
@@ -123,7 +124,7 @@ def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: i
             missing = int(np.count_nonzero(states[first : first + 1].view(np.uint8) == 0))
             address = int(np.broadcast_to(part.values, states.shape)[first]) + start
             raise Violation(
-                f"reads {bits.itemsize} bytes at shared address {address:#x}, {missing} of which "
+                f"reads {bits.itemsize} bytes at {part.name(first, start)}, {missing} of which "
                 "nothing has written",
                 site,
                 first if positions is None else int(positions[first]),
@@ -144,7 +145,7 @@ def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | N
         at, offset = at.moved(offset), 0
     parts: list[tuple[Array | None, Place]] = [*at.parts] or [(None, at)]
     for positions, part in parts:
-        if part.space == "shared":
+        if part.space in _SHARED:
             yield positions, part, offset
 
 

@@ -32,10 +32,11 @@ _FAMILIES = (
         "use fma, or dp4a for bytes",
     ),
     _Family(
-        "clusters of thread blocks",
-        ("barrier.cluster.", "clusterlaunchcontrol.", "getctarank.", "mapa.", "red.async", "st.async"),
-        "use shared memory of one block, or global memory",
+        "asynchronous stores to other blocks of a cluster",
+        ("red.async", "st.async"),
+        "use st or red with .shared::cluster, and then mbarrier.arrive or barrier.cluster",
     ),
+    _Family("cluster launch control", ("clusterlaunchcontrol.",), "launch one block for each tile"),
 )
 
 

@@ -17,6 +17,7 @@ from preheat.devices.base import Dim3, Geometry, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.access import Base, view
 from preheat.devices.emulator.barrier import Arrival, Barriers
+from preheat.devices.emulator.cluster import ClusterBarrier
 from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
@@ -95,6 +96,7 @@ class Wave:
         self.alive = np.full(layout.blocks, layout.threads)  # threads of each block
         self.alive_total = layout.count
         self.barriers = Barriers(self)
+        self.cluster_barrier = ClusterBarrier(self)
         self.running: Group | None = None
         self.ready: dict[tuple[Frame, int], Group] = {}
         self.waiting: dict[tuple[Frame, int], Group] = {}  # for other threads of their warps
@@ -188,7 +190,8 @@ class Wave:
 
     def _progress(self) -> tuple[int, ...]:
         """Numbers of which one changes whenever a thread does what others can notice."""
-        return self.alive_total, self.writes, self.barriers.releases
+        releases = self.barriers.releases + self.cluster_barrier.releases
+        return self.alive_total, self.writes, releases
 
     def stall(self, site: int, position: int) -> None:
         """Let other groups run, because a thread of this one waits for them at an mbarrier."""
@@ -283,6 +286,18 @@ class Wave:
             self.put(released)
         return None
 
+    def _cluster_barrier(self, group: Group, step: Step, verb: str) -> Group | None:
+        group.pc = step.targets[0]
+        if verb == "wait":
+            groups = self.cluster_barrier.wait(group, step.site)
+        else:
+            groups = [group, *self.cluster_barrier.arrive(group, step.site)]
+        if len(groups) == 1:
+            return groups[0]
+        for released in groups:
+            self.put(released)
+        return None
+
     def _trap(self, _group: Group, step: Step, _result: Any) -> None:
         raise Violation("the kernel trapped", step.site)
 
@@ -292,7 +307,7 @@ class Wave:
             return
         self.exited[group.all_lanes] = True
         self.alive -= np.bincount(group.of("row"), minlength=len(self.alive))
-        for released in self.barriers.release_all():
+        for released in (*self.barriers.release_all(), *self.cluster_barrier.release()):
             self.put(released)
         waiting, self.waiting = self.waiting, {}
         for partner in waiting.values():
@@ -393,7 +408,12 @@ class Wave:
 
     def block_of(self, lane: int) -> Dim3:
         """Coordinates in the grid of a thread's block."""
-        return _coordinates(self.first + lane // self.layout.threads, self.geometry.grid)
+        size, (cx, cy, cz) = self.layout.cluster_blocks, self.geometry.cluster or (1, 1, 1)
+        cluster, rank = divmod(self.first + lane // self.layout.threads, size)
+        width, height, depth = self.geometry.grid
+        x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
+        inner = _coordinates(rank, (cx, cy, cz))
+        return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
 
     def thread_of(self, lane: int) -> Dim3:
         """Coordinates of a thread in its block."""
@@ -406,6 +426,7 @@ _ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
     "branch": Wave._branch,
     "table": Wave._jump_table,
     "barrier": Wave._barrier,
+    "cluster": Wave._cluster_barrier,
     "call": Wave._call,
     "ret": Wave._return,
     "exit": Wave._exit,
