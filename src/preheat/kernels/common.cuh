@@ -166,7 +166,7 @@ template <class C> struct Direct {
     }
 };
 
-// Chunks at any address, element by element: good for floats, and for rows that are a chunk of each thread.
+// Chunks at any address, element by element.
 template <class T> struct Loose {
     using Item = Chunk<T>;
     template <int LANES, int CHUNKS>
@@ -332,16 +332,18 @@ INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* from, Span span, in
 template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
 
 // Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
-// chunks of any others, of which every thread has a FEW. All threads of a launch take the same one.
-template <class Work, class T, bool SINGLES, bool FEW = false, class... Args>
+// chunks of any others. All threads of a launch take the same one.
+template <class Work, class T, int LANES, int CHUNKS, bool SINGLES, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
-    if constexpr (SINGLES) Work::run(Direct<Single<T>>(), args...);
-    else if (aligned && width % Chunk<T>::SIZE == 0) Work::run(Direct<Chunk<T>>(), args...);
-    else if constexpr (FEW) Work::run(Loose<T>(), args...);
-    else Work::run(Shifted<T>(), args...);
+    constexpr bool FLOATS = sizeof(T) == 4;
+    constexpr int FEW = 64;  // blocks, which are done when their operands have arrived
+    if constexpr (SINGLES) return Work::run(Direct<Single<T>>(), args...);
+    if (aligned && width % Chunk<T>::SIZE == 0) return Work::run(Direct<Chunk<T>>(), args...);
+    if constexpr (LANES <= 32 && CHUNKS == 1 && (FLOATS || LANES < 16)) return Work::run(Loose<T>(), args...);
+    if constexpr (LANES <= 512 && (CHUNKS == 1 || FLOATS))
+        if (gridDim.x < FEW) return Work::run(Loose<T>(), args...);
+    Work::run(Shifted<T>(), args...);
 }
-template <class T, int LANES, int CHUNKS>
-constexpr bool FEW_CHUNKS = sizeof(T) == 4 || (LANES <= 32 && CHUNKS == 1);
 
 INLINE float shuffled(float v, int by) { return __shfl_xor_sync(0xffffffffu, v, by); }
 INLINE float sum(float a, float b) { return a + b; }

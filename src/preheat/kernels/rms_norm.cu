@@ -7,8 +7,7 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 1024;  // threads of a block that works on a wide row, at most
-constexpr int BATCH = 4;    // accesses of a thread that are on their way together
+constexpr int WIDE = 512;  // threads of a block that works on a wide row, at most
 
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
@@ -51,14 +50,15 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     bool all = aligned(x) && aligned(gamma) && aligned(y);
-    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(
+    by_access<RmsNormRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
         width, all, x, gamma, y, eps, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE)
+__global__ void __launch_bounds__(WIDE, 3)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     using P = Pieces<T>;
+    constexpr int WEIGHTS = 2;  // chunks of gamma that are on their way together
     __shared__ float scratch[32], of_block;
     Span span = segment_span(rows, width), columns(span.first % width, span.length, width);
     Staged<T> in(x, span, dynamic_memory(), dynamic_bytes()), weight(gamma, columns, nullptr, 0);
@@ -72,12 +72,12 @@ rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) 
     s = across_cluster(across<WIDE>(s, scratch, sum), &of_block, sum);
     float by = rsqrtf(s / width + eps);
     int step = P::SIZE * blockDim.x;
-    for (int start = P::first(y, span); start < span.length; start += BATCH * step) {
-        Chunk<T> v[1], g[BATCH][1];
+    for (int start = P::first(y, span); start < span.length; start += WEIGHTS * step) {
+        Chunk<T> v[1], g[WEIGHTS][1];
 #pragma unroll
-        for (int k = 0; k < BATCH; k++) g[k][0] = weight[start + k * step];
+        for (int k = 0; k < WEIGHTS; k++) g[k][0] = weight[start + k * step];
 #pragma unroll
-        for (int k = 0; k < BATCH; k++) {
+        for (int k = 0; k < WEIGHTS; k++) {
             int at = start + k * step;
             if (at >= span.length) break;
             v[0] = in[at];
@@ -155,10 +155,6 @@ template <class T, int LANES, int ELEMENTS>
 constexpr int HELD = !ALONE<LANES> ? (ELEMENTS > 16 ? 2 : 4)
                      : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
 
-// How to read what is read once.
-template <class A> struct Once { using Access = A; };
-template <class T> struct Once<Shifted<T>> { using Access = Loose<T>; };
-
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
 template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
@@ -168,7 +164,6 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
         using C = typename A::Item;
         constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 2;
         constexpr bool KEPT = SLOTS > 1 || sizeof(T) == 2;  // gamma in registers, too
-        typename Once<A>::Access weights;
         __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;
         int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
@@ -184,7 +179,7 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
         };
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++) begin(slot, row + slot * groups);
-        if constexpr (KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
+        if constexpr (KEPT) load<LANES>(access, weight, gamma, gammas, lane);
         bool more = true;
         while (more)
 #pragma unroll
@@ -196,9 +191,9 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                 Span span = row_span(row, end, width);
                 A::template finish<LANES>(g[slot], gy, span, lane);
                 A::template finish<LANES>(v[slot], x, span, lane);
-                if constexpr (!KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
+                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
                 Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[turn], both);
-                if constexpr (!KEPT) load<LANES>(weights, weight, gamma, gammas, lane);
+                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
                 if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
                 A::template store<LANES>(gx, g[slot], span, lane);
                 begin(slot, row + SLOTS * groups);
@@ -224,7 +219,7 @@ __global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES, SINGLES ? CHUN
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
         width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
@@ -262,7 +257,7 @@ template <class T>
 __global__ void __launch_bounds__(STRIP_THREADS)
 rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma);
-    by_access<SumStrip, T, false>(width, all, gy, x, gamma, room, rows, width, groups);
+    by_access<SumStrip, T, 1024, 0, false>(width, all, gy, x, gamma, room, rows, width, groups);
 }
 
 struct GoDownStrip {
@@ -310,12 +305,12 @@ __global__ void __launch_bounds__(STRIP_THREADS, 2)
 rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
                          float eps, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<GoDownStrip, T, false>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
+    by_access<GoDownStrip, T, 1024, 0, false>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th
 // group; a thread has BATCH groups on their way.
-constexpr int COLUMNS = 4, LINES = 128;
+constexpr int COLUMNS = 4, LINES = 128, BATCH = 4;
 
 template <class T>
 __global__ void __launch_bounds__(COLUMNS * LINES)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.dtypes import DType, dtype_of
+from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, remembered
-from preheat.kernels.rows import PROCESSORS, Spread, once, row_op, sizes, spread
+from preheat.kernels.rows import PROCESSORS, Spread, chunk_of, twice, row_op, sizes, spread
 
 __all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 
@@ -25,9 +25,9 @@ _HALVES = (
     Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8),
     Spread(1024, 8), *_SINGLES,
 )  # fmt: skip
-_WARP = Spread(32, 32)  # the widest row of a warp, where rows are few
+_ALONE = Spread(1024, 1, True)  # where rows are very few
 _FEW = 32  # rows that one block adds up by itself: a second launch takes longer
-_VERY_FEW = 8  # the same for the widest of such rows
+_VERY_FEW = 8
 _STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
 _TWICE = "no registers hold rows this wide, so that they are read twice"
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
@@ -36,8 +36,7 @@ _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
 @remembered
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
     """Arguments: x, gamma, y, eps, rows, width."""
-    spreads = [each for each in once(dtype) if each != Spread(512, 32) or dtype_of(dtype).size == 2]
-    return row_op(_SOURCE, "rms_norm", rows, width, dtype, spreads)
+    return row_op(_SOURCE, "rms_norm", rows, width, dtype, twice(dtype))
 
 
 @remembered
@@ -86,10 +85,11 @@ def workspace(rows: int, width: int, dtype: object) -> int:
 
 def _spread(rows: int, width: int, element: DType) -> Spread | None:
     if element.size == 4:
-        return spread(width, element, _FLOATS)
-    if rows <= _VERY_FEW and width <= _WARP.holds(element):
-        return spread(width, element, _HALVES[:4] + _SINGLES + (_WARP,))
-    return spread(width, element, _HALVES)
+        return spread(rows, width, element, _FLOATS)
+    odd = width % chunk_of(element) != 0
+    if odd and rows <= _VERY_FEW and _SINGLES[-1].holds(element) < width <= _ALONE.lanes:
+        return _ALONE
+    return spread(rows, width, element, _HALVES)
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,6 @@ from preheat.dtypes import DType, dtype_of
 from preheat.kernels.op import Op, cpp_of, dimension
 
 __all__ = [
-    "FLOATS",
     "PROCESSORS",
     "WIDEST",
     "Spread",
@@ -21,6 +18,7 @@ __all__ = [
     "row_op",
     "sizes",
     "spread",
+    "twice",
 ]
 
 PROCESSORS = 132  # of a large GPU: all of them shall have rows
@@ -65,23 +63,30 @@ class Spread(NamedTuple):
 
 # For rows that are no whole number of chunks.
 _SINGLES = (
-    Spread(1, 4, True), Spread(8, 1, True), Spread(16, 1, True), Spread(32, 1, True),
-    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
+    Spread(1, 4, True), Spread(4, 2, True), Spread(8, 2, True), Spread(16, 2, True), Spread(32, 2, True),
+    Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
 )  # fmt: skip
-#: Spreads for floats, narrow ones first.
-FLOATS = (
-    Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
-    Spread(512, 16), Spread(512, 32), *_SINGLES, Spread(1024, 8, True),
+_ONE_BY_ONE = Spread(1024, 8, True)  # the same for wider rows of floats and, if they are few, of halves
+_FEW = 64  # rows
+# Spreads, narrow ones first. Threads have more halves, since registers hold two of them.
+_NARROW_FLOATS = (
+    Spread(4, 4), Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
+    Spread(512, 16), *_SINGLES, _ONE_BY_ONE,
 )  # fmt: skip
-# The same for halves: a thread that has more of them spends less on what threads put together.
 _HALVES = (
-    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), *_SINGLES
+    Spread(4, 8), Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32),
+    Spread(512, 32), Spread(1024, 32), *_SINGLES,
 )  # fmt: skip
 
 
 def once(dtype: object) -> tuple[Spread, ...]:
-    """Spreads for one operand that is read once."""
-    return FLOATS if dtype_of(dtype).size == 4 else _HALVES
+    """Spreads for one operand."""
+    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(512, 32), Spread(1024, 32))
+
+
+def twice(dtype: object) -> tuple[Spread, ...]:
+    """Spreads for two operands."""
+    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(1024, 16))
 
 
 def chunk_of(dtype: DType) -> int:
@@ -111,16 +116,16 @@ def row_op(
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     dims = (("rows", rows), ("width", width))
-    at = spread(width, element, spreads)
+    at = spread(rows, width, element, spreads)
     if at is None:
         return _wide(Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), ()), element, operands)
     entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
     return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
 
 
-_WIDE = 1024  # threads of a block that works on a wide row, at most
-_SHARE = int(os.environ.get("X_SHARE", "108")) << 10  # bytes of shared memory, of which a large GPU's processor has two
-_SEGMENT = int(os.environ.get("X_SEGMENT", "64")) << 10  # bytes of a row that are worth a block
+_WIDE = 512  # threads of a block that works on a wide row, at most
+_SHARE = 108 << 10  # bytes of shared memory, of which a large GPU's processor has two
+_SEGMENT = 16 << 10  # bytes of a row that are worth a block
 _CLUSTER = 8  # blocks that a cluster can have on every chip that has clusters
 _LINE = 64  # elements; as in common.cuh
 
@@ -134,17 +139,17 @@ def _wide(op: Op, element: DType, operands: int) -> Op:
     ):
         blocks *= 2
     pieces = -(-width // (blocks * _LINE)) * _LINE // chunk_of(element) + 1
-    alone = rows * blocks <= PROCESSORS or nbytes > blocks * _SHARE  # on its processor
-    threads = min(_WIDE if alone else _WIDE // 2, -(-pieces // 32) * 32)
+    threads = min(_WIDE, -(-pieces // 32) * 32)
     shared = operands * pieces * 16
     return op._replace(grid=(rows * blocks,), block=(threads,), shared=shared, cluster=blocks)
 
 
-def spread(width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
+def spread(rows: int, width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:
     """The first of `spreads`, narrow ones first, that holds a row of `width` elements.
 
     Rows that are no whole number of chunks are for singles, if there are some that hold them.
     """
+    spreads = (*spreads, _ONE_BY_ONE) if rows <= _FEW else spreads
     fits = [each for each in spreads if width <= each.holds(dtype)]
     odd = width % chunk_of(dtype) != 0
     return next((each for each in fits if each.singles == odd), next(iter(fits), None))

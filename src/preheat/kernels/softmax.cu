@@ -5,7 +5,7 @@
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, beyond the end of a row: no part of a sum
-constexpr int WIDE = 1024;                  // threads of a block that works on a wide row, at most
+constexpr int WIDE = 512;                  // threads of a block that works on a wide row, at most
 
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
@@ -13,6 +13,12 @@ INLINE float exponential(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * LOG2_E));
     return e;
+}
+
+INLINE float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 }
 
 INLINE float larger(float a, float b) { return fmaxf(a, b); }
@@ -71,10 +77,10 @@ template <int LANES, int CHUNKS> struct SoftmaxRow {
             __shared__ Seen scratch[32];
             Exponentials<C, CHUNKS> mine(v, most);
             Seen row = across<LANES>({most, mine.sum}, scratch, merged, {LOWEST, 0.0f});
-            mine.scale(v, exponential(most - row.most) / row.sum);
+            mine.scale(v, exponential(most - row.most) * reciprocal(row.sum));
         } else {
             Exponentials<C, CHUNKS> mine(v, across<LANES>(most, (float*)nullptr, larger));
-            mine.scale(v, 1.0f / across<LANES>(mine.sum, (float*)nullptr, sum));
+            mine.scale(v, reciprocal(across<LANES>(mine.sum, (float*)nullptr, sum)));
         }
         A::template store<LANES>(y, v, span, lane);
     }
@@ -84,11 +90,11 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
     bool all = aligned(x) && aligned(y);
-    by_access<SoftmaxRow<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(width, all, x, y, rows, width);
+    by_access<SoftmaxRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(width, all, x, y, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE)
+__global__ void __launch_bounds__(WIDE, 3)
 softmax_wide(const T* x, T* y, int rows, int width) {
     using P = Pieces<T>;
     __shared__ Seen scratch[32], of_block;
@@ -104,7 +110,7 @@ softmax_wide(const T* x, T* y, int rows, int width) {
     stage_in(P::chunks(span), add, in);
     row = across<WIDE>(row, scratch, merged, {LOWEST, 0.0f});
     row = across_cluster(row, &of_block, merged, {LOWEST, 0.0f});
-    float scale = 1.0f / row.sum;
+    float scale = reciprocal(row.sum);
     for (int at = P::first(y, span); at < span.length; at += P::SIZE * blockDim.x) {
         Chunk<T> v = in[at];
         v.fill([&](int i) { return exponential(v[i] - row.most) * scale; });
@@ -145,15 +151,15 @@ template <int LANES, int CHUNKS> struct SoftmaxBackwardRow {
 };
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(THREADS<LANES>)
+__global__ void __launch_bounds__(THREADS<LANES>, ALONE<LANES> ? RESIDENT<LANES> : 1)
 softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
     bool all = aligned(gy) && aligned(y) && aligned(gx);
-    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, SINGLES, FEW_CHUNKS<T, LANES, CHUNKS>>(
+    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
         width, all, gy, y, gx, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE)
+__global__ void __launch_bounds__(WIDE, 2)
 softmax_backward_wide(const T* gy, const T* y, T* gx, int rows, int width) {
     using P = Pieces<T>;
     __shared__ float scratch[32], of_block;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.kernels.op import Op, remembered
-from preheat.kernels.rows import FLOATS, Spread, once, row_op
+from preheat.kernels.rows import once, row_op, twice
 
 __all__ = ["softmax", "softmax_backward"]
 
@@ -21,5 +21,4 @@ def softmax(rows: int, width: int, dtype: object) -> Op:
 @remembered
 def softmax_backward(rows: int, width: int, dtype: object) -> Op:
     """Arguments: gy, y, gx, rows, width."""
-    spreads = [each for each in FLOATS if each != Spread(512, 32)]  # which has no room for both
-    return row_op(_SOURCE, "softmax_backward", rows, width, dtype, spreads, operands=2)
+    return row_op(_SOURCE, "softmax_backward", rows, width, dtype, twice(dtype), operands=2)
