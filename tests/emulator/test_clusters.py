@@ -726,7 +726,8 @@ FAULTS = {
         "address 0x0 of block 2 of its cluster, and the instruction reaches its own block alone",
     ),
     "a shared address of nothing": (
-        "ld.shared.u32 %r20, [0x50000000];", "4 bytes at shared address 0x50000000; there are 512",
+        "mov.u32 %r10, 0x50000000; ld.shared.u32 %r20, [%r10];",
+        "4 bytes at shared address 0x50000000; there are 512",
     ),
     "a global address mapped": (
         "mapa.u64 %d7, %d1, %r2;", "as an address of shared memory, where it is not",
