@@ -339,7 +339,8 @@ WORDS = st.sampled_from(
 OPCODES = st.sampled_from(
     "add.u32 mov.b32 mov.b64 ld.global.b32 ld.v2.b32 st.shared.f32 atom.add.u32 red.global.add.f32 "
     "shfl.sync.up.b32 vote.sync.all.pred setp.eq.u32 selp.b32 bra brx.idx call bar.sync cp.async "
-    "bar.red.popc.u32 cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
+    "bar.red.popc.u32 barrier.cluster.wait mapa.u64 getctarank.shared::cluster.u32 "
+    "cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
     "match.all.sync.b32 redux.sync.add.u32 ret tex.2d.v4.f32.f32 sust.b.1d.b32.trap mbarrier.init.b64 "
     "mbarrier.arrive.b64 mbarrier.try_wait.b64 cp.async.ca.shared.global vabsdiff4.u32.u32.u32.add "
     "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1".split()

@@ -35,6 +35,7 @@ __all__ = [
     "peek",
     "place",
     "place_generic",
+    "place_shared",
     "poke",
     "span",
     "store",
@@ -168,21 +169,9 @@ class Place:
 
 
 def place(group: Group, values: Any, space: str) -> Place:
-    """Where addresses lie that are counted from the beginning of `space`.
-
-    "cluster" is shared memory, of any block of the cluster. Addresses in "shared" that name a block may
-    name the thread's own.
-    """
+    """Where addresses lie that are counted from the beginning of `space`."""
     if values.dtype.itemsize < 8:
         values = values.astype(np.int64)
-    home = "shared" if space == "cluster" else space
-    found = _place(group, values, home)
-    if found.hi >= OF_BLOCK and home == "shared":
-        return _in_cluster(group, found, space)
-    return found
-
-
-def _place(group: Group, values: Any, space: str) -> Place:
     base = group.wave.base(space)
     own = any(base.strides)  # threads have memory of their own there
     if group.lanes is None or not own:
@@ -192,6 +181,14 @@ def _place(group: Group, values: Any, space: str) -> Place:
             return _evenly(space, values, base, even)
     start = group.origin(space) if own else base.start
     return _scattered(space, values, base, values + start if own or start else values)
+
+
+def place_shared(group: Group, values: Any, space: str) -> Place:
+    """Where addresses of shared memory lie: of the whole cluster, or, where `space` is "shared", of the
+    thread's own block, whether they name it or not.
+    """
+    found = place(group, values, "shared")
+    return found if found.hi < OF_BLOCK else _in_cluster(group, found, space)
 
 
 def _in_cluster(group: Group, plain: Place, space: str) -> Place:
@@ -236,13 +233,15 @@ def place_generic(group: Group, values: Any) -> Place:
     lo, hi = int(values.min()), int(values.max())
     for space, first, end in _WINDOWS:
         if first <= lo and hi < end:
-            return place(group, values if first < 0 else values - first, space)
+            find = place_shared if space == "cluster" else place
+            return find(group, values if first < 0 else values - first, space)
     mixed = Place("mixed", values, lo, hi, int(np.bitwise_or.reduce(values)), None)
     mixed.strides, mixed.addresses = None, values.copy()
     for space, first, end in _WINDOWS:
         chosen = np.flatnonzero((values >= first) & (values <= end - 1))
         if len(chosen):
-            part = place(group.part(chosen), values[chosen] - max(first, 0), space)
+            find = place_shared if space == "cluster" else place
+            part = find(group.part(chosen), values[chosen] - max(first, 0), space)
             mixed.addresses[chosen] = part.everywhere()
             mixed.parts.append((chosen, part))
     return mixed

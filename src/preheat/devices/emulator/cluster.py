@@ -29,22 +29,14 @@ class ClusterBarrier:
     """
 
     def __init__(self, wave: Wave) -> None:
-        self.wave = wave
-        self.releases = 0
+        self.wave, layout = wave, wave.layout
         self._parked: list[Group] = []
-        self._in_use = False
-
-    def _begin(self) -> None:
-        layout = self.wave.layout
-        self._in_use = True
         self._here = np.zeros(layout.count, np.bool_)  # threads that arrived in the current phase
         self._awaited = np.full(layout.count, -1)  # the phase that a thread has to wait for, if any
         self._phase = np.zeros(layout.blocks // layout.cluster_blocks, np.int64)
 
     def arrive(self, group: Group, site: int) -> list[Group]:
         """Count the threads of a group as arrived; the groups that waited for them."""
-        if not self._in_use:
-            self._begin()
         lanes = group.all_lanes
         if (twice := self._here[lanes]).any():
             message = "arrives twice in one phase of the barrier of its cluster"
@@ -55,8 +47,6 @@ class ClusterBarrier:
 
     def wait(self, group: Group, site: int) -> list[Group]:
         """Let the threads of a group wait; the groups that may go on."""
-        if not self._in_use:
-            self._begin()
         lost = self._awaited[group.all_lanes] < 0
         if lost.any():
             message = "waits at the barrier of its cluster without having arrived"
@@ -66,13 +56,11 @@ class ClusterBarrier:
 
     def release(self) -> list[Group]:
         """Complete the phases for which nobody is missing; the groups that may go on."""
-        if not self._in_use:
-            return []
         came = (self._here | self.wave.exited).reshape(len(self._phase), -1)
         complete = came.all(1) & self._here.reshape(came.shape).any(1)
         if not complete.any():
             return []
-        self.releases += 1
+        self.wave.barriers.releases += 1
         self._phase += complete
         self._here.reshape(came.shape)[complete] = False
         return self._passing()

@@ -76,7 +76,8 @@ def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Gro
         return group, where
     at, offset = where
     one, values = group.part(chosen), np.broadcast_to(at.values, (group.count,))[chosen]
-    return one, (access.place(one, values, at.space), offset)
+    find = access.place_shared if at.space in ("shared", "cluster") else access.place
+    return one, (find(one, values, at.space), offset)
 
 
 @contextmanager

@@ -545,6 +545,7 @@ NAMESPACE: dict[str, Any] = {
     "pack": pack,
     "place": access.place,
     "place_generic": access.place_generic,
+    "place_shared": access.place_shared,
     "reduce": warp.reduce,
     "shuffle": warp.shuffle,
     "store": access.store,

@@ -96,7 +96,6 @@ class Wave:
         self.alive = np.full(layout.blocks, layout.threads)  # threads of each block
         self.alive_total = layout.count
         self.barriers = Barriers(self)
-        self.cluster_barrier = ClusterBarrier(self)
         self.running: Group | None = None
         self.ready: dict[tuple[Frame, int], Group] = {}
         self.waiting: dict[tuple[Frame, int], Group] = {}  # for other threads of their warps
@@ -190,8 +189,7 @@ class Wave:
 
     def _progress(self) -> tuple[int, ...]:
         """Numbers of which one changes whenever a thread does what others can notice."""
-        releases = self.barriers.releases + self.cluster_barrier.releases
-        return self.alive_total, self.writes, releases
+        return self.alive_total, self.writes, self.barriers.releases
 
     def stall(self, site: int, position: int) -> None:
         """Let other groups run, because a thread of this one waits for them at an mbarrier."""
@@ -288,10 +286,12 @@ class Wave:
 
     def _cluster_barrier(self, group: Group, step: Step, verb: str) -> Group | None:
         group.pc = step.targets[0]
+        if self.barriers.cluster is None:
+            self.barriers.cluster = ClusterBarrier(self)
         if verb == "wait":
-            groups = self.cluster_barrier.wait(group, step.site)
+            groups = self.barriers.cluster.wait(group, step.site)
         else:
-            groups = [group, *self.cluster_barrier.arrive(group, step.site)]
+            groups = [group, *self.barriers.cluster.arrive(group, step.site)]
         if len(groups) == 1:
             return groups[0]
         for released in groups:
@@ -307,7 +307,7 @@ class Wave:
             return
         self.exited[group.all_lanes] = True
         self.alive -= np.bincount(group.of("row"), minlength=len(self.alive))
-        for released in (*self.barriers.release_all(), *self.cluster_barrier.release()):
+        for released in self.barriers.release_all():
             self.put(released)
         waiting, self.waiting = self.waiting, {}
         for partner in waiting.values():
