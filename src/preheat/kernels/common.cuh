@@ -336,12 +336,12 @@ template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(C
 template <class Work, class T, int LANES, int CHUNKS, bool SINGLES, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
     constexpr bool FLOATS = sizeof(T) == 4;
-    constexpr int FEW = 64;  // blocks, which are done when their operands have arrived
+    constexpr int FEW = 64;  // small blocks, which are done when their operands have arrived
     if constexpr (SINGLES) return Work::run(Direct<Single<T>>(), args...);
     if (aligned && width % Chunk<T>::SIZE == 0) return Work::run(Direct<Chunk<T>>(), args...);
     if constexpr (LANES <= 32 && CHUNKS == 1 && (FLOATS || LANES < 16)) return Work::run(Loose<T>(), args...);
     if constexpr (LANES <= 512 && (CHUNKS == 1 || FLOATS))
-        if (gridDim.x < FEW) return Work::run(Loose<T>(), args...);
+        if (gridDim.x < FEW && blockDim.x <= 128) return Work::run(Loose<T>(), args...);
     Work::run(Shifted<T>(), args...);
 }
 

@@ -34,13 +34,17 @@ INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
 template <int LANES, int CHUNKS> struct RmsNormRow {
     template <class A, class T>
     static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
+        constexpr bool EARLY = sizeof(T) == 2 && ALONE<LANES>;  // registers have room for gamma
         __shared__ float scratch[32];
         Span span = row_span((long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES, rows, width);
         int lane = threadIdx.x % LANES;
         typename A::Item v[CHUNKS], g[CHUNKS];
         load<LANES>(access, v, x, span, lane);
+        Span weights(0, width, width);
+        if constexpr (EARLY) A::template fetch<LANES>(g, gamma, weights, lane);
         float mean = across<LANES>(squares(v), scratch, sum) / width;
-        load<LANES>(access, g, gamma, Span(0, width, width), lane);
+        if constexpr (!EARLY) A::template fetch<LANES>(g, gamma, weights, lane);
+        A::template finish<LANES>(g, gamma, weights, lane);
         scale(v, g, rsqrtf(mean + eps));
         A::template store<LANES>(y, v, span, lane);
     }
@@ -162,7 +166,7 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* partial,
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
-        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 2;
+        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 3;
         constexpr bool KEPT = SLOTS > 1 || sizeof(T) == 2;  // gamma in registers, too
         __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;

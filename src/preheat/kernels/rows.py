@@ -68,6 +68,7 @@ _SINGLES = (
 )  # fmt: skip
 _ONE_BY_ONE = Spread(1024, 8, True)  # the same for wider rows of floats and, if they are few, of halves
 _FEW = 64  # rows
+_LARGE = Spread(1024, 32)  # not for few rows of floats: a cluster is quicker
 # Spreads, narrow ones first. Threads have more halves, since registers hold two of them.
 _NARROW_FLOATS = (
     Spread(4, 4), Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
@@ -75,13 +76,13 @@ _NARROW_FLOATS = (
 )  # fmt: skip
 _HALVES = (
     Spread(4, 8), Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32),
-    Spread(512, 32), Spread(1024, 32), *_SINGLES,
+    Spread(512, 32), _LARGE, *_SINGLES,
 )  # fmt: skip
 
 
 def once(dtype: object) -> tuple[Spread, ...]:
     """Spreads for one operand."""
-    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(512, 32), Spread(1024, 32))
+    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(512, 32), _LARGE)
 
 
 def twice(dtype: object) -> tuple[Spread, ...]:
@@ -149,7 +150,8 @@ def spread(rows: int, width: int, dtype: DType, spreads: Iterable[Spread]) -> Sp
 
     Rows that are no whole number of chunks are for singles, if there are some that hold them.
     """
-    spreads = (*spreads, _ONE_BY_ONE) if rows <= _FEW else spreads
+    if rows <= _FEW:
+        spreads = *(each for each in spreads if each != _LARGE or dtype.size == 2), _ONE_BY_ONE
     fits = [each for each in spreads if width <= each.holds(dtype)]
     odd = width % chunk_of(dtype) != 0
     return next((each for each in fits if each.singles == odd), next(iter(fits), None))
