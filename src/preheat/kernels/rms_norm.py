@@ -11,7 +11,7 @@ from pathlib import Path
 
 from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, remembered
-from preheat.kernels.rows import PROCESSORS, Spread, chunk_of, twice, row_op, sizes, spread
+from preheat.kernels.rows import PROCESSORS, Spread, chunk_of, row_op, sizes, slower, spread, twice
 
 __all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 
@@ -43,8 +43,8 @@ def rms_norm(rows: int, width: int, dtype: object) -> Op:
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     """Launches, of which only `rms_norm_backward` is always there; the arguments of each by its name.
 
-    `rms_norm_strips`: gy, x, gamma, room, rows, width, groups. `rms_norm_backward`: gy, x, gamma, gx, room,
-    g_gamma, eps, rows, width, groups. `rms_norm_gamma`: room, g_gamma, groups, width. `room` is a
+    `rms_norm_strips`: gy, x, gamma, room, rows, width, groups. `rms_norm_backward`: gy, x, gamma, gx,
+    room, g_gamma, eps, rows, width, groups. `rms_norm_gamma`: room, g_gamma, groups, width. `room` is a
     workspace of floats.
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
@@ -54,9 +54,9 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     alone = number == 1 if at is None else number <= at.rows
     more = () if alone else (_gamma(number, width, cpp),)
     if at is not None:
-        entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
-        grid = (-(-number // at.rows),)
-        return Op(name, dims, _SOURCE, entry, grid, (at.threads(width, element),)), *more
+        entry, grid = at.entry(name, element, cpp), (-(-number // at.rows),)
+        block = (at.threads(width, element),)
+        return Op(name, dims, _SOURCE, entry, grid, block, slower=slower(width, element)), *more
     block, strips = (_STRIP_THREADS,), -(-width // _STRIP[element.size])
     first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}>", (strips * rows,), block)
     entry = f"{name}_strips<{cpp}>"

@@ -17,6 +17,7 @@ __all__ = [
     "once",
     "row_op",
     "sizes",
+    "slower",
     "spread",
     "twice",
 ]
@@ -24,6 +25,7 @@ __all__ = [
 PROCESSORS = 132  # of a large GPU: all of them shall have rows
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
+_ODD = "rows are not a whole number of 16 bytes, so that most of them do not begin at a multiple of 16"
 _BLOCK = 128  # threads of a block that several rows share
 
 
@@ -55,6 +57,10 @@ class Spread(NamedTuple):
     def chunks(self, dtype: DType) -> int:
         """Chunks of a thread: no fewer registers hold them once they are floats, whatever the type."""
         return -(-self.elements // self.chunk(dtype))
+
+    def entry(self, name: str, dtype: DType, cpp: str) -> str:
+        """The name expression of the kernel `name` for such rows."""
+        return f"{name}<{cpp}, {self.lanes}, {self.chunks(dtype)}, {str(self.singles).lower()}>"
 
     def holds(self, dtype: DType) -> int:
         """Elements of the widest row that fits."""
@@ -117,11 +123,21 @@ def row_op(
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     dims = (("rows", rows), ("width", width))
-    at = spread(rows, width, element, spreads)
+    at, odd = spread(rows, width, element, spreads), slower(width, element)
     if at is None:
-        return _wide(Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), ()), element, operands)
-    entry = f"{name}<{cpp}, {at.lanes}, {at.chunks(element)}, {str(at.singles).lower()}>"
-    return Op(name, dims, source, entry, (-(-rows // at.rows),), (at.threads(width, element),))
+        op = Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), (), slower=odd)
+        return _wide(op, element, operands)
+    entry, grid, block = (
+        at.entry(name, element, cpp),
+        (-(-rows // at.rows),),
+        (at.threads(width, element),),
+    )
+    return Op(name, dims, source, entry, grid, block, slower=odd)
+
+
+def slower(width: int, dtype: DType) -> str:
+    """Why rows of `width` elements take longer than others, if they do."""
+    return "" if width % chunk_of(dtype) == 0 else _ODD
 
 
 _WIDE = 512  # threads of a block that works on a wide row, at most
