@@ -14,6 +14,7 @@ from preheat.kernels.forms import (
     Form,
     Given,
     Matrices,
+    aligned,
     alike,
     given,
     keep_apart,
@@ -66,23 +67,26 @@ class Ops:
     def silu(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """`x / (1 + exp(-x))`"""
         like, operands = alike(x=x)
-        y, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.silu(n, like.dtype).launch(self.gpu, x, y, n, stream=stream)
-        return y
+        y, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.silu(n, like.dtype)
+        op.launch(self.gpu, x, y.array, n, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for `x`: `gy s (1 + x - x s)` with `s = 1 / (1 + exp(-x))`."""
         like, operands = alike(gy=gy, x=x)
-        gx, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.silu_backward(n, like.dtype).launch(self.gpu, gy, x, gx, n, stream=stream)
-        return gx
+        gx, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.silu_backward(n, like.dtype)
+        op.launch(self.gpu, gy, x, gx.array, n, stream=stream, aligned=aligned(gx, *operands))
+        return gx.array
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
         """`silu(gate) up`"""
         like, operands = alike(gate=gate, up=up)
-        y, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.swiglu(n, like.dtype).launch(self.gpu, gate, up, y, n, stream=stream)
-        return y
+        y, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.swiglu(n, like.dtype)
+        op.launch(self.gpu, gate, up, y.array, n, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def swiglu_backward(
         self, gy: Any, gate: Any, up: Any, *, out: Any = None, stream: object = None
@@ -91,25 +95,29 @@ class Ops:
         like, operands = alike(gy=gy, gate=gate, up=up)
         g_gate, g_up = self._results(out, (like, like), stream, operands)
         op = elementwise.swiglu_backward(like.size, like.dtype)
-        op.launch(self.gpu, gy, gate, up, g_gate.array, g_up.array, like.size, stream=stream)
-        return g_gate.array, g_up.array
+        whole = aligned(g_gate, g_up, *operands)
+        results = g_gate.array, g_up.array
+        op.launch(self.gpu, gy, gate, up, *results, like.size, stream=stream, aligned=whole)
+        return results
 
     # Rows: the last axis
 
     def softmax(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The softmax of each row."""
         like, operands = alike(x=x)
-        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, operands).array
-        softmax.softmax(rows, width, like.dtype).launch(self.gpu, x, y, rows, width, stream=stream)
-        return y
+        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, operands)
+        op = softmax.softmax(rows, width, like.dtype)
+        op.launch(self.gpu, x, y.array, rows, width, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for what `y` is the softmax of: `y (gy - sum_j gy_j y_j)`."""
         like, operands = alike(gy=gy, y=y)
-        (rows, width), gx = like.matrix("gy"), self._result("out", out, like, stream, operands).array
+        (rows, width), gx = like.matrix("gy"), self._result("out", out, like, stream, operands)
         op = softmax.softmax_backward(rows, width, like.dtype)
-        op.launch(self.gpu, gy, y, gx, rows, width, stream=stream)
-        return gx
+        whole = aligned(gx, *operands)
+        op.launch(self.gpu, gy, y, gx.array, rows, width, stream=stream, aligned=whole)
+        return gx.array
 
     def rms_norm(
         self, x: Any, gamma: Any, *, eps: float, out: Any = None, stream: object = None
@@ -118,11 +126,11 @@ class Ops:
         like, operands = alike(x=x)
         rows, width = like.matrix("x")
         operands += (operand("gamma", gamma).require(like.row, "a row of x"),)
-        y = self._result("out", out, like, stream, operands).array
+        y = self._result("out", out, like, stream, operands)
         eps = not_negative("eps", eps)
-        op = rms_norm.rms_norm(rows, width, like.dtype)
-        op.launch(self.gpu, x, gamma, y, eps, rows, width, stream=stream)
-        return y
+        op, whole = rms_norm.rms_norm(rows, width, like.dtype), aligned(y, *operands)
+        op.launch(self.gpu, x, gamma, y.array, eps, rows, width, stream=stream, aligned=whole)
+        return y.array
 
     def rms_norm_backward(
         self,
@@ -146,14 +154,14 @@ class Ops:
         room = Form(self.rms_norm_workspace(rows, width, like.dtype), DTYPES["float32"])
         partial = self._workspace(workspace, room, stream, (*operands, *results))
         eps, gx, g_gamma = not_negative("eps", eps), results[0].array, results[1].array
-        groups = rms_norm.groups(rows, width, like.dtype)
+        groups, whole = rms_norm.groups(rows, width, like.dtype), aligned(*results, *operands)
         arguments = {
             "rms_norm_strips": (gy, x, gamma, partial, rows, width, groups),
             "rms_norm_backward": (gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups),
             "rms_norm_gamma": (partial, g_gamma, groups, width),
         }
         for op in rms_norm.rms_norm_backward(rows, width, like.dtype):
-            op.launch(self.gpu, *arguments[op.name], stream=stream)
+            op.launch(self.gpu, *arguments[op.name], stream=stream, aligned=whole)
         return gx, g_gamma
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:

@@ -45,7 +45,7 @@ class Spread(NamedTuple):
         return _BLOCK // self.lanes if self.lanes <= 32 else 1
 
     def threads(self, width: int, dtype: DType) -> int:
-        """Threads of a block: whole warps and, of a row that is alone, no more than have a part of it."""
+        """Threads of a block: whole warps. A row that is alone has no more than have a part of it."""
         if self.lanes <= 32:
             return _BLOCK
         return max(2, -(-width // (32 * self.chunks(dtype) * self.chunk(dtype)))) * 32
@@ -69,16 +69,16 @@ class Spread(NamedTuple):
 
 # For rows that are no whole number of chunks.
 _SINGLES = (
-    Spread(1, 4, True), Spread(4, 2, True), Spread(8, 2, True), Spread(16, 2, True), Spread(32, 2, True),
-    Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
+    Spread(1, 4, True), Spread(4, 2, True), Spread(8, 2, True), Spread(16, 2, True),
+    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
 )  # fmt: skip
 _ONE_BY_ONE = Spread(1024, 8, True)  # the same for wider rows of floats and, if they are few, of halves
 _FEW = 64  # rows
 _LARGE = Spread(1024, 32)  # not for few rows of floats: a cluster is quicker
 # Spreads, narrow ones first. Threads have more halves, since registers hold two of them.
 _NARROW_FLOATS = (
-    Spread(4, 4), Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32),
-    Spread(512, 16), *_SINGLES, _ONE_BY_ONE,
+    Spread(4, 4), Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16),
+    Spread(32, 32), Spread(512, 16), *_SINGLES, _ONE_BY_ONE,
 )  # fmt: skip
 _HALVES = (
     Spread(4, 8), Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32),
@@ -118,8 +118,8 @@ def row_op(
 ) -> Op:
     """A launch with a row for every group of threads.
 
-    It is of `name`, or of `name_wide` where no spread holds the row: then the shared memory of a cluster
-    holds so many `operands`.
+    It is of `name`, or of `name_wide` where no spread holds the row: then the shared memory of a
+    cluster holds so many `operands`.
     """
     (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
     dims = (("rows", rows), ("width", width))
@@ -127,12 +127,8 @@ def row_op(
     if at is None:
         op = Op(name, dims, source, f"{name}_wide<{cpp}>", (rows,), (), slower=odd)
         return _wide(op, element, operands)
-    entry, grid, block = (
-        at.entry(name, element, cpp),
-        (-(-rows // at.rows),),
-        (at.threads(width, element),),
-    )
-    return Op(name, dims, source, entry, grid, block, slower=odd)
+    grid, block = (-(-rows // at.rows),), (at.threads(width, element),)
+    return Op(name, dims, source, at.entry(name, element, cpp), grid, block, slower=odd)
 
 
 def slower(width: int, dtype: DType) -> str:
