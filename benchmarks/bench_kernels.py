@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import preheat
+import widths
 from common import options, report, us
 from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
@@ -562,6 +563,13 @@ def compare(bench: Bench) -> None:
         print(f"\ncuBLAS through preheat was not measured: {bench.without}.")
 
 
+def compare_widths(bench: Bench) -> None:
+    """The kernels over rows beside torch, in a file of its own."""
+    found = widths.sweep(Ops(bench.gpu, blas=False), rounds=bench.args.rounds)
+    for title, head, rows in widths.tables(found):
+        report("bench_widths", title, head, rows, into=bench.args.json)
+
+
 @contextmanager
 def started(args: argparse.Namespace) -> Iterator[Bench]:
     """On the GPU, with a cache of its own and what is shipped compiled."""
@@ -574,7 +582,7 @@ def started(args: argparse.Namespace) -> Iterator[Bench]:
             sys.exit(str(why))
         torch.set_float32_matmul_precision("highest")
         torch.manual_seed(20261115)
-        prepare(gpu, shipped_ops())
+        prepare(gpu, widths.shipped_ops() if args.widths else shipped_ops())
         yield Bench(gpu, args)
 
 
@@ -583,13 +591,19 @@ def arguments(about: str | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--burst", type=float, default=8, help="milliseconds of a turn, about")
     parser.add_argument("--only", default="", help="rows whose title this regular expression finds")
+    parser.add_argument(
+        "--widths", action="store_true", help="kernels over rows at every width instead"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments(__doc__)
     with started(args) as bench:
-        compare(bench)
+        if args.widths:
+            compare_widths(bench)
+        else:
+            compare(bench)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Sweep:
     def contenders(
         self, op: str, rows: int, width: int, offset: int
     ) -> tuple[list[Any], Callable[..., Any], Callable[..., Any], Callable[[Any], Any]]:
-        """The operands, what we do with a set of them, what torch does, and the terms of the exact result."""
+        """The operands, what preheat and torch do with a set of them, and the exact result's terms."""
         ops, aten, sets = self.ops, torch.ops.aten, self.sets(rows, width, offset)
         shape = [width]
         gamma, g_gamma = self.buffers[2][-2 * width - 8 :][: 2 * width].view(2, width)
@@ -191,14 +191,16 @@ def sweep(
 
 def tables(found: list[Row]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """Titles, heads and rows: each kernel by element type, and the ten cases where torch is best."""
-    head = ("", "cases", "worst", "median", f"below {WANTED}")
-    rows = []
+    head: tuple[str, ...] = ("", "cases", "worst", "median", f"below {WANTED}")
+    rows: list[tuple[str, ...]] = []
     for op, dtype in itertools.product(OPS, DTYPES):
         ratios = [row.ratio for row in found if (row.op, row.dtype) == (op, dtype)]
         if ratios:
             few = sum(ratio < WANTED for ratio in ratios)
             middle = statistics.median(ratios)
-            rows.append((f"{op} {dtype}", str(len(ratios)), f"{min(ratios):.2f}", f"{middle:.2f}", str(few)))
+            rows.append(
+                (f"{op} {dtype}", str(len(ratios)), f"{min(ratios):.2f}", f"{middle:.2f}", str(few))
+            )
     yield "Every width: torch's time over ours", head, rows
     worst = sorted(found, key=lambda row: row.ratio)[:10]
     yield (

@@ -16,8 +16,8 @@ from preheat.runtime.launch import UNORDERED
 from preheat.runtime.operands import Operand, kind_of
 
 __all__ = [
-    "Form", "Given", "Matrices", "aligned", "alike", "foreign", "form_of", "given", "keep_apart", "matrices",
-    "not_negative", "operand",
+    "Form", "Given", "Matrices", "aligned", "alike", "foreign", "form_of", "given", "keep_apart",
+    "matrices", "not_negative", "operand",
 ]  # fmt: skip
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # that a float32 holds
