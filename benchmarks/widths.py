@@ -7,6 +7,7 @@ ratio is torch's time over ours.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import statistics
 import time
@@ -14,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from preheat.kernels import rms_norm, softmax
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
+
+torch: Any = importlib.import_module("torch")
 
 WIDTHS = (
     *range(1, 41), *range(127, 130), *range(1000, 1004), *range(4095, 4098),
@@ -82,7 +83,7 @@ class Sweep:
 
     def contenders(
         self, op: str, rows: int, width: int, offset: int
-    ) -> tuple[list[Any], Callable[..., Any], Callable[..., Any], Callable[[Any], Any]]:
+    ) -> tuple[list[Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
         """The operands, what preheat and torch do with a set of them, and the exact result's terms."""
         ops, aten, sets = self.ops, torch.ops.aten, self.sets(rows, width, offset)
         shape = [width]

@@ -21,22 +21,16 @@ EPS = 0.01
 #: rows: single elements, whole chunks, chunks element by element, shifted pieces, and staged segments.
 CASES = [
     ("float32", 7, 1, 1),
-    ("float32", 1, 7, 3),
-    ("float32", 9, 16, 1),
     ("float32", 7, 40, 3),
     ("float32", 7, 129, 0),
-    ("float32", 1, 1003, 1),
     ("float32", 258, 1000, 1),
-    ("float32", 2, 33001, 3),
-    ("float16", 7, 9, 1),
+    ("float32", 1, 33001, 3),
     ("float16", 7, 128, 3),
-    ("float16", 70, 131, 0),
     ("float16", 7, 1001, 1),
     ("float16", 67, 1001, 0),
-    ("bfloat16", 7, 17, 3),
     ("bfloat16", 66, 1000, 3),
     ("bfloat16", 2, 4097, 1),
-    ("bfloat16", 2, 50257, 0),
+    ("bfloat16", 1, 50257, 0),
 ]
 WIDTHS = (
     *range(1, 41), 127, 128, 129, 1000, 1001, 1002, 1003, 4095, 4096, 4097,
@@ -97,7 +91,7 @@ def test_all_of_them_agree_with_float64(
 
 @pytest.mark.parametrize(
     ("dtype", "rows", "width"),
-    [("float32", 258, 1000), ("float16", 70, 136), ("bfloat16", 66, 1000), ("bfloat16", 2, 40000)],
+    [("float32", 258, 1000), ("bfloat16", 66, 1000), ("bfloat16", 1, 50256)],
 )
 def test_where_operands_begin_changes_no_bit(
     device: Gpu, ops: Ops, random: Random, dtype: str, rows: int, width: int
@@ -118,29 +112,30 @@ def test_where_operands_begin_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width"), [("bfloat16", 1001), ("float32", 1000), ("float16", 40001)]
+    ("dtype", "width"), [("bfloat16", 1001), ("float32", 1000), ("bfloat16", 50257)]
 )
 def test_a_result_may_take_the_place_of_an_operand_that_is_not_aligned(
     device: Gpu, ops: Ops, random: Random, dtype: str, width: int
 ) -> None:
     x, gy, gamma = (random(*each, dtype=dtype).array for each in ((70, width), (70, width), (width,)))
     if width > 4096:
-        x, gy = x[:2], gy[:2]
+        x, gy = x[:1], gy[:1]
     a, b = (placed(device, each, 1) for each in (x, gy))
     wanted = [ops.softmax(a), ops.softmax_backward(b, a), ops.rms_norm(a, gamma, eps=EPS)]
     assert same_bits(ops.softmax(a, out=placed(device, x, 1)), wanted[0])
-    for call, operands, result in (
-        (lambda v, _: ops.softmax(v, out=v), (x, gy), wanted[0]),
-        (lambda v, g: ops.softmax_backward(g, v, out=g), (x, gy), wanted[1]),
-        (lambda v, _: ops.rms_norm(v, gamma, eps=EPS, out=v), (x, gy), wanted[2]),
-    ):
-        assert same_bits(call(*(placed(device, each, 1) for each in operands)), result)
+    calls: tuple[Callable[[Array, Array], Array], ...] = (
+        lambda v, _: ops.softmax(v, out=v),
+        lambda v, g: ops.softmax_backward(g, v, out=g),
+        lambda v, _: ops.rms_norm(v, gamma, eps=EPS, out=v),
+    )
+    for call, result in zip(calls, wanted, strict=True):
+        assert same_bits(call(placed(device, x, 1), placed(device, gy, 1)), result)
 
 
-@pytest.mark.parametrize("width", [1001, 40001])
-def test_twenty_runs_give_the_same_bits(device: Gpu, ops: Ops, random: Random, width: int) -> None:
+@pytest.mark.parametrize("width", [1001, 50257])
+def test_twenty_runs_give_the_same_bits(ops: Ops, random: Random, width: int) -> None:
     x, gy, gamma = (
-        random(*each, dtype="bfloat16").array for each in ((2, width), (2, width), (width,))
+        random(*each, dtype="bfloat16").array for each in ((1, width), (1, width), (width,))
     )
 
     def run() -> list[Array]:

@@ -18,12 +18,12 @@ __all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _SINGLES = Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True), Spread(32, 8, True)
 _FLOATS = (
-    Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
-    Spread(1024, 16), *_SINGLES, Spread(512, 8, True), Spread(1024, 8, True),
+    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8), Spread(1024, 16),
+    *_SINGLES, Spread(512, 8, True), Spread(1024, 8, True),
 )  # fmt: skip
 _HALVES = (
-    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8),
-    Spread(1024, 8), *_SINGLES,
+    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8), Spread(1024, 8),
+    *_SINGLES,
 )  # fmt: skip
 _ALONE = Spread(1024, 1, True)  # where rows are very few
 _FEW = 32  # rows that one block adds up by itself: a second launch takes longer

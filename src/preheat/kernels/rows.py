@@ -69,31 +69,40 @@ class Spread(NamedTuple):
 
 # For rows that are no whole number of chunks.
 _SINGLES = (
-    Spread(1, 4, True), Spread(4, 2, True), Spread(8, 2, True), Spread(16, 2, True),
-    Spread(32, 2, True), Spread(32, 4, True), Spread(32, 8, True), Spread(32, 16, True),
+    Spread(1, 4, True), Spread(4, 2, True), Spread(16, 2, True), Spread(32, 4, True),
+    Spread(32, 8, True), Spread(32, 16, True),
 )  # fmt: skip
 _ONE_BY_ONE = Spread(1024, 8, True)  # the same for wider rows of floats and, if they are few, of halves
 _FEW = 64  # rows
 _LARGE = Spread(1024, 32)  # not for few rows of floats: a cluster is quicker
-# Spreads, narrow ones first. Threads have more halves, since registers hold two of them.
-_NARROW_FLOATS = (
-    Spread(4, 4), Spread(8, 4), Spread(16, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16),
-    Spread(32, 32), Spread(512, 16), *_SINGLES, _ONE_BY_ONE,
+# Spreads, narrow ones first. A thread has more halves than floats, since a register holds two of them.
+_FLOATS = (
+    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 16),
+    *_SINGLES, _ONE_BY_ONE,
 )  # fmt: skip
 _HALVES = (
-    Spread(4, 8), Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32),
-    Spread(512, 32), _LARGE, *_SINGLES,
+    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), _LARGE, *_SINGLES
 )  # fmt: skip
+# More of them, for narrow rows on which there is little to do besides.
+_NARROW = Spread(8, 2, True), Spread(32, 2, True)
+_NARROW_FLOATS = Spread(4, 4), Spread(16, 4), *_NARROW
+_NARROW_HALVES = Spread(4, 8), Spread(16, 8), *_NARROW
 
 
 def once(dtype: object) -> tuple[Spread, ...]:
     """Spreads for one operand."""
-    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(512, 32), _LARGE)
+    if dtype_of(dtype).size == 2:
+        return _in_order(*_HALVES, *_NARROW_HALVES)
+    return _in_order(*_FLOATS, *_NARROW_FLOATS, Spread(512, 32), _LARGE)
 
 
 def twice(dtype: object) -> tuple[Spread, ...]:
     """Spreads for two operands."""
-    return _HALVES if dtype_of(dtype).size == 2 else (*_NARROW_FLOATS, Spread(1024, 16))
+    return _HALVES if dtype_of(dtype).size == 2 else _in_order(*_FLOATS, Spread(1024, 16))
+
+
+def _in_order(*spreads: Spread) -> tuple[Spread, ...]:
+    return tuple(sorted(spreads, key=lambda each: each.lanes * each.elements))
 
 
 def chunk_of(dtype: DType) -> int:
