@@ -1,0 +1,206 @@
+"""Instructions in which a warp holds matrices: each thread has a few elements, its fragment.
+
+In an 8 x 8 matrix of 16-bit elements, the thread of lane t holds row t / 4, columns 2 (t % 4) and the
+next, as one word; in a transposed one it holds those rows of that column. Larger matrices are blocks of
+8 x 8. All 32 threads of a warp take part, and the threads of a group are in the order of their lanes,
+so values reshape to a row of 8 x 4 for each warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from preheat.devices.emulator import access, halves
+from preheat.devices.emulator.layout import WARP
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.group import Group
+
+__all__ = [
+    "SHAPES",
+    "Product",
+    "check_warps",
+    "load_matrices",
+    "multiply",
+    "row_owners",
+    "store_matrices",
+    "transpose_matrix",
+]
+
+Array = np.ndarray[Any, Any]
+_U64 = np.dtype(np.uint64)
+_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+_WHOLE = (1 << WARP) - 1
+
+
+def check_warps(group: Group, site: int) -> None:
+    """`Violation` unless every warp is there with all its threads."""
+    warps = group.warps
+    if warps.slot is None:
+        return
+    present = np.broadcast_to(warps.of_each(warps.present), (group.count,))
+    partial = present != _WHOLE
+    if partial.any():
+        position = int(np.argmax(partial))
+        mask = int(present[position])
+        missing = next(lane for lane in range(WARP) if not mask >> lane & 1)
+        message = f"needs all 32 threads of its warp, and lane {missing} is not there"
+        hint = "all threads of the warp must come here; the block must have a multiple of 32 threads"
+        raise Violation(message, site, position, hint=hint)
+
+
+# Matrices in shared memory
+
+
+def load_matrices(
+    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+) -> list[Array]:
+    """The fragments of `count` matrices of 8 x 8, whose rows the first `8 * count` lanes point to."""
+    check_warps(group, site)
+    with row_owners(group, at, offset, count, site, "reads") as (part, place):
+        found = access.load_vector(part, place, offset, _U64, site, 2)
+        rows = np.empty((part.count, 2), _U64)
+        rows[:, 0], rows[:, 1] = found
+    elements = rows.view(np.uint16).reshape(-1, count, 8, 8)
+    if transposed:
+        elements = np.ascontiguousarray(elements.swapaxes(2, 3))
+    words = elements.view(np.uint32)
+    return [words[:, i].reshape(-1) for i in range(count)]
+
+
+def store_matrices(
+    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+) -> None:
+    """Write fragments as matrices of 8 x 8, whose rows the first lanes point to."""
+    check_warps(group, site)
+    count = len(fragments)
+    words = np.empty((group.count // WARP, count, 8, 4), np.uint32)
+    for i, fragment in enumerate(fragments):
+        words[:, i] = _by_warp(group, fragment)
+    elements = words.view(np.uint16)
+    if transposed:
+        elements = np.ascontiguousarray(elements.swapaxes(2, 3))
+    rows = elements.reshape(-1, 8).view(_U64)
+    with row_owners(group, at, offset, count, site, "writes") as (part, place):
+        access.store_vector(part, place, offset, _U64, site, rows[:, 0], rows[:, 1])
+
+
+def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
+    """The fragment of the transposed matrix of 8 x 8."""
+    check_warps(group, site)
+    elements = np.ascontiguousarray(_by_warp(group, fragment)).view(np.uint16)
+    return np.ascontiguousarray(elements.swapaxes(1, 2)).view(np.uint32).reshape(-1)
+
+
+@contextmanager
+def row_owners(
+    group: Group, at: Place, offset: int, count: int, site: int, verb: str
+) -> Iterator[tuple[Group, Place]]:
+    """The threads that point to the rows of `count` matrices, and where these are.
+
+    The addresses of other threads count for nothing. A `Violation` inside tells the position of its
+    thread among all threads of the group.
+    """
+    part, place, chosen = group, at, None
+    if 8 * count < WARP:
+        chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
+        part = group.part(chosen)
+        values = np.broadcast_to(at.values, (group.count,))[chosen]
+        mixed = at.space == "mixed"
+        place = access.place_generic(part, values) if mixed else access.place(part, values, at.space)
+    try:
+        if place.space != "shared":
+            _outside_shared(place, offset, site, verb)
+        yield part, place
+    except Violation as bad:
+        if chosen is not None:
+            bad.position = int(chosen[bad.position])
+        raise
+
+
+def _outside_shared(place: Place, offset: int, site: int, verb: str) -> None:
+    values = np.atleast_1d(place.values)
+    outside = (values < access.SHARED) | (values >= access.LOCAL)
+    position = int(np.argmax(outside)) if place.space == "mixed" else 0
+    address = int(values[position]) + offset
+    message = f"{verb} a row of a matrix at {address:#x}, which is not in shared memory"
+    raise Violation(message, site, position, address)
+
+
+def _by_warp(group: Group, values: Any) -> Array:
+    """Values of the threads: a row of 8 x 4 for each warp."""
+    found: Array = np.broadcast_to(values, (group.count,)).reshape(-1, 8, 4)
+    return found
+
+
+# Products
+
+
+class Product(NamedTuple):
+    """A form of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, summed in f16 or f32."""
+
+    depth: int
+    kind: str
+    sum: str
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """How many a thread has for the first factor, the second and the sum."""
+        return self.depth // 4, self.depth // 8, 4 if self.sum == "f32" else 2
+
+
+SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
+
+
+def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Array]:
+    """The fragments of a * b + c, from those of a, b and c.
+
+    The products of 16-bit floats are exact. They and c are added in float64, and the sum is rounded
+    once. A GPU adds in another order and keeps fewer bits, so its result may differ by a few units in
+    the last place of the largest term.
+    """
+    check_warps(group, site)
+    warps, steps = group.count // WARP, form.depth // 8
+    first, second, _ = form.registers
+    a = np.empty((warps, 2, 8, steps, 4), np.uint32)
+    for i, values in enumerate(fragments[:first]):
+        a[:, i % 2, :, i // 2] = _by_warp(group, values)
+    b = np.empty((warps, 8, steps, 4), np.uint32)
+    for i, values in enumerate(fragments[first : first + second]):
+        b[:, :, i] = _by_warp(group, values)
+    left = _numbers(a, form.kind).reshape(warps, 16, form.depth)
+    right = _numbers(b, form.kind).reshape(warps, 8, form.depth)
+    total = np.matmul(left, right.swapaxes(1, 2)).reshape(warps, 2, 8, 4, 2)
+    added = fragments[first + second :]
+    if form.sum == "f16":
+        words = np.empty((warps, 2, 8, 4), np.uint32)
+        for i, values in enumerate(added):
+            words[:, i] = _by_warp(group, values)
+        total += _numbers(words, "f16").reshape(total.shape)
+        pairs = halves.canonical(total.astype(np.float16)).view(np.uint32)
+        return [pairs[:, i].reshape(-1) for i in range(2)]
+    for i, values in enumerate(added):
+        total[:, i // 2, :, :, i % 2] += _by_warp(group, values)
+    rounded = total.astype(np.float32)
+    rounded[np.isnan(rounded)] = _NAN
+    return [rounded[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+
+
+def _numbers(words: Array, kind: str) -> Array:
+    """Pairs of 16-bit floats as float64, the lower half of each word first."""
+    return _table(kind).take(words.view(np.uint16))
+
+
+@cache
+def _table(kind: str) -> Array:
+    """Every number of a 16-bit format by its bits."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = bits.view(np.float16) if kind == "f16" else halves.from_brain(bits)
+    return numbers.astype(np.float64)
