@@ -337,7 +337,9 @@ OPCODES = st.sampled_from(
     "bar.red.popc.u32 cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
     "match.all.sync.b32 redux.sync.add.u32 ret tex.2d.v4.f32.f32 sust.b.1d.b32.trap mbarrier.init.b64 "
     "mbarrier.arrive.b64 mbarrier.try_wait.b64 cp.async.ca.shared.global vabsdiff4.u32.u32.u32.add "
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1".split()
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1 "
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 stmatrix.sync.aligned.m8n8.x1.b16 movmatrix.sync "
+    "movmatrix.sync.aligned.m8n8.trans.b16 mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16".split()
 )
 STATEMENTS = st.tuples(OPCODES, st.lists(WORDS, max_size=9)).map(lambda s: f"{s[0]} {' '.join(s[1])};")
 

@@ -102,7 +102,8 @@ def product(shape: str, kind: str, total: str) -> str:
         mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
         mad.lo.u32 %r1, %r2, %r3, %r4;
         {steps}{load(a, "%d1")}{load(b, "%d2")}{load(c, "%d3")}
-        mma.sync.aligned.{shape}.row.col.{total}.{kind}.{kind}.{total} {{{c}}}, {{{a}}}, {{{b}}}, {{{c}}};
+        mma.sync.aligned.{shape}.row.col.{total}.{kind}.{kind}.{total}
+            {{{c}}}, {{{a}}}, {{{b}}}, {{{c}}};
         {stores} ret;""",
     )
 
@@ -184,7 +185,7 @@ def test_what_is_no_number_spreads(device: Gpu, form: tuple[str, str, str]) -> N
             [[(a[0, i] * b[0, :, j]).sum() + c[0, i, j] for j in range(8)] for i in range(16)]
         )
     np.testing.assert_array_equal(numbers[0], wanted)
-    assert np.isnan(wanted).any() and np.isinf(wanted).any() and np.isfinite(wanted).any()
+    assert all(kind(wanted).any() for kind in (np.isnan, np.isinf, np.isfinite))
     canonical = found.view(np.uint32 if total == "f32" else np.uint16)[np.isnan(numbers)]
     assert set(canonical.tolist()) == {0x7FFFFFFF if total == "f32" else 0x7FFF}
 
@@ -222,7 +223,7 @@ def test_rows_in_any_order_are_loaded_as_fragments(
     device: Gpu, count: int, transposed: bool, space: str
 ) -> None:
     words = ["sync.aligned.m8n8", f"x{count}", *["trans"] * transposed, *[space] * bool(space), "b16"]
-    address = "%r16-32" if space else "%d5-32"
+    address = "%r16+-32" if space else "%d5+-32"
     body = f"{FILL}{GENERIC}ldmatrix.{'.'.join(words)} {LISTS[count]}, [{address}];\n{TAKE}"
     rng = np.random.default_rng(count)
     blocks, threads = 3, 96
@@ -406,19 +407,22 @@ def test_whole_warps_apart_from_others_take_part() -> None:
 
 
 def test_threads_that_part_meet_again_at_an_instruction() -> None:
-    body = f"@%p1 bra other; add.u32 %r1, %r1, 0; bra both;\nother: bra.uni both;\nboth: {MOVE} {MULTIPLY} {LEAVE}"
+    part = "@%p1 bra other; add.u32 %r1, %r1, 0; bra both;\nother: bra both;\nboth:"
+    body = f"{part} {MOVE} {MULTIPLY} {LEAVE}"
     np.testing.assert_array_equal(run(body, 64, 13), run(f"{MOVE} {MULTIPLY} {LEAVE}", 64, 13))
 
 
 # Addresses
 
 FAULTS = [
-    ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4+8];", 0, "not a multiple of 16"),
-    ("add.u32 %r9, %r4, 2; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r9];", 0, "not a multiple"),
-    ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4+16];", 31, "reads 16 bytes at"),
+    ("shr.u32 %r9, %r4, 1; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r9];",
+     1, "reads 16 bytes at 0x8, which is not a multiple of 16"),
+    ("add.u32 %r9, %r4, 2; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r9];",
+     0, "multiple of 16"),
+    ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4+16];", 31, "reads 16 bytes"),
     ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r5, %r6}, [%r4+272];", 15, "there are 512 bytes"),
     ("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%r4+272], {%r5, %r6};", 15, "writes 16 bytes at"),
-    ("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4+4], {%r5};", 0, "not a multiple of 16"),
+    ("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4+4], {%r5};", 0, "multiple of 16"),
     ("ldmatrix.sync.aligned.m8n8.x1.b16 {%r5}, [%d1];", 0, "which is not in shared memory"),
     ("cvt.u64.u32 %d2, %r4; cvta.shared.u64 %d2, %d2; setp.eq.u32 %p2, %r1, 5;"
      "selp.b64 %d2, %d1, %d2, %p2; ldmatrix.sync.aligned.m8n8.x1.b16 {%r5}, [%d2];",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -175,15 +174,16 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
     b = np.empty((warps, 8, steps, 4), np.uint32)
     for i, values in enumerate(fragments[first : first + second]):
         b[:, :, i] = _by_warp(group, values)
-    left = _numbers(a, form.kind).reshape(warps, 16, form.depth)
-    right = _numbers(b, form.kind).reshape(warps, 8, form.depth)
-    total = np.matmul(left, right.swapaxes(1, 2)).reshape(warps, 2, 8, 4, 2)
+    left = a.view(np.uint16).reshape(warps, 16, form.depth)
+    right = np.ascontiguousarray(b.view(np.uint16).reshape(warps, 8, form.depth).swapaxes(1, 2))
+    total = np.matmul(_numbers(left, form.kind), _numbers(right, form.kind))
+    total = total.reshape(warps, 2, 8, 4, 2)
     added = fragments[first + second :]
     if form.sum == "f16":
         words = np.empty((warps, 2, 8, 4), np.uint32)
         for i, values in enumerate(added):
             words[:, i] = _by_warp(group, values)
-        total += _numbers(words, "f16").reshape(total.shape)
+        total += _numbers(words.view(np.uint16), "f16").reshape(total.shape)
         pairs = halves.canonical(total.astype(np.float16)).view(np.uint32)
         return [pairs[:, i].reshape(-1) for i in range(2)]
     for i, values in enumerate(added):
@@ -193,14 +193,7 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
     return [rounded[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
 
 
-def _numbers(words: Array, kind: str) -> Array:
-    """Pairs of 16-bit floats as float64, the lower half of each word first."""
-    return _table(kind).take(words.view(np.uint16))
-
-
-@cache
-def _table(kind: str) -> Array:
-    """Every number of a 16-bit format by its bits."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
+def _numbers(bits: Array, kind: str) -> Array:
+    """Floats of 16 bits as float64."""
     numbers = bits.view(np.float16) if kind == "f16" else halves.from_brain(bits)
     return numbers.astype(np.float64)
