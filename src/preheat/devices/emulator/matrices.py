@@ -36,6 +36,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 _U64 = np.dtype(np.uint64)
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+_FOUR = np.dtype(np.complex128)  # four words that are copied as one: eight elements of a row
 _WHOLE = (1 << WARP) - 1
 
 
@@ -80,10 +81,10 @@ def store_matrices(
     """Write fragments as matrices of 8 x 8, whose rows the first lanes point to."""
     check_warps(group, site)
     count = len(fragments)
-    words = np.empty((group.count // WARP, count, 8, 4), np.uint32)
+    words = np.empty((group.count // WARP, count, 8), _FOUR)
     for i, fragment in enumerate(fragments):
-        words[:, i] = _by_warp(group, fragment)
-    elements = words.view(np.uint16)
+        words[:, i] = _by_row(group, fragment)
+    elements = words.view(np.uint16).reshape(-1, count, 8, 8)
     if transposed:
         elements = np.ascontiguousarray(elements.swapaxes(2, 3))
     rows = elements.reshape(-1, 8).view(_U64)
@@ -135,8 +136,13 @@ def _outside_shared(place: Place, offset: int, site: int, verb: str) -> None:
 
 def _by_warp(group: Group, values: Any) -> Array:
     """Values of the threads: a row of 8 x 4 for each warp."""
-    found: Array = np.broadcast_to(values, (group.count,)).reshape(-1, 8, 4)
-    return found
+    found: Array = values if values.ndim else np.broadcast_to(values, (group.count,))
+    return found.reshape(-1, 8, 4)
+
+
+def _by_row(group: Group, words: Any) -> Array:
+    """The words of the threads, four at a time: a row of 8 for each warp."""
+    return np.ascontiguousarray(_by_warp(group, words)).view(_FOUR)[:, :, 0]
 
 
 # Products
@@ -168,26 +174,28 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
     check_warps(group, site)
     warps, steps = group.count // WARP, form.depth // 8
     first, second, _ = form.registers
-    a = np.empty((warps, 2, 8, steps, 4), np.uint32)
+    a = np.empty((warps, 2, 8, steps), _FOUR)
     for i, values in enumerate(fragments[:first]):
-        a[:, i % 2, :, i // 2] = _by_warp(group, values)
-    b = np.empty((warps, 8, steps, 4), np.uint32)
+        a[:, i % 2, :, i // 2] = _by_row(group, values)
+    b = np.empty((warps, 8, steps), _FOUR)
     for i, values in enumerate(fragments[first : first + second]):
-        b[:, :, i] = _by_warp(group, values)
+        b[:, :, i] = _by_row(group, values)
     left = a.view(np.uint16).reshape(warps, 16, form.depth)
     right = np.ascontiguousarray(b.view(np.uint16).reshape(warps, 8, form.depth).swapaxes(1, 2))
     total = np.matmul(_numbers(left, form.kind), _numbers(right, form.kind))
     total = total.reshape(warps, 2, 8, 4, 2)
     added = fragments[first + second :]
     if form.sum == "f16":
-        words = np.empty((warps, 2, 8, 4), np.uint32)
+        words = np.empty((warps, 2, 8), _FOUR)
         for i, values in enumerate(added):
-            words[:, i] = _by_warp(group, values)
+            words[:, i] = _by_row(group, values)
         total += _numbers(words.view(np.uint16), "f16").reshape(total.shape)
         pairs = halves.canonical(total.astype(np.float16)).view(np.uint32)
         return [pairs[:, i].reshape(-1) for i in range(2)]
+    singles = np.empty(total.shape, np.float32)
     for i, values in enumerate(added):
-        total[:, i // 2, :, :, i % 2] += _by_warp(group, values)
+        singles[:, i // 2, :, :, i % 2] = _by_warp(group, values)
+    total += singles
     rounded = total.astype(np.float32)
     rounded[np.isnan(rounded)] = _NAN
     return [rounded[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
