@@ -47,6 +47,7 @@ from preheat.store.trust import first_usable, make_private, usable
 from preheat.toolchain import Toolchain
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
+    TOOLKIT,
     HeaderState,
     Survey,
     Unexpected,
@@ -278,11 +279,8 @@ class Builder:
         """The artifact of `program` for `arch`, built if need be, as a bundle takes it."""
         artifact = self.build(program, arch)
         request = self._request(program, arch)
-        for answer in self._shelf.answers(request.asked.digest, self._in_use):
-            if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
-                return replace(
-                    answer, artifact=artifact, entries=entries, include=program.asked_include
-                )
+        if (baked := self._bundled(request, artifact)) is not None:
+            return replace(baked, artifact=artifact, entries=entries, include=program.asked_include)
         note = program.uncacheable or self._untracked.get(artifact.digest, "")
         state = self._state(request, artifact)
         return Promise(request.asked.digest, artifact, state, entries, note, program.asked_include)
@@ -424,20 +422,20 @@ class Builder:
         """
         if not artifact.headers:
             return None
-        request, toolkit = self._request(program, artifact.arch), self.toolchain.located.roots
-        state, rule = self._bundled_state(request, artifact), mismatch
-        if state is None:
-            state, rule = self._state(request, artifact), change
-        own = tuple(header for header in state.headers if header.root not in toolkit)
+        request = self._request(program, artifact.arch)
+        baked = self._bundled(request, artifact)
+        state = self._state(request, artifact) if baked is None else baked.state
+        own = tuple(header for header in state.headers if header.root not in TOOLKIT)
         if not own and not program.include:
             return None
+        rule = change if baked is None else mismatch  # headers of a bundle need not be on this machine
         return partial(self._changed, request, replace(state, headers=own), rule)
 
-    def _bundled_state(self, request: _Request, artifact: Artifact) -> HeaderState | None:
-        """The files that a bundle says `artifact` was made from; None where it is in no bundle."""
+    def _bundled(self, request: _Request, artifact: Artifact) -> Promise | None:
+        """The entry of a bundle that holds `artifact`; None where no bundle does."""
         for answer in self._shelf.answers(request.asked.digest, self._in_use):
             if isinstance(answer, Promise) and answer.artifact.digest == artifact.digest:
-                return answer.state
+                return answer
         return None
 
     def _state(self, request: _Request, artifact: Artifact) -> HeaderState:
@@ -559,8 +557,10 @@ class Builder:
             key = request.key.extended(state.parts()) if state.headers else request.key
             artifact = self._artifact(request, key, compiled, state.headers)
             self._store(request, artifact, state)
-        told = {"program": program.label, "arch": str(arch), "seconds": compiled.seconds}
-        self.events.emit("compile", key=artifact.digest, bytes=artifact.size, **told)
+        self.events.emit(
+            "compile", key=artifact.digest, program=program.label, arch=str(arch),
+            seconds=compiled.seconds, bytes=artifact.size,
+        )  # fmt: skip
         self._write_journal()
         return artifact
 
@@ -630,12 +630,11 @@ class Builder:
             with suppress(container.DamagedEntryError):
                 states = decode_states(container.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
-        pinned = self.disk.pinned() if self.disk is not None and len(states) >= _STATES else set()
-        free = [row for row in states if row[1] not in pinned]
-        dropped = free[
-            : max(len(states) + 1 - _STATES, 0)
-        ]  # the oldest; a pin holds the way to its code
-        states = [*(row for row in states if row not in dropped), (state, artifact.digest)]
+        if (excess := len(states) + 1 - _STATES) > 0:
+            pinned = set() if self.disk is None else self.disk.pinned()
+            dropped = [row for row in states if row[1] not in pinned][:excess]  # the oldest
+            states = [row for row in states if row not in dropped]
+        states = [*states, (state, artifact.digest)]
         self.store.put(request.digest, pack_states(request.digest, artifact.label, states))
 
     # Failures

@@ -151,7 +151,7 @@ class JsonLines:
 _INFO, _DEBUG = 20, 10  # as `logging` numbers them
 
 #: What the log says about events that are no trouble.
-_TOLD: Mapping[str, tuple[int, str]] = {
+_LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
     "compile": (_INFO, "{program} was compiled for {arch} in {seconds:.3f} s"),
     "reject": (_INFO, "{program} was rejected by the compiler for {arch} after {seconds:.3f} s"),
     "uncached": (_INFO, "{program} for {arch} was not stored: {reason}"),
@@ -171,8 +171,8 @@ def log_events() -> Sink:
     seen: set[tuple[str, str]] = set()
 
     def sink(name: str, fields: Mapping[str, Any]) -> None:
-        if name in _TOLD:
-            level, text = _TOLD[name]
+        if name in _LOG_MESSAGES:
+            level, text = _LOG_MESSAGES[name]
             if (logger := _logger()) is not None and logger.isEnabledFor(level):
                 logger.log(level, "%s", text.format_map(fields))
             return

@@ -343,7 +343,7 @@ def test_a_copy_on_the_host_has_the_type_that_was_asked_for(device: Gpu) -> None
     assert made.numpy("bfloat16").tolist() == [0x3F80, 0x4000, 0x4396]
     with pytest.raises(InputError, match="values from 1 to 300 do not fit uint8"):
         made.numpy("uint8")
-    with pytest.raises(InputError, match="float32 does not turn into int32 without loss"):
+    with pytest.raises(InputError, match="bfloat16 does not turn into int32 without loss"):
         device.array([1.5], "bfloat16").numpy("int32")
     with pytest.raises(InputError, match="'flot' is not an element type"):
         made.numpy("flot")
@@ -429,3 +429,9 @@ def test_arrays_say_what_they_are(device: Gpu) -> None:
     for index in (2, -3):
         with pytest.raises(IndexError, match=r"outside the first axis of \(2, 3\)"):
             made[index]
+
+
+def test_raw_bits_are_not_turned_into_integers(device: Gpu) -> None:
+    with pytest.raises(InputError, match="bfloat16 does not turn into int32 without loss") as caught:
+        device.array([1.5, 2.5], "bfloat16").numpy("int32")
+    assert caught.value.hint == ".numpy(\"float32\").astype('int32') rounds the numbers"

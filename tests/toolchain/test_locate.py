@@ -18,6 +18,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames
 from preheat.toolchain.elf import build_id
+from preheat.toolchain.headers import TOOLKIT
 from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder
@@ -342,3 +343,7 @@ def test_an_architecture_the_compiler_does_not_know_is_refused_with_those_it_kno
         toolchain.compile(Program.of("//"), Arch.parse("sm_52"))
     assert caught.value.hint is not None
     assert "sm_90" in caught.value.hint
+
+
+def test_the_roots_of_the_toolkit_are_those_that_the_worker_labels(toolchain: Toolchain) -> None:
+    assert set(toolchain.located.roots) == TOOLKIT

@@ -24,11 +24,10 @@ from preheat.program import Program
 from preheat.promise import Near, nearest
 from preheat.store import DiskStore
 from preheat.store.disk import Item
-from preheat.toolchain.headers import decode_states, is_header_list
+from preheat.toolchain.headers import TOOLKIT, decode_states, is_header_list
 
 __all__ = ["artifact_at", "artifacts", "command"]
 
-_TOOLKIT = {"cuda", "cccl"}  # the include roots that are not the program's own
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
@@ -198,7 +197,7 @@ def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
 
 def _headers(headers: Sequence[Header], *, everything: bool) -> Iterator[str]:
     """Name and content of each header file; those of the toolkit as a number unless `everything`."""
-    own = [header for header in headers if everything or header.root not in _TOOLKIT]
+    own = [header for header in headers if everything or header.root not in TOOLKIT]
     yield from columns((h.root, h.name, h.digest[:12]) for h in own)
     if len(own) < len(headers):
         yield f"{len(headers) - len(own):,} of the CUDA toolkit; --headers lists them"
@@ -364,9 +363,9 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
     items = {item.digest: item for item in store.items()}
     if keys:
         entries = {_digest(store, key) for key in keys}
-        ways = _ways(store, entries)
-        alone = [way for way, leads_to in ways.items() if leads_to <= entries]
-        gone = [items[digest] for digest in (*entries, *alone) if digest in items]
+        lists = _header_lists(store, entries)
+        unused = [listing for listing, referred in lists.items() if referred <= entries]
+        gone = [items[digest] for digest in (*entries, *unused) if digest in items]
         for item in gone:
             store.unpin(item.digest)
             store.remove(item.digest)
@@ -376,8 +375,7 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
         store.clear()
     freed = sum(item.bytes for item in gone)
     if as_json:
-        told = {"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed}
-        emit_json(told)
+        emit_json({"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed})
     else:
         say(f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty")
 
@@ -386,13 +384,13 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def pin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Keep entries, and what leads to them, whatever the limits say."""
+    """Keep entries, and the header lists by which they are found, whatever the limits say."""
     store = _open()
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
-    ways = _ways(store, entries)
+    lists = _header_lists(store, entries)
     for digest in entries:
-        store.pin(digest, *(way for way, leads_to in ways.items() if digest in leads_to))
-    _tell_pins("pinned", entries, as_json)
+        store.pin(digest, *(listing for listing, referred in lists.items() if digest in referred))
+    _report_pins("pinned", entries, as_json)
 
 
 @command.command()
@@ -404,10 +402,10 @@ def unpin(keys: tuple[str, ...], as_json: bool) -> None:
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
     for digest in entries:
         store.unpin(digest)
-    _tell_pins("unpinned", entries, as_json)
+    _report_pins("unpinned", entries, as_json)
 
 
-def _tell_pins(what: str, entries: list[str], as_json: bool) -> None:
+def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
     if as_json:
         emit_json({what: entries})
     else:
@@ -420,15 +418,15 @@ def _is_entry(store: DiskStore, item: Item) -> bool:
     return front is not None and not is_header_list(front)
 
 
-def _ways(store: DiskStore, entries: Collection[str]) -> dict[str, set[str]]:
-    """The header lists that lead to any of `entries`, each with all that it leads to."""
+def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[str]]:
+    """The header lists that refer to any of `entries`, with every entry that each one refers to."""
     reader, found = store.reader(Events()), {}
     for item in store.items():
         if not _is_entry(store, item) and (blob := reader.get(item.digest)):
             with suppress(container.DamagedEntryError):
                 meta, _ = container.unpack_checked(blob)
                 found[item.digest] = {digest for _, digest in decode_states(meta)}
-    return {way: leads_to for way, leads_to in found.items() if leads_to & set(entries)}
+    return {listing: referred for listing, referred in found.items() if referred & set(entries)}
 
 
 def _open() -> DiskStore:

@@ -13,7 +13,7 @@ from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, StaleBufferError, brief
 from preheat.runtime import dlpack
 from preheat.runtime.context import Context
-from preheat.runtime.host import element_bytes, host_array, host_bytes, numbers, shape_of
+from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
 from preheat.runtime.libraries import consumers, working
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
@@ -170,7 +170,7 @@ class Array:
             flat, stream = host_bytes(out), self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
-        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
+        return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> Array:
         """Copy `data`, of this shape, from the host into this array; returns the array."""

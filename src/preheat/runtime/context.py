@@ -194,11 +194,15 @@ class Context:
         return self._remedy.format(again=again) or None
 
     def failed(self, error: DeviceError) -> None:
-        """Told by the device: an error that nothing on it survives."""
-        located = isinstance(error, EmulatorFault) and error.plain is self._cause
-        if self.lost is not None and not (located and self._cause is not None):
+        """Take note of an error that nothing on the device survives.
+
+        The device may report the same fault again once the line of its source is known.
+        """
+        plain = error.plain if isinstance(error, EmulatorFault) else None
+        located = plain is not None and plain is self._cause
+        if self.lost is not None and not located:
             return
-        known, self._cause = self._cause, error
+        self._cause = error
         if self.replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
         if isinstance(error, ContextLostError):  # The device itself is sound.
@@ -207,8 +211,8 @@ class Context:
             recovers = self.device.recovers
             reason = f"{self.device.name} is lost since: {error}"
             remedy = _RESET if recovers else _NEW_PROCESS
-            self._lose(reason, remedy, recovers=recovers, only_first=known is None)
-        if known is None:
+            self._lose(reason, remedy, recovers=recovers, only_first=not located)
+        if not located:
             self.events.emit("lost", device=self.device.name, reason=str(error))
 
     def _lose(

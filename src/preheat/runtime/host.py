@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bfloat16_bytes",
+    "converted",
     "element_bytes",
     "host_array",
     "host_bytes",
-    "numbers",
     "packer",
     "shape_of",
 ]
@@ -85,7 +85,20 @@ def bfloat16_bytes(value: float) -> bytes:
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
-def numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> np.ndarray[Any, Any]:
+    """Elements of type `held`, copied from a device, as elements of type `wanted`, if one is given."""
+    import numpy
+
+    if wanted is None or wanted is held:
+        return host
+    values = _numbers(host, held)
+    if values is not host and not numpy.can_cast(values.dtype, wanted.numpy(), "same_kind"):
+        hint = f'.numpy("float32").astype({wanted.host!r}) rounds the numbers'
+        raise InputError(f"{held} does not turn into {wanted} without loss", hint=hint)
+    return host_array(values, wanted)
+
+
+def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """The elements of an array as numbers: raw bits of types NumPy lacks become float32, exactly."""
     import numpy
 

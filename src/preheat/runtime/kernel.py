@@ -15,7 +15,7 @@ from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
-from preheat.runtime.host import host_array, host_bytes, numbers
+from preheat.runtime.host import converted, host_array, host_bytes
 from preheat.runtime.launch import UNORDERED, Launch, ordered
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
@@ -108,7 +108,7 @@ class SymbolView:
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
         context.wait()  # whatever stream wrote it
         context.device.copy_out(host_bytes(out), self.address, context.stream)
-        return out if wanted in (None, self.dtype) else host_array(numbers(out, self.dtype), wanted)
+        return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> None:
         """Set it from the host, between the work before and the work after on the whole device.

@@ -183,7 +183,7 @@ class LayerStore:
             return b""
 
     def pinned(self) -> set[str]:
-        """The digests that eviction passes over: what was pinned, and what was pinned along with it."""
+        """The digests that are exempt from eviction: pinned entries, and those pinned with them."""
         found = set()
         for pin in _scan(f"{self._base}/pins"):
             found.add(pin.name)
@@ -265,12 +265,13 @@ class DiskStore(LayerStore):
         with self._counted(0, len(blob) - (_size(path) or 0)):
             self._publish(path, blob, durable=False)
 
-    def pin(self, digest: str, *along: str) -> None:
-        """Keep this entry whatever the limits say, and with it those `along` the way to it."""
-        self._publish(f"{self._base}/pins/{digest}", "".join(f"{other}\n" for other in along).encode())
+    def pin(self, digest: str, *others: str) -> None:
+        """Exempt this entry, and the `others` by which it is found, from eviction."""
+        listed = "".join(f"{other}\n" for other in others)
+        self._publish(f"{self._base}/pins/{digest}", listed.encode())
 
     def unpin(self, digest: str) -> None:
-        """Let eviction have the entry again, and what was pinned along with it."""
+        """Make the entry, and those that were pinned with it, subject to eviction again."""
         with suppress(FileNotFoundError):
             os.unlink(f"{self._base}/pins/{digest}")
 

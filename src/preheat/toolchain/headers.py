@@ -28,6 +28,7 @@ from preheat.toolchain.evidence import Evidence, Memo, View
 from preheat.toolchain.includes import QUESTIONS, Include, includes, line_names, questions, wrappers
 
 __all__ = [
+    "TOOLKIT",
     "HeaderState",
     "Survey",
     "Unexpected",
@@ -39,6 +40,8 @@ __all__ = [
     "observe",
 ]
 
+#: The roots of the toolkit, as `worker.py` labels them.
+TOOLKIT = frozenset({"cuda", "cccl"})
 #: The root of names that were included by absolute path.
 ABSOLUTE = "/"
 #: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
