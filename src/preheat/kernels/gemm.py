@@ -15,8 +15,8 @@ from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
 
 __all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b"]
 
-#: Sides of the squares that a block can make of a result, the fastest first.
-TILES = (128, 64, 32)
+#: Tiles that a block can make of a result, by their width: squares, but 128 by 256. The fastest first.
+TILES = (256, 128, 64, 32)
 
 _SOURCE = Path(__file__).with_name("gemm.cu")
 _BLOCK = 256  # as in gemm.cu
@@ -61,12 +61,19 @@ def _op(
     side = _tile(rows, columns) if tile is None else tile
     if side not in TILES or not isinstance(side, int):
         raise InputError(f"tile {side!r} is none of {', '.join(map(str, TILES))}")
-    blocks = _blocks(rows, columns, side)
+    blocks, kind = _blocks(rows, columns, side), cpp_of(dtype)[1]
     if blocks > BLOCKS:
         high, wide = result
         raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {BLOCKS} tiles")
-    entry = f"{name}<{cpp_of(dtype)[1]}, {side}>"
-    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,))
+    entry = f"{name}<{kind}, {side}>"
+    shared = _SHARED["float" if kind == "float" else side]
+    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shared)
+
+
+def tiles(dtype):
+    return TILES[1:] if cpp_of(dtype)[1] == "float" else TILES
+
+_SHARED = {"float": 36<<10, 256: 96<<10, 128: 64<<10, 64: 64<<10, 32: 64<<10}
 
 
 def _tile(rows: int, columns: int) -> int:
@@ -78,4 +85,4 @@ def _tile(rows: int, columns: int) -> int:
 
 
 def _blocks(rows: int, columns: int, side: int) -> int:
-    return -(-rows // side) * -(-columns // side)
+    return -(-rows // min(side, 128)) * -(-columns // side)

@@ -56,7 +56,8 @@ class Op(NamedTuple):
     def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
         """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
         kernel = gpu.kernel(self.program, self.entry)
-        kernel.launch(*args, grid=self.grid, block=self.block, shared=self.shared, stream=stream)
+        shared = min(self.shared, gpu.limits.shared_optin - _OWN) if self.shared else 0
+        kernel.launch(*args, grid=self.grid, block=self.block, shared=shared, stream=stream)
         tell(self)
         if self.slower and self.entry not in (told := _slower.setdefault(gpu, set())):
             told.add(self.entry)
@@ -65,6 +66,8 @@ class Op(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
+
+_OWN = 2048  # bytes of shared memory that a kernel may have besides
 
 _slower: weakref.WeakKeyDictionary[Gpu, set[str]] = weakref.WeakKeyDictionary()
 _watching: ContextVar[tuple[list[Op], ...]] = ContextVar("watching", default=())
