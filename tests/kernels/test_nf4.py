@@ -134,18 +134,24 @@ def test_codes_and_scales_must_belong_to_the_shape(which: str) -> None:
 # On a device
 
 
+def rounded(values: Any, dtype: str) -> Any:
+    """What an array of a type is made from: NumPy has no bfloat16, which is rounded on the way."""
+    return values.astype("float16") if dtype == "float16" else values
+
+
 def check(gpu: Gpu, gc: Operand, quantized: Nf4, dtype: str, tile: int | None = None) -> None:
     """Compare a product with the dequantised matrix in float64."""
     (m, n), (k, _) = gc.exact.shape, quantized.shape
-    there = quantized.on(gpu)
+    codes, scales, _ = quantized.on(gpu)
     ga, whole = framed(gpu, (m, k), dtype)
     op = gemm.gemm_backward_a_nf4(m, n, k, dtype, tile=tile)
-    op.launch(gpu, gc.array, there.codes, there.scales, ga, m, n, k, False)
-    product_agrees("gemm_backward_a", exact(ga), gc.exact, dequantize(quantized).astype(float), dtype)
+    op.launch(gpu, gc.array, codes, scales, ga, m, n, k, False)
+    there = exact(gpu.array(rounded(dequantize(quantized), dtype), dtype))
+    product_agrees("gemm_backward_a", exact(ga), gc.exact, there, dtype)
     assert np.isnan(exact(whole)).sum() == whole.size - ga.size, "it wrote beyond the result"
 
 
-@pytest.mark.parametrize("tile", gemm.TILES)
+@pytest.mark.parametrize("tile", gemm.tiles("float32"))
 def test_the_product_dequantises_blocks_that_end_anywhere(
     device: Gpu, random: Random, tile: int
 ) -> None:
