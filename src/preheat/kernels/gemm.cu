@@ -11,6 +11,7 @@
 // part by k, and their sums are added in the end, always in the same order.
 
 constexpr int BLOCK = 256;  // threads
+template <int SIZE> constexpr int HEIGHT = SIZE < 128 ? SIZE : 128;  // of a tile
 
 #if __CUDA_ARCH__ >= 800
 template <class T> constexpr bool TENSOR_CORES = sizeof(T) == 2;
@@ -42,9 +43,9 @@ template <class T> struct Dense {
 
     INLINE Piece read(int row, int column) const {
         Piece piece;
-        if (!has(row, column)) return piece;
+        if (row >= rows) return piece;
         const T* from = at(row, column);
-        if (aligned) return *(const Piece*)from;
+        if (aligned) return column < width ? *(const Piece*)from : piece;
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
             if (column + i < width) piece.put_raw(i, from[i]);
@@ -118,21 +119,6 @@ template <class T> struct Nf4 {
     }
 };
 
-// The tile of a block. Blocks with neighbouring numbers have tiles in GROUP rows of tiles, so that those
-// which run at the same time read few rows and columns of the operands.
-template <int SIZE> struct Place {
-    static constexpr int ROWS = SIZE == 256 ? 128 : SIZE, COLUMNS = SIZE, GROUP = 8;
-    int top, left;
-
-    INLINE Place(int m, int n) {
-        int down = (m - 1) / ROWS + 1, across = (n - 1) / COLUMNS + 1;
-        int first = blockIdx.x / (GROUP * across) * GROUP, number = blockIdx.x % (GROUP * across);
-        int high = min(GROUP, down - first);
-        top = (first + number % high) * ROWS;
-        left = number / high * COLUMNS;
-    }
-};
-
 extern __shared__ __align__(128) unsigned char memory[];
 
 // Leave the sums of all slices in the first one: half of them hand theirs to the other half, and so on.
@@ -169,12 +155,13 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
     static constexpr int SLICE = DEPTH / (BLOCK / TEAM);
     using Part = float[DEPTH][SIZE + 4];  // of a matrix: k first, padded so that columns can be stored
 
+    int top, left;           // of the tile in the result
     int slice, row, column;  // of the thread, the latter in the tile
     float sums[8 * COLUMNS] = {};
 
     // A warp is 4 by 8 threads. Each has fours of rows and columns that lie 16 and 32 apart, so that
     // together they read whole lines of shared memory.
-    INLINE Simt() {
+    INLINE Simt(int top, int left) : top(top), left(left) {
         constexpr int WARPS = SIZE / (8 * COLUMNS);  // side by side
         int warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
         slice = threadIdx.x / TEAM;
@@ -232,7 +219,7 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
         }
     }
 
-    INLINE void run(const A& a, const B& b, int top, int left, int k) {
+    INLINE void run(const A& a, const B& b, int k) {
         Part(*parts)[2] = (Part(*)[2])memory;  // of a and b: one of each to multiply, one to fill
         Next<A, A_ALONG> next_a;
         Next<B, B_ALONG> next_b;
@@ -250,7 +237,7 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
         join<TEAM>(sums, slice);
     }
 
-    template <class T> INLINE void write(const Dense<T>& c, int top, int left, bool add) const {
+    template <class T> INLINE void write(const Dense<T>& c, bool add) const {
         if (slice != 0) return;
 #pragma unroll
         for (int r = 0; r < 8; r++)
@@ -404,7 +391,7 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Oper
 // While the tensor cores multiply one part, the next ones are on their way into the other stages, and the
 // fragments of the next 16 of k are read from shared memory.
 template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
-    static constexpr int ROWS = Place<SIZE>::ROWS, COLUMNS = Place<SIZE>::COLUMNS;
+    static constexpr int ROWS = HEIGHT<SIZE>, COLUMNS = SIZE, GROUP = 8;
     static constexpr int HIGH = SIZE >= 128 ? 64 : 32, WIDE = SIZE == 256 ? 64 : 32;  // of a warp's part
     static constexpr int TEAM = ROWS / HIGH * (COLUMNS / WIDE) * 32;
     static constexpr int DEPTH = SIZE >= 128 ? 32 : SIZE == 64 ? 64 : 128, STAGES = 4;
@@ -414,6 +401,7 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
     using Right = Operand<B, B_ALONG, COLUMNS, DEPTH, false>;
     static constexpr int STAGE = Left::BYTES + Right::BYTES;
 
+    int top, left;           // of the tile in the result
     int slice, row, column;  // of the warp, the latter in the tile
     float sums[HIGH / 16 * WIDE / 8 * 4] = {};
 
@@ -421,7 +409,14 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
         unsigned a[HIGH / 16][4], b[WIDE / 16][4];
     };
 
-    INLINE Mma() {
+    // Blocks with neighbouring numbers have tiles in GROUP rows of tiles, so that those which run at the
+    // same time read few rows and columns of the operands.
+    INLINE Mma(int m, int n) {
+        int down = (m - 1) / ROWS + 1, across = (n - 1) / COLUMNS + 1;
+        int first = blockIdx.x / (GROUP * across) * GROUP, number = blockIdx.x % (GROUP * across);
+        int high = min(GROUP, down - first);
+        top = (first + number % high) * ROWS;
+        left = number / high * COLUMNS;
         int warp = threadIdx.x % TEAM / 32;
         slice = threadIdx.x / TEAM;
         row = warp / (COLUMNS / WIDE) * HIGH;
@@ -444,7 +439,7 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
                 multiply_add<T>(&sums[(i * WIDE / 8 + j) * 4], of.a[i], &of.b[j / 2][j % 2 * 2]);
     }
 
-    template <class T> INLINE void run(const A& a, const B& b, int top, int left, int k) {
+    template <class T> INLINE void run(const A& a, const B& b, int k) {
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
@@ -495,7 +490,7 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
 
     // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so that
     // each has eight neighbours.
-    template <class T> INLINE void write(const Dense<T>& c, int top, int left, bool add) const {
+    template <class T> INLINE void write(const Dense<T>& c, bool add) const {
         if (slice != 0) return;
         int lane = threadIdx.x % 32;
 #pragma unroll
@@ -523,22 +518,23 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
 
 // c[m, n] becomes the product of a and b, summed over k; with `add` it is added to what c holds.
 template <int SIZE, bool A_ALONG, bool B_ALONG, class A, class B, class T>
-INLINE void product(const A& a, const B& b, T* to, int m, int n, int k, bool add) {
-    Place<SIZE> place(m, n);
-    Dense<T> c(to, m, n);
+INLINE void product(const A& a, const B& b, T* c, int m, int n, int k, bool add) {
     if constexpr (TENSOR_CORES<T>) {
 #if __CUDA_ARCH__ >= 800
-        Mma<A, A_ALONG, B, B_ALONG, SIZE> tile;
-        tile.template run<T>(a, b, place.top, place.left, k);
-        tile.write(c, place.top, place.left, add);
+        Mma<A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
+        tile.template run<T>(a, b, k);
+        tile.write(Dense<T>(c, m, n), add);
 #endif
     } else {
-        constexpr int SIDE = Place<SIZE>::ROWS;
+        constexpr int SIDE = HEIGHT<SIZE>;
+        int across = (n - 1) / SIZE + 1;
+        int top = blockIdx.x / across * SIDE, left = blockIdx.x % across * SIZE;
 #pragma unroll 1
-        for (int left = place.left; left < place.left + SIZE && left < n; left += SIDE) {
-            Simt<A, A_ALONG, B, B_ALONG, SIDE> tile;
-            tile.run(a, b, place.top, left, k);
-            tile.write(c, place.top, left, add);
+        for (int i = 0; i < SIZE / SIDE; i++) {
+            Simt<A, A_ALONG, B, B_ALONG, SIDE> tile(top, left + i * SIDE);
+            tile.run(a, b, k);
+            tile.write(Dense<T>(c, m, n), add);
+            if (SIZE > SIDE) __syncthreads();  // nobody reads what is in shared memory any more
         }
     }
 }
