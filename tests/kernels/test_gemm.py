@@ -271,7 +271,9 @@ def test_real_sizes_agree_with_float64(
     getattr(Ops(open_device("cuda"), blas=False), name)(a, b, out=out)
     spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
     wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
-    bound = gemm.error_bound(dims[summed], dtype) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
+    bound = (
+        gemm.error_bound(dims[summed], dtype) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
+    )
     assert bool(((out.double() - wanted).abs() <= bound).all())
 
 

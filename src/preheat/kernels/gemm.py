@@ -1,10 +1,9 @@
 """Products of matrices and their gradients: row-major, any dimensions and alignment, summed in fp32.
 
 A sum of `length` products is within `error_bound(length, dtype)` of the exact one, relative to the sum
-of their magnitudes; then it is rounded to the storage type. A result that is added to what was there has
-one addition more. The order of a sum depends on the shape alone: the same operands give the same bits.
-
-Products of float16 and bfloat16 run on tensor cores since sm_80.
+of their magnitudes; then it is rounded to the storage type. A result that is added to what was there
+has one addition more. The order of a sum depends on the shape alone: the same operands give the same
+bits on the same kind of GPU. Products of float16 and bfloat16 use tensor cores since sm_80.
 """
 
 from __future__ import annotations
@@ -16,7 +15,15 @@ from preheat.dtypes import dtype_of
 from preheat.errors import InputError
 from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
 
-__all__ = ["TILES", "error_bound", "gemm", "gemm_backward_a", "gemm_backward_a_nf4", "gemm_backward_b", "tiles"]
+__all__ = [
+    "TILES",
+    "error_bound",
+    "gemm",
+    "gemm_backward_a",
+    "gemm_backward_a_nf4",
+    "gemm_backward_b",
+    "tiles",
+]
 
 #: Tiles that a block can make of a result, by their width: squares, but 128 by 256. The fastest first.
 TILES = (256, 128, 64, 32)
@@ -36,9 +43,9 @@ def error_bound(length: int, dtype: object = "float32") -> float:
     6e-8 for 1, 2.4e-4 for 4096, none from 2**24.
 
     An addition in fp32 rounds to nearest, with an error of up to `u`. Tensor cores add 8 or 16 exact
-    products to a sum at once. They cut every term off 24 bits or more below the leading bit of the largest
-    one, with an error of up to `2 u` of it, and the sum likewise. Eight products and a sum are nine terms:
-    ten errors of `2 u` are `2.5 u` for each product. The sums of slices are added in fp32.
+    products to a sum at once. They cut off all terms at 24 bits or more below the leading bit of the
+    largest one, with an error of up to `2 u` of it for each term, and then the sum. Eight products and
+    a sum are nine terms. With the sum's own error that is `2.5 u` for each product.
     """
     terms = length if dtype_of(dtype).name == "float32" else 3 * length
     return terms / (2**24 - terms) if terms < 2**24 else math.inf
