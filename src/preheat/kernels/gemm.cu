@@ -41,6 +41,9 @@ template <class T> struct Dense {
     INLINE bool has(int row, int column) const { return row < rows && column < width; }
     INLINE T* at(int row, int column) const { return data + (long long)row * width + column; }
 
+    // The number at place `i` of a piece.
+    INLINE float value(const Piece& piece, int i) const { return piece[i]; }
+
     INLINE Piece read(int row, int column) const {
         Piece piece;
         if (row >= rows) return piece;
@@ -78,44 +81,52 @@ template <class T> struct Nf4 {
     static constexpr int SIZE = NEIGHBOURS<T>;
 
     struct Piece {
-        unsigned codes;     // from the highest bits down
+        unsigned codes;     // as in memory
         float scale, next;  // of the elements before `end`, and of the others
         int end;
-        const float* table;
-        INLINE float product(int i) const {
-            return table[codes >> (28 - 4 * i) & 15] * (i < end ? scale : next);
+        INLINE float value(int i, const float* table) const {
+            return table[codes >> (i / 2 * 8 + (1 - i % 2) * 4) & 15] * (i < end ? scale : next);
         }
-        INLINE float operator[](int i) const { return to_float(rounded<T>(product(i))); }
     };
 
     const unsigned char* data;
     const float* scales;
     const float* table;  // in shared memory: constants are slow where every thread reads another one
     int rows, width;
+    bool aligned;
+
+    INLINE Nf4(const unsigned char* data, const float* scales, const float* table, int rows, int width)
+        : data(data), scales(scales), table(table), rows(rows), width(width),
+          aligned(SIZE == 8 && width % 8 == 0 && (size_t)data % 4 == 0) {}
+
+    INLINE bool has(int row, int column) const { return row < rows && column < width; }
+
+    // Where pieces are aligned, one access reads all codes, and they have one scale.
+    INLINE Piece read_aligned(int row, int column) const {
+        if (!has(row, column)) return {0, 0, 0, SIZE};
+        long long first = (long long)row * width + column;
+        return {*(const unsigned*)(data + first / 2), scales[first / 64], 0, SIZE};
+    }
 
     INLINE Piece read(int row, int column) const {
-        Piece piece = {0, 0, 0, SIZE, table};
-        if (row >= rows || column >= width) return piece;
+        if (!has(row, column)) return {0, 0, 0, SIZE};
         long long first = (long long)row * width + column;
-        piece.scale = scales[first / 64];
-        if (SIZE == 8 && width % 8 == 0 && (size_t)data % 4 == 0) {
-            piece.codes = __byte_perm(*(const unsigned*)(data + first / 2), 0, 0x0123);
-            return piece;
-        }
-        // A piece at the end of a row also has codes of the next row. They meet zeros of the other matrix.
+        // A piece at the end of a row has codes of the next row. They meet zeros of the other matrix.
         long long last = first + min(SIZE, width - column) - 1;
-        const unsigned char* from = data + first / 2;
-        int bytes = (int)(last / 2 - first / 2) + 1;
+        Piece piece = {0, scales[first / 64], scales[last / 64], 64 - (int)(first % 64)};
 #pragma unroll
-        for (int i = 0; i < SIZE / 2; i++)
-            if (i < bytes) piece.codes |= (unsigned)from[i] << (24 - 8 * i);
-        if (first % 2) {
-            piece.codes <<= 4;
-            if (SIZE / 2 < bytes) piece.codes |= (unsigned)from[SIZE / 2] >> 4 << (32 - 4 * SIZE);
+        for (int i = 0; i < SIZE; i++) {
+            long long at = first + i;
+            if (at <= last) {
+                unsigned code = data[at / 2] >> (1 - at % 2) * 4 & 15;
+                piece.codes |= code << (i / 2 * 8 + (1 - i % 2) * 4);
+            }
         }
-        piece.next = first / 64 < last / 64 ? scales[last / 64] : 0;
-        piece.end = 64 - (int)(first % 64);
         return piece;
+    }
+
+    INLINE float value(const Piece& piece, int i) const {
+        return to_float(rounded<T>(piece.value(i, table)));
     }
 };
 
@@ -191,15 +202,19 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
                                   : from.read(k + row(i), start + column(i));
         }
 
-        INLINE void put(Part& part) const {
+        INLINE void put(Part& part, const Matrix& from) const {
 #pragma unroll
             for (int i = 0; i < FOURS; i++) {
-                const auto& piece = pieces[i];
-                if (ALONG)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) part[column(i) + j][row(i)] = piece[j];
-                else
-                    *(float4*)&part[row(i)][column(i)] = float4{piece[0], piece[1], piece[2], piece[3]};
+                float4 four = {from.value(pieces[i], 0), from.value(pieces[i], 1),
+                               from.value(pieces[i], 2), from.value(pieces[i], 3)};
+                if (ALONG) {
+                    part[column(i)][row(i)] = four.x;
+                    part[column(i) + 1][row(i)] = four.y;
+                    part[column(i) + 2][row(i)] = four.z;
+                    part[column(i) + 3][row(i)] = four.w;
+                } else {
+                    *(float4*)&part[row(i)][column(i)] = four;
+                }
             }
         }
     };
@@ -227,8 +242,8 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
         next_b.fetch(b, left, 0);
         for (int start = 0; start < k; start += DEPTH) {
             auto& stage = parts[start / DEPTH % 2];
-            next_a.put(stage[0]);
-            next_b.put(stage[1]);
+            next_a.put(stage[0], a);
+            next_b.put(stage[1], b);
             __syncthreads();  // by now all have multiplied the other stage
             next_a.fetch(a, top, start + DEPTH);  // zeros in the end
             next_b.fetch(b, left, start + DEPTH);
@@ -311,13 +326,12 @@ INLINE void transpose(unsigned (&words)[4]) {
 template <class Matrix, int COUNT, int STEP> struct Mover;
 
 template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
-    INLINE void fetch(const Dense<T>& from, unsigned char* to, int row, int column) {
-        if (from.aligned) {
+    template <bool ALIGNED> INLINE void fetch(const Dense<T>& from, unsigned char* to, int row, int column) {
+        if (ALIGNED || from.aligned) {
             const T* at = from.at(row, column);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                bool there = from.has(row + i * STEP, column);
-                copy_async(to + i * BLOCK * 16, there ? at : from.data, there);
+                copy_async(to + i * BLOCK * 16, at, from.has(row + i * STEP, column));
                 at += (long long)STEP * from.width;
             }
             return;
@@ -328,21 +342,22 @@ template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) *(Chunk<T>*)(to + i * BLOCK * 16) = chunks[i];
     }
-    INLINE void put(unsigned char*) const {}
+    INLINE void put(const Dense<T>&, unsigned char*) const {}
 };
 
 template <class T, int COUNT, int STEP> struct Mover<Nf4<T>, COUNT, STEP> {
     typename Nf4<T>::Piece pieces[COUNT];
 
-    INLINE void fetch(const Nf4<T>& from, unsigned char*, int row, int column) {
+    template <bool ALIGNED> INLINE void fetch(const Nf4<T>& from, unsigned char*, int row, int column) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) pieces[i] = from.read(row + i * STEP, column);
+        for (int i = 0; i < COUNT; i++)
+            pieces[i] = ALIGNED ? from.read_aligned(row + i * STEP, column) : from.read(row + i * STEP, column);
     }
-    INLINE void put(unsigned char* to) const {
+    INLINE void put(const Nf4<T>& from, unsigned char* to) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             Chunk<T> chunk;
-            chunk.fill([&](int j) { return pieces[i].product(j); });
+            chunk.fill([&](int j) { return pieces[i].value(j, from.table); });
             *(Chunk<T>*)(to + i * BLOCK * 16) = chunk;
         }
     }
@@ -365,13 +380,13 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Oper
         return (row * CHUNKS + (chunk ^ swizzle)) * 16;
     }
 
-    INLINE void fetch(unsigned char* part, int k) {
+    template <bool ALIGNED> INLINE void fetch(unsigned char* part, int k) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         int y = (ALONG ? start : k) + row, x = (ALONG ? k : start) + chunk * 8;
-        mover.fetch(matrix, part + offset(row, chunk), y, x);
+        mover.template fetch<ALIGNED>(matrix, part + offset(row, chunk), y, x);
     }
     INLINE void put(unsigned char* part) const {
-        mover.put(part + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
+        mover.put(matrix, part + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     }
 
     // The fragment of 16 rows of a, or of 16 columns of b, from `at` on, by 16 of k. ldmatrix gives the
@@ -439,19 +454,18 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
                 multiply_add<T>(&sums[(i * WIDE / 8 + j) * 4], of.a[i], &of.b[j / 2][j % 2 * 2]);
     }
 
-    template <class T> INLINE void run(const A& a, const B& b, int k) {
+    // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
+    // instructions freely.
+    template <class T, bool ALIGNED> INLINE void run(const A& a, const B& b, int k) {
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) {
             unsigned char* filled = memory + i * STAGE;
-            if (i * DEPTH < k) {
-                from_a.fetch(filled, i * DEPTH);
-                from_b.fetch(filled + Left::BYTES, i * DEPTH);
-                from_a.put(filled);
-                from_b.put(filled + Left::BYTES);
-            }
+            from_a.template fetch<ALIGNED>(filled, i * DEPTH);
+            from_b.template fetch<ALIGNED>(filled + Left::BYTES, i * DEPTH);
             commit();
+            from_b.put(filled + Left::BYTES);
         }
         wait<STAGES - 2>();
         __syncthreads();
@@ -460,12 +474,9 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
         int reading = 0, writing = STAGES - 1;  // stages
 #pragma unroll 1
         for (int start = 0; start < k; start += DEPTH) {
-            unsigned char* filled = memory + writing * STAGE;
-            bool more = k - start > (STAGES - 1) * DEPTH;
-            if (more) {
-                from_a.fetch(filled, start + (STAGES - 1) * DEPTH);
-                from_b.fetch(filled + Left::BYTES, start + (STAGES - 1) * DEPTH);
-            }
+            unsigned char* filled = memory + writing * STAGE;  // with zeros in the end
+            from_a.template fetch<ALIGNED>(filled, start + (STAGES - 1) * DEPTH);
+            from_b.template fetch<ALIGNED>(filled + Left::BYTES, start + (STAGES - 1) * DEPTH);
             commit();
             writing = writing + 1 < STAGES ? writing + 1 : 0;
 #pragma unroll
@@ -476,41 +487,43 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
                     reading = reading + 1 < STAGES ? reading + 1 : 0;
                 }
                 if (BUFFERS == 1) multiply<T>(fragments[0]);
-                if (step < STEPS - 1 || k - start > DEPTH)
-                    load(fragments[(step + 1) % BUFFERS], address_of(memory) + reading * STAGE, (step + 1) % STEPS);
+                load(fragments[(step + 1) % BUFFERS], address_of(memory) + reading * STAGE, (step + 1) % STEPS);
                 if (BUFFERS == 2) multiply<T>(fragments[step % 2]);
             }
-            if (more) {
-                from_a.put(filled);
-                from_b.put(filled + Left::BYTES);
-            }
+            from_b.put(filled + Left::BYTES);
         }
+        wait<0>();
         join<TEAM>(sums, slice);
     }
 
-    // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so that
-    // each has eight neighbours.
+    // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so
+    // that each has eight neighbours. What is there already is read eight rows and more at a time.
     template <class T> INLINE void write(const Dense<T>& c, bool add) const {
         if (slice != 0) return;
-        int lane = threadIdx.x % 32;
+        int lane = threadIdx.x % 32, y = top + row + lane / 4, x = left + column + lane % 4 * 8;
 #pragma unroll
-        for (int i = 0; i < HIGH / 8; i++)
+        for (int i = 0; i < HIGH / 8; i += 4) {
+            Chunk<T> chunks[4][WIDE / 32];
+            if (add)
 #pragma unroll
-            for (int j = 0; j < WIDE / 8; j += 4) {
-                const float* pairs = &sums[(i / 2 * WIDE / 8 + j) * 4 + i % 2 * 2];
-                int y = top + row + i * 8 + lane / 4, x = left + column + (j + lane % 4) * 8;
-                Chunk<T> chunk;
-                if (add) {
-                    chunk = c.read(y, x);
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int s = 0; s < WIDE / 32; s++) chunks[r][s] = c.read(y + (i + r) * 8, x + s * 32);
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int s = 0; s < WIDE / 32; s++) {
+                    const float* pairs = &sums[((i + r) / 2 * WIDE / 8 + s * 4) * 4 + r % 2 * 2];
+                    Chunk<T>& chunk = chunks[r][s];
+                    if (add) transpose(chunk.words);
+                    chunk.fill([&](int e) {
+                        float sum = pairs[e / 2 * 4 + e % 2];
+                        return add ? chunk[e] + sum : sum;
+                    });
                     transpose(chunk.words);
+                    c.write(y + (i + r) * 8, x + s * 32, chunk);
                 }
-                chunk.fill([&](int e) {
-                    float sum = pairs[e / 2 * 4 + e % 2];
-                    return add ? chunk[e] + sum : sum;
-                });
-                transpose(chunk.words);
-                c.write(y, x, chunk);
-            }
+        }
     }
 };
 
@@ -522,7 +535,8 @@ INLINE void product(const A& a, const B& b, T* c, int m, int n, int k, bool add)
     if constexpr (TENSOR_CORES<T>) {
 #if __CUDA_ARCH__ >= 800
         Mma<A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
-        tile.template run<T>(a, b, k);
+        if (a.aligned && b.aligned) tile.template run<T, true>(a, b, k);
+        else tile.template run<T, false>(a, b, k);
         tile.write(Dense<T>(c, m, n), add);
 #endif
     } else {
@@ -559,7 +573,7 @@ KERNEL gemm_backward_a_nf4(
     __shared__ float table[16];
     if (threadIdx.x < 16) table[threadIdx.x] = nf4[threadIdx.x];
     __syncthreads();
-    product<SIZE, true, true>(Dense<T>(gc, m, n), Nf4<T>{codes, scales, table, k, n}, ga, m, k, n, add);
+    product<SIZE, true, true>(Dense<T>(gc, m, n), Nf4<T>(codes, scales, table, k, n), ga, m, k, n, add);
 }
 
 KERNEL gemm_backward_b(const T* a, const T* gc, T* gb, int m, int n, int k, bool add) {

@@ -34,7 +34,7 @@ _HIGHEST = 128  # rows of a tile
 _SIMT = 36 << 10  # bytes of shared memory for two stages of floats
 _MMA = {256: 96 << 10, 128: 64 << 10, 64: 64 << 10, 32: 64 << 10}  # for four stages of 16-bit types
 _BUSY = 128  # blocks that a large GPU needs at least
-_MOST = 2**31 - 256  # of a dimension: kernels count in ints, up to a tile beyond the end
+_MOST = 2**31 - 1024  # of a dimension: kernels count in ints, up to some stages beyond the end
 
 
 def error_bound(length: int, dtype: object = "float32") -> float:
