@@ -326,7 +326,8 @@ INLINE void transpose(unsigned (&words)[4]) {
 template <class Matrix, int COUNT, int STEP> struct Mover;
 
 template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
-    template <bool ALIGNED> INLINE void fetch(const Dense<T>& from, unsigned char* to, int row, int column) {
+    template <bool ALIGNED>
+    INLINE void fetch(const Dense<T>& from, unsigned char* to, int row, int column) {
         if (ALIGNED || from.aligned) {
             const T* at = from.at(row, column);
 #pragma unroll
@@ -346,9 +347,10 @@ template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
 };
 
 template <class T, int COUNT, int STEP> struct Mover<Nf4<T>, COUNT, STEP> {
-    typename Nf4<T>::Piece pieces[COUNT];
+    typename Nf4<T>::Piece pieces[COUNT] = {};
 
-    template <bool ALIGNED> INLINE void fetch(const Nf4<T>& from, unsigned char*, int row, int column) {
+    template <bool ALIGNED>
+    INLINE void fetch(const Nf4<T>& from, unsigned char*, int row, int column) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             pieces[i] = ALIGNED ? from.read_aligned(row + i * STEP, column) : from.read(row + i * STEP, column);
@@ -380,13 +382,13 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Oper
         return (row * CHUNKS + (chunk ^ swizzle)) * 16;
     }
 
-    template <bool ALIGNED> INLINE void fetch(unsigned char* part, int k) {
+    template <bool ALIGNED> INLINE void fetch(unsigned char* to, int k) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         int y = (ALONG ? start : k) + row, x = (ALONG ? k : start) + chunk * 8;
-        mover.template fetch<ALIGNED>(matrix, part + offset(row, chunk), y, x);
+        mover.template fetch<ALIGNED>(matrix, to + offset(row, chunk), y, x);
     }
-    INLINE void put(unsigned char* part) const {
-        mover.put(matrix, part + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
+    INLINE void put(unsigned char* to) const {
+        mover.put(matrix, to + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     }
 
     // The fragment of 16 rows of a, or of 16 columns of b, from `at` on, by 16 of k. ldmatrix gives the
@@ -450,8 +452,11 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
 #pragma unroll
         for (int i = 0; i < HIGH / 16; i++)
 #pragma unroll
-            for (int j = 0; j < WIDE / 8; j++)
-                multiply_add<T>(&sums[(i * WIDE / 8 + j) * 4], of.a[i], &of.b[j / 2][j % 2 * 2]);
+            for (int j = 0; j < WIDE / 8; j++) {
+                int column = i % 2 ? WIDE / 8 - 1 - j : j;  // in serpentines: one operand stays the same
+                float* to = &sums[(i * WIDE / 8 + column) * 4];
+                multiply_add<T>(to, of.a[i], &of.b[column / 2][column % 2 * 2]);
+            }
     }
 
     // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
@@ -460,37 +465,42 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) {
-            unsigned char* filled = memory + i * STAGE;
-            from_a.template fetch<ALIGNED>(filled, i * DEPTH);
-            from_b.template fetch<ALIGNED>(filled + Left::BYTES, i * DEPTH);
+        for (int i = 0; i < STAGES; i++) {
+            unsigned char* stage = memory + i * STAGE;
+            if (i * DEPTH < k) {
+                from_a.template fetch<ALIGNED>(stage, i * DEPTH);
+                from_b.template fetch<ALIGNED>(stage + Left::BYTES, i * DEPTH);
+                if (i < STAGES - 1) from_b.put(stage + Left::BYTES);
+            }
             commit();
-            from_b.put(filled + Left::BYTES);
         }
-        wait<STAGES - 2>();
+        wait<STAGES - 1>();
         __syncthreads();
         Fragments fragments[BUFFERS];
         load(fragments[0], address_of(memory), 0);
-        int reading = 0, writing = STAGES - 1;  // stages
+        unsigned char *stage = memory, *before = memory + (STAGES - 1) * STAGE;
 #pragma unroll 1
         for (int start = 0; start < k; start += DEPTH) {
-            unsigned char* filled = memory + writing * STAGE;  // with zeros in the end
-            from_a.template fetch<ALIGNED>(filled, start + (STAGES - 1) * DEPTH);
-            from_b.template fetch<ALIGNED>(filled + Left::BYTES, start + (STAGES - 1) * DEPTH);
-            commit();
-            writing = writing + 1 < STAGES ? writing + 1 : 0;
+            unsigned char* after = stage < memory + (STAGES - 1) * STAGE ? stage + STAGE : memory;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
-                if (step == STEPS - 1) {
+                bool last = step == STEPS - 1;
+                if (last) {
+                    from_b.put(before + Left::BYTES);
                     wait<STAGES - 2>();
                     __syncthreads();  // the next stage is there, and nobody reads this one any more
-                    reading = reading + 1 < STAGES ? reading + 1 : 0;
                 }
                 if (BUFFERS == 1) multiply<T>(fragments[0]);
-                load(fragments[(step + 1) % BUFFERS], address_of(memory) + reading * STAGE, (step + 1) % STEPS);
+                load(fragments[(step + 1) % BUFFERS], address_of(last ? after : stage), (step + 1) % STEPS);
+                if (last) {
+                    from_a.template fetch<ALIGNED>(stage, start + STAGES * DEPTH);  // zeros in the end
+                    from_b.template fetch<ALIGNED>(stage + Left::BYTES, start + STAGES * DEPTH);
+                    commit();
+                }
                 if (BUFFERS == 2) multiply<T>(fragments[step % 2]);
             }
-            from_b.put(filled + Left::BYTES);
+            before = stage;
+            stage = after;
         }
         wait<0>();
         join<TEAM>(sums, slice);
