@@ -178,10 +178,22 @@ def test_times_one_it_is_what_the_bytes_say(device: Gpu, shape: tuple[int, int])
         assert found[column, row] == np.float32(VALUES[code]) * scales[at // 64]
 
 
-def test_it_is_the_product_with_the_dequantised_matrix_bit_for_bit(device: Gpu, random: Random) -> None:
-    ops, gc, quantized = Ops(device, blas=False), random(9, 37), quantize(normal(20, 37))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [37, 72])
+def test_it_is_the_product_with_the_dequantised_matrix_bit_for_bit(
+    device: Gpu, random: Random, dtype: str, n: int
+) -> None:
+    """The matrix is rounded to the type of the product."""
+    ops, gc, quantized = Ops(device, blas=False), random(9, n, dtype=dtype), quantize(normal(20, n))
     found = ops.gemm_backward_a(gc.array, quantized.on(device))
-    assert same_bits(found, ops.gemm_backward_a(gc.array, device.array(dequantize(quantized))))
+    b = device.array(rounded(dequantize(quantized), dtype), dtype)
+    assert same_bits(found, ops.gemm_backward_a(gc.array, b))
+
+
+def test_without_tensor_cores_it_is_rounded_alike(open_device: Callable[..., Gpu]) -> None:
+    gpu, quantized = open_device("emulator", arch="sm_75"), quantize(normal(20, 37))
+    gc = gpu.array(normal(9, 37, seed=2), "bfloat16")
+    check(gpu, Operand(gc, exact(gc)), quantized, "bfloat16")
 
 
 def test_it_adds_to_what_is_there(ops: Ops, device: Gpu, random: Random) -> None:

@@ -27,6 +27,7 @@ template <class T> constexpr int NEIGHBOURS = TENSOR_CORES<T> ? 8 : 4;
 // A matrix in memory. Elements beyond its edges read as zeros. Where rows are whole chunks and aligned,
 // one access reads or writes a chunk. This is checked at run time.
 template <class T> struct Dense {
+    static constexpr bool PACKED = false;
     static constexpr int SIZE = NEIGHBOURS<T>;
     using Piece = Chunk<T, SIZE * sizeof(T) / 4>;
 
@@ -78,6 +79,7 @@ __constant__ float nf4[16] = {
 // Two codes a byte, the upper half first, and a scale for every 64 elements, across the ends of rows.
 // A value is rounded to T, so that the product is that with a matrix of T.
 template <class T> struct Nf4 {
+    static constexpr bool PACKED = true;
     static constexpr int SIZE = NEIGHBOURS<T>;
 
     struct Piece {
@@ -272,6 +274,13 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
 
 #if __CUDA_ARCH__ >= 800
 
+// The stages of the widest tile take 144 KB of shared memory, or 96 KB where a block cannot have more.
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr bool LARGE_SHARED = false;
+#else
+constexpr bool LARGE_SHARED = true;
+#endif
+
 INLINE unsigned address_of(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
 // Copy sixteen bytes into shared memory, asynchronously, or fill them with zeros.
@@ -326,13 +335,12 @@ INLINE void transpose(unsigned (&words)[4]) {
 template <class Matrix, int COUNT, int STEP> struct Mover;
 
 template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
-    template <bool ALIGNED>
-    INLINE void fetch(const Dense<T>& from, unsigned char* to, int row, int column) {
+    template <bool ALIGNED> INLINE void fetch(const Dense<T>& from, int to, int row, int column) {
         if (ALIGNED || from.aligned) {
             const T* at = from.at(row, column);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                copy_async(to + i * BLOCK * 16, at, from.has(row + i * STEP, column));
+                copy_async(memory + to + i * BLOCK * 16, at, from.has(row + i * STEP, column));
                 at += (long long)STEP * from.width;
             }
             return;
@@ -341,33 +349,33 @@ template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) chunks[i] = from.read(row + i * STEP, column);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) *(Chunk<T>*)(to + i * BLOCK * 16) = chunks[i];
+        for (int i = 0; i < COUNT; i++) *(Chunk<T>*)(memory + to + i * BLOCK * 16) = chunks[i];
     }
-    INLINE void put(const Dense<T>&, unsigned char*) const {}
+    INLINE void put(const Dense<T>&, int) const {}
 };
 
 template <class T, int COUNT, int STEP> struct Mover<Nf4<T>, COUNT, STEP> {
     typename Nf4<T>::Piece pieces[COUNT] = {};
 
-    template <bool ALIGNED>
-    INLINE void fetch(const Nf4<T>& from, unsigned char*, int row, int column) {
+    template <bool ALIGNED> INLINE void fetch(const Nf4<T>& from, int, int row, int column) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            pieces[i] = ALIGNED ? from.read_aligned(row + i * STEP, column) : from.read(row + i * STEP, column);
+            if (ALIGNED) pieces[i] = from.read_aligned(row + i * STEP, column);
+            else pieces[i] = from.read(row + i * STEP, column);
     }
-    INLINE void put(const Nf4<T>& from, unsigned char* to) const {
+    INLINE void put(const Nf4<T>& from, int to) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             Chunk<T> chunk;
             chunk.fill([&](int j) { return pieces[i].value(j, from.table); });
-            *(Chunk<T>*)(to + i * BLOCK * 16) = chunk;
+            *(Chunk<T>*)(memory + to + i * BLOCK * 16) = chunk;
         }
     }
 };
 
 // One operand of a tile: SIZE of its rows or columns. A part of it has the same rows in shared memory as
-// in memory, in chunks of eight elements. The chunks of a row are swizzled, so that eight rows of
-// one chunk, which ldmatrix reads at once, lie in different banks.
+// in memory, in chunks of eight elements. The chunks of a row are swizzled, so that eight rows of one
+// chunk, which ldmatrix reads at once, lie in different banks. `to` and `part` are offsets there.
 template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Operand {
     static constexpr int HIGH = ALONG ? SIZE : DEPTH, CHUNKS = (ALONG ? DEPTH : SIZE) / 8;
     static constexpr int BYTES = HIGH * CHUNKS * 16, COUNT = HIGH * CHUNKS / BLOCK, STEP = BLOCK / CHUNKS;
@@ -382,133 +390,161 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Oper
         return (row * CHUNKS + (chunk ^ swizzle)) * 16;
     }
 
-    template <bool ALIGNED> INLINE void fetch(unsigned char* to, int k) {
+    template <bool ALIGNED> INLINE void fetch(int to, int k) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         int y = (ALONG ? start : k) + row, x = (ALONG ? k : start) + chunk * 8;
         mover.template fetch<ALIGNED>(matrix, to + offset(row, chunk), y, x);
     }
-    INLINE void put(unsigned char* to) const {
+    INLINE void put(int to) const {
         mover.put(matrix, to + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     }
 
     // The fragment of 16 rows of a, or of 16 columns of b, from `at` on, by 16 of k. ldmatrix gives the
     // four matrices of 8 by 8 in the order that `mma` wants: of a those of the same k follow one another,
     // of b those of the same columns.
-    static INLINE void load(unsigned (&to)[4], unsigned part, int at, int k) {
+    static INLINE void load(unsigned (&to)[4], int part, int at, int k) {
         int lane = threadIdx.x % 32;
         constexpr bool ROWS_FIRST = FIRST == ALONG;
         int row = ROWS_FIRST ? lane % 16 : lane % 8 + lane / 16 * 8;
         int chunk = ROWS_FIRST ? lane / 16 : lane / 8 % 2;
         row += ALONG ? at : k;
         chunk += (ALONG ? k : at) / 8;
-        load_matrices<!ALONG>(to, part + offset(row, chunk));
+        load_matrices<!ALONG>(to, address_of(memory) + part + offset(row, chunk));
     }
 };
 
 // While the tensor cores multiply one part, the next ones are on their way into the other stages, and the
 // fragments of the next 16 of k are read from shared memory.
-template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
+template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
+    static constexpr bool WIDEST = SIZE == 256, ROOMY = LARGE_SHARED && !B::PACKED;
     static constexpr int ROWS = HEIGHT<SIZE>, COLUMNS = SIZE, GROUP = 8;
-    static constexpr int HIGH = SIZE >= 128 ? 64 : 32, WIDE = SIZE == 256 ? 64 : 32;  // of a warp's part
-    static constexpr int TEAM = ROWS / HIGH * (COLUMNS / WIDE) * 32;
-    static constexpr int DEPTH = SIZE >= 128 ? 32 : SIZE == 64 ? 64 : 128, STAGES = 4;
-    static constexpr int SLICE = DEPTH / (BLOCK / TEAM), STEPS = SLICE / 16;
-    static constexpr int BUFFERS = SIZE == 256 ? 2 : 1;
+    static constexpr int HIGH = SIZE >= 128 ? 64 : 32, WIDE = WIDEST ? 64 : 32;  // of a warp's part
+    static constexpr int TEAM = ROWS / HIGH * (COLUMNS / WIDE) * 32, SLICES = BLOCK / TEAM;
+    static constexpr int DEPTH = WIDEST && ROOMY ? 64 : SIZE >= 128 ? 32 : SIZE == 64 ? 64 : 128;
+    static constexpr int STAGES = WIDEST && ROOMY ? 3 : 4, STEPS = DEPTH / SLICES / 16;
+    static constexpr int BUFFERS = WIDEST ? 2 : 1;
     using Left = Operand<A, A_ALONG, ROWS, DEPTH, true>;
     using Right = Operand<B, B_ALONG, COLUMNS, DEPTH, false>;
     static constexpr int STAGE = Left::BYTES + Right::BYTES;
-
-    int top, left;           // of the tile in the result
-    int slice, row, column;  // of the warp, the latter in the tile
-    float sums[HIGH / 16 * WIDE / 8 * 4] = {};
 
     struct Fragments {
         unsigned a[HIGH / 16][4], b[WIDE / 16][4];
     };
 
+    int top, left;           // of the tile in the result
+    int slice, row, column;  // of the warp, the latter in the tile
+    float sums[HIGH / 16 * WIDE / 8 * 4] = {};
+
     // Blocks with neighbouring numbers have tiles in GROUP rows of tiles, so that those which run at the
-    // same time read few rows and columns of the operands.
+    // same time need few rows and columns of the operands.
     INLINE Mma(int m, int n) {
         int down = (m - 1) / ROWS + 1, across = (n - 1) / COLUMNS + 1;
         int first = blockIdx.x / (GROUP * across) * GROUP, number = blockIdx.x % (GROUP * across);
-        int high = min(GROUP, down - first);
+        int high = min(GROUP, down - first), warp = threadIdx.x % TEAM / 32;
         top = (first + number % high) * ROWS;
         left = number / high * COLUMNS;
-        int warp = threadIdx.x % TEAM / 32;
         slice = threadIdx.x / TEAM;
         row = warp / (COLUMNS / WIDE) * HIGH;
         column = warp % (COLUMNS / WIDE) * WIDE;
     }
 
-    INLINE void load(Fragments& to, unsigned stage, int step) {
-        int k = slice * SLICE + step * 16;
+    INLINE void load(Fragments& to, int stage, int step) {
+        int at = (slice * STEPS + step) * 16;
 #pragma unroll
-        for (int i = 0; i < HIGH / 16; i++) Left::load(to.a[i], stage, row + i * 16, k);
+        for (int i = 0; i < HIGH / 16; i++) Left::load(to.a[i], stage, row + i * 16, at);
 #pragma unroll
-        for (int i = 0; i < WIDE / 16; i++) Right::load(to.b[i], stage + Left::BYTES, column + i * 16, k);
+        for (int i = 0; i < WIDE / 16; i++) Right::load(to.b[i], stage + Left::BYTES, column + i * 16, at);
     }
 
-    template <class T> INLINE void multiply(const Fragments& of) {
+    INLINE void multiply(const Fragments& of) {
 #pragma unroll
         for (int i = 0; i < HIGH / 16; i++)
 #pragma unroll
             for (int j = 0; j < WIDE / 8; j++) {
-                int column = i % 2 ? WIDE / 8 - 1 - j : j;  // in serpentines: one operand stays the same
-                float* to = &sums[(i * WIDE / 8 + column) * 4];
-                multiply_add<T>(to, of.a[i], &of.b[column / 2][column % 2 * 2]);
+                int turn = i % 2 ? WIDE / 8 - 1 - j : j;  // back and forth: one operand stays the same
+                float* to = &sums[(i * WIDE / 8 + turn) * 4];
+                multiply_add<T>(to, of.a[i], &of.b[turn / 2][turn % 2 * 2]);
             }
     }
 
-    // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
-    // instructions freely.
-    template <class T, bool ALIGNED> INLINE void run(const A& a, const B& b, int k) {
+    // Where both operands are aligned. The loop has no branches, so that the compiler can order its
+    // instructions freely. A stage can be filled again as soon as all have read it. EARLY says that this
+    // happens behind the next barrier, which is quicker for small tiles. Else it waits for the next round.
+    INLINE void run(const A& a, const B& b, int k) {
+        constexpr bool EARLY = !WIDEST && !B::PACKED;
+        constexpr int AHEAD = EARLY ? STAGES : STAGES - 1;  // parts that are on their way
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
-        for (int i = 0; i < STAGES; i++) {
-            unsigned char* stage = memory + i * STAGE;
+        for (int i = 0; i < AHEAD; i++) {
             if (i * DEPTH < k) {
-                from_a.template fetch<ALIGNED>(stage, i * DEPTH);
-                from_b.template fetch<ALIGNED>(stage + Left::BYTES, i * DEPTH);
-                if (i < STAGES - 1) from_b.put(stage + Left::BYTES);
+                from_a.template fetch<true>(i * STAGE, i * DEPTH);
+                from_b.template fetch<true>(i * STAGE + Left::BYTES, i * DEPTH);
+                from_b.put(i * STAGE + Left::BYTES);
             }
             commit();
         }
-        wait<STAGES - 1>();
+        wait<AHEAD - 1>();
         __syncthreads();
         Fragments fragments[BUFFERS];
-        load(fragments[0], address_of(memory), 0);
-        unsigned char *stage = memory, *before = memory + (STAGES - 1) * STAGE;
+        load(fragments[0], 0, 0);
+        int stage = 0, before = (STAGES - 1) * STAGE;
 #pragma unroll 1
         for (int start = 0; start < k; start += DEPTH) {
-            unsigned char* after = stage < memory + (STAGES - 1) * STAGE ? stage + STAGE : memory;
+            int after = stage < (STAGES - 1) * STAGE ? stage + STAGE : 0;
+            int filled = EARLY ? stage : before, next = start + AHEAD * DEPTH;  // zeros in the end
+            auto fetch = [&]() {
+                from_a.template fetch<true>(filled, next);
+                from_b.template fetch<true>(filled + Left::BYTES, next);
+                commit();
+            };
+            if (!EARLY) fetch();
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 bool last = step == STEPS - 1;
                 if (last) {
-                    from_b.put(before + Left::BYTES);
                     wait<STAGES - 2>();
                     __syncthreads();  // the next stage is there, and nobody reads this one any more
                 }
-                if (BUFFERS == 1) multiply<T>(fragments[0]);
-                load(fragments[(step + 1) % BUFFERS], address_of(last ? after : stage), (step + 1) % STEPS);
-                if (last) {
-                    from_a.template fetch<ALIGNED>(stage, start + STAGES * DEPTH);  // zeros in the end
-                    from_b.template fetch<ALIGNED>(stage + Left::BYTES, start + STAGES * DEPTH);
-                    commit();
-                }
-                if (BUFFERS == 2) multiply<T>(fragments[step % 2]);
+                if (BUFFERS == 1) multiply(fragments[0]);
+                load(fragments[(step + 1) % BUFFERS], last ? after : stage, (step + 1) % STEPS);
+                if (EARLY && last) fetch();
+                if (BUFFERS == 2) multiply(fragments[step % 2]);
             }
+            from_b.put(filled + Left::BYTES);
             before = stage;
             stage = after;
         }
         wait<0>();
-        join<TEAM>(sums, slice);
+    }
+
+    // Where an operand is not, its elements go through registers. That takes most of the time, so that
+    // there is nothing to gain from a better order.
+    INLINE void run_slowly(const A& a, const B& b, int k) {
+        Left from_a = {a, top};
+        Right from_b = {b, left};
+        Fragments fragments;
+        int stage = 0;
+#pragma unroll 1
+        for (int start = 0; start < k; start += DEPTH) {
+            from_a.template fetch<false>(stage, start);
+            from_b.template fetch<false>(stage + Left::BYTES, start);
+            from_b.put(stage + Left::BYTES);
+            commit();
+            wait<0>();
+            __syncthreads();  // by now all have multiplied the other stage
+#pragma unroll 1
+            for (int step = 0; step < STEPS; step++) {
+                load(fragments, stage, step);
+                multiply(fragments);
+            }
+            stage = STAGE - stage;
+        }
     }
 
     // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so
     // that each has eight neighbours. What is there already is read eight rows and more at a time.
-    template <class T> INLINE void write(const Dense<T>& c, bool add) const {
+    INLINE void write(const Dense<T>& c, bool add) const {
         if (slice != 0) return;
         int lane = threadIdx.x % 32, y = top + row + lane / 4, x = left + column + lane % 4 * 8;
 #pragma unroll
@@ -544,9 +580,10 @@ template <int SIZE, bool A_ALONG, bool B_ALONG, class A, class B, class T>
 INLINE void product(const A& a, const B& b, T* c, int m, int n, int k, bool add) {
     if constexpr (TENSOR_CORES<T>) {
 #if __CUDA_ARCH__ >= 800
-        Mma<A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
-        if (a.aligned && b.aligned) tile.template run<T, true>(a, b, k);
-        else tile.template run<T, false>(a, b, k);
+        Mma<T, A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
+        if (a.aligned && b.aligned) tile.run(a, b, k);
+        else tile.run_slowly(a, b, k);
+        join<decltype(tile)::TEAM>(tile.sums, tile.slice);
         tile.write(Dense<T>(c, m, n), add);
 #endif
     } else {

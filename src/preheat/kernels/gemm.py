@@ -32,8 +32,9 @@ _SOURCE = Path(__file__).with_name("gemm.cu")
 _BLOCK = 256  # as in gemm.cu
 _HIGHEST = 128  # rows of a tile
 _SIMT = 36 << 10  # bytes of shared memory for two stages of floats
-_MMA = {256: 96 << 10, 128: 64 << 10, 64: 64 << 10, 32: 64 << 10}  # for four stages of 16-bit types
+_MMA = {256: 144 << 10, 128: 64 << 10, 64: 64 << 10, 32: 64 << 10}  # for the stages of 16-bit types
 _BUSY = 128  # blocks that a large GPU needs at least
+_LONG = 256  # products in a sum
 _MOST = 2**31 - 1024  # of a dimension: kernels count in ints, up to some stages beyond the end
 
 
@@ -86,7 +87,8 @@ def _op(
     sizes = {each: dimension(each, size, _MOST) for each, size in dims.items()}
     rows, columns = (sizes[each] for each in result)
     kind, known = cpp_of(dtype)[1], tiles(dtype)
-    side = _tile(rows, columns, known) if tile is None else tile
+    (length,) = (size for each, size in sizes.items() if each not in result)
+    side = _tile(rows, columns, length, known) if tile is None else tile
     if side not in known or not isinstance(side, int):
         raise InputError(f"tile {side!r} is none of {', '.join(map(str, known))}")
     blocks = _blocks(rows, columns, side)
@@ -98,9 +100,15 @@ def _op(
     return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shared)
 
 
-def _tile(rows: int, columns: int, known: tuple[int, ...]) -> int:
-    """The largest tile that is not mostly beyond the result's edges and leaves no processor idle."""
+def _tile(rows: int, columns: int, length: int, known: tuple[int, ...]) -> int:
+    """The largest tile that is not mostly beyond the result's edges and leaves no processor idle.
+
+    A processor holds one block of the largest tile, so nothing hides how a block begins and ends. That
+    costs more than it gains where sums are short.
+    """
     for side in known[:-1]:
+        if side == TILES[0] and length < _LONG:
+            continue
         if 2 * min(rows, columns) > side and _blocks(rows, columns, side) >= _BUSY:
             return side
     return known[-1]
