@@ -42,8 +42,9 @@ template <class T> struct Dense {
     INLINE bool has(int row, int column) const { return row < rows && column < width; }
     INLINE T* at(int row, int column) const { return data + (long long)row * width + column; }
 
-    // The number at place `i` of a piece.
+    // The number at place `i` of a piece, and all of them in the type that is stored.
     INLINE float value(const Piece& piece, int i) const { return piece[i]; }
+    INLINE Piece stored(const Piece& piece) const { return piece; }
 
     INLINE Piece read(int row, int column) const {
         Piece piece;
@@ -103,7 +104,7 @@ template <class T> struct Nf4 {
 
     INLINE bool has(int row, int column) const { return row < rows && column < width; }
 
-    // Where pieces are aligned, one access reads all codes, and they have one scale.
+    // Where a piece is aligned, one access reads all codes, and they have one scale.
     INLINE Piece read_aligned(int row, int column) const {
         if (!has(row, column)) return {0, 0, 0, SIZE};
         long long first = (long long)row * width + column;
@@ -129,6 +130,11 @@ template <class T> struct Nf4 {
 
     INLINE float value(const Piece& piece, int i) const {
         return to_float(rounded<T>(piece.value(i, table)));
+    }
+    INLINE Chunk<T> stored(const Piece& piece) const {
+        Chunk<T> chunk;
+        chunk.fill([&](int i) { return piece.value(i, table); });
+        return chunk;
     }
 };
 
@@ -329,74 +335,53 @@ INLINE void transpose(unsigned (&words)[4]) {
             }
 }
 
-// The chunks that a thread puts into shared memory of an operand. They lie STEP rows apart in memory, and
-// a chunk for each thread of the block apart in shared memory. fetch() starts to read them, and put()
-// writes what fetch() has not already written.
-template <class Matrix, int COUNT, int STEP> struct Mover;
-
-template <class T, int COUNT, int STEP> struct Mover<Dense<T>, COUNT, STEP> {
-    template <bool ALIGNED> INLINE void fetch(const Dense<T>& from, int to, int row, int column) {
-        if (ALIGNED || from.aligned) {
-            const T* at = from.at(row, column);
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                copy_async(memory + to + i * BLOCK * 16, at, from.has(row + i * STEP, column));
-                at += (long long)STEP * from.width;
-            }
-            return;
-        }
-        Chunk<T> chunks[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) chunks[i] = from.read(row + i * STEP, column);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) *(Chunk<T>*)(memory + to + i * BLOCK * 16) = chunks[i];
-    }
-    INLINE void put(const Dense<T>&, int) const {}
-};
-
-template <class T, int COUNT, int STEP> struct Mover<Nf4<T>, COUNT, STEP> {
-    typename Nf4<T>::Piece pieces[COUNT] = {};
-
-    template <bool ALIGNED> INLINE void fetch(const Nf4<T>& from, int, int row, int column) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (ALIGNED) pieces[i] = from.read_aligned(row + i * STEP, column);
-            else pieces[i] = from.read(row + i * STEP, column);
-    }
-    INLINE void put(const Nf4<T>& from, int to) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            Chunk<T> chunk;
-            chunk.fill([&](int j) { return pieces[i].value(j, from.table); });
-            *(Chunk<T>*)(memory + to + i * BLOCK * 16) = chunk;
-        }
-    }
-};
-
 // One operand of a tile: SIZE of its rows or columns. A part of it has the same rows in shared memory as
 // in memory, in chunks of eight elements. The chunks of a row are swizzled, so that eight rows of one
 // chunk, which ldmatrix reads at once, lie in different banks. `to` and `part` are offsets there.
-template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST> struct Operand {
+template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST, bool ALIGNED> struct Operand {
     static constexpr int HIGH = ALONG ? SIZE : DEPTH, CHUNKS = (ALONG ? DEPTH : SIZE) / 8;
     static constexpr int BYTES = HIGH * CHUNKS * 16, COUNT = HIGH * CHUNKS / BLOCK, STEP = BLOCK / CHUNKS;
+    static constexpr bool ASYNC = ALIGNED && !Matrix::PACKED;
     static_assert(COUNT * STEP == HIGH && STEP % 8 == 0, "the chunks of a thread are swizzled alike");
 
     const Matrix& matrix;
     int start;  // of the tile in the matrix
-    Mover<Matrix, COUNT, STEP> mover;
+    typename Matrix::Piece pieces[ASYNC ? 1 : COUNT];
 
     static INLINE int offset(int row, int chunk) {
         int swizzle = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
         return (row * CHUNKS + (chunk ^ swizzle)) * 16;
     }
 
-    template <bool ALIGNED> INLINE void fetch(int to, int k) {
+    // A thread has chunks that lie STEP rows apart. They are copied asynchronously, or fetch() reads them
+    // into registers and put() writes them.
+    INLINE void fetch(int to, int k) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         int y = (ALONG ? start : k) + row, x = (ALONG ? k : start) + chunk * 8;
-        mover.template fetch<ALIGNED>(matrix, to + offset(row, chunk), y, x);
+        if constexpr (ASYNC) {
+            auto* at = matrix.at(y, x);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                int place = to + offset(row, chunk) + i * BLOCK * 16;
+                copy_async(memory + place, at, matrix.has(y + i * STEP, x));
+                at += (long long)STEP * matrix.width;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if constexpr (ALIGNED) pieces[i] = matrix.read_aligned(y + i * STEP, x);
+                else pieces[i] = matrix.read(y + i * STEP, x);
+        }
     }
     INLINE void put(int to) const {
-        mover.put(matrix, to + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
+        if constexpr (!ASYNC) {
+            int place = to + offset(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                auto chunk = matrix.stored(pieces[i]);
+                *(decltype(chunk)*)(memory + place + i * BLOCK * 16) = chunk;
+            }
+        }
     }
 
     // The fragment of 16 rows of a, or of 16 columns of b, from `at` on, by 16 of k. ldmatrix gives the
@@ -421,11 +406,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
     static constexpr int HIGH = SIZE >= 128 ? 64 : 32, WIDE = WIDEST ? 64 : 32;  // of a warp's part
     static constexpr int TEAM = ROWS / HIGH * (COLUMNS / WIDE) * 32, SLICES = BLOCK / TEAM;
     static constexpr int DEPTH = WIDEST && ROOMY ? 64 : SIZE >= 128 ? 32 : SIZE == 64 ? 64 : 128;
-    static constexpr int STAGES = WIDEST && ROOMY ? 3 : 4, STEPS = DEPTH / SLICES / 16;
-    static constexpr int BUFFERS = WIDEST ? 2 : 1;
-    using Left = Operand<A, A_ALONG, ROWS, DEPTH, true>;
-    using Right = Operand<B, B_ALONG, COLUMNS, DEPTH, false>;
-    static constexpr int STAGE = Left::BYTES + Right::BYTES;
+    static constexpr int STAGES = WIDEST && ROOMY ? 3 : 4;
+    static constexpr int BUFFERS = WIDEST ? 2 : 1;  // for fragments
 
     struct Fragments {
         unsigned a[HIGH / 16][4], b[WIDE / 16][4];
@@ -448,12 +430,11 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
         column = warp % (COLUMNS / WIDE) * WIDE;
     }
 
-    INLINE void load(Fragments& to, int stage, int step) {
-        int at = (slice * STEPS + step) * 16;
+    template <class Left, class Right> INLINE void load(Fragments& to, int stage, int k) {
 #pragma unroll
-        for (int i = 0; i < HIGH / 16; i++) Left::load(to.a[i], stage, row + i * 16, at);
+        for (int i = 0; i < HIGH / 16; i++) Left::load(to.a[i], stage, row + i * 16, k);
 #pragma unroll
-        for (int i = 0; i < WIDE / 16; i++) Right::load(to.b[i], stage + Left::BYTES, column + i * 16, at);
+        for (int i = 0; i < WIDE / 16; i++) Right::load(to.b[i], stage + Left::BYTES, column + i * 16, k);
     }
 
     INLINE void multiply(const Fragments& of) {
@@ -467,38 +448,38 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
             }
     }
 
-    // Where both operands are aligned. The loop has no branches, so that the compiler can order its
-    // instructions freely. A stage can be filled again as soon as all have read it. EARLY says that this
-    // happens behind the next barrier, which is quicker for small tiles. Else it waits for the next round.
-    INLINE void run(const A& a, const B& b, int k) {
-        constexpr bool EARLY = !WIDEST && !B::PACKED;
-        constexpr int AHEAD = EARLY ? STAGES : STAGES - 1;  // parts that are on their way
+    // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
+    // instructions freely. Else the elements of a part are in registers while another one is multiplied,
+    // and parts are shorter. Both loops have the same form: another one beside it makes ptxas (13.0 to 13.4)
+    // order the first one worse, which costs 8 %.
+    template <bool ALIGNED> INLINE void run(const A& a, const B& b, int k) {
+        constexpr int LENGTH = ALIGNED ? DEPTH : 16 * BUFFERS * SLICES, STEPS = LENGTH / SLICES / 16;
+        using Left = Operand<A, A_ALONG, ROWS, LENGTH, true, ALIGNED>;
+        using Right = Operand<B, B_ALONG, COLUMNS, LENGTH, false, ALIGNED>;
+        constexpr int SECOND = Left::BYTES, STAGE = Left::BYTES + Right::BYTES, LAST = (STAGES - 1) * STAGE;
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
-        for (int i = 0; i < AHEAD; i++) {
-            if (i * DEPTH < k) {
-                from_a.template fetch<true>(i * STAGE, i * DEPTH);
-                from_b.template fetch<true>(i * STAGE + Left::BYTES, i * DEPTH);
-                from_b.put(i * STAGE + Left::BYTES);
+        for (int i = 0; i < STAGES - 1; i++) {
+            if (i * LENGTH < k) {
+                from_a.fetch(i * STAGE, i * LENGTH);
+                from_b.fetch(i * STAGE + SECOND, i * LENGTH);
+                from_a.put(i * STAGE);
+                from_b.put(i * STAGE + SECOND);
             }
             commit();
         }
-        wait<AHEAD - 1>();
+        wait<STAGES - 2>();
         __syncthreads();
         Fragments fragments[BUFFERS];
-        load(fragments[0], 0, 0);
-        int stage = 0, before = (STAGES - 1) * STAGE;
+        load<Left, Right>(fragments[0], 0, slice * STEPS * 16);
+        int before = LAST, stage = 0;  // the stage that was multiplied last, and the one that is now
 #pragma unroll 1
-        for (int start = 0; start < k; start += DEPTH) {
-            int after = stage < (STAGES - 1) * STAGE ? stage + STAGE : 0;
-            int filled = EARLY ? stage : before, next = start + AHEAD * DEPTH;  // zeros in the end
-            auto fetch = [&]() {
-                from_a.template fetch<true>(filled, next);
-                from_b.template fetch<true>(filled + Left::BYTES, next);
-                commit();
-            };
-            if (!EARLY) fetch();
+        for (int start = 0; start < k; start += LENGTH) {
+            int after = stage < LAST ? stage + STAGE : 0, next = start + (STAGES - 1) * LENGTH;
+            from_a.fetch(before, next);  // zeros in the end
+            from_b.fetch(before + SECOND, next);
+            commit();
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 bool last = step == STEPS - 1;
@@ -507,39 +488,16 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
                     __syncthreads();  // the next stage is there, and nobody reads this one any more
                 }
                 if (BUFFERS == 1) multiply(fragments[0]);
-                load(fragments[(step + 1) % BUFFERS], last ? after : stage, (step + 1) % STEPS);
-                if (EARLY && last) fetch();
+                int at = (slice * STEPS + (step + 1) % STEPS) * 16;
+                load<Left, Right>(fragments[(step + 1) % BUFFERS], last ? after : stage, at);
                 if (BUFFERS == 2) multiply(fragments[step % 2]);
             }
-            from_b.put(filled + Left::BYTES);
+            from_a.put(before);
+            from_b.put(before + SECOND);
             before = stage;
             stage = after;
         }
         wait<0>();
-    }
-
-    // Where an operand is not, its elements go through registers. That takes most of the time, so that
-    // there is nothing to gain from a better order.
-    INLINE void run_slowly(const A& a, const B& b, int k) {
-        Left from_a = {a, top};
-        Right from_b = {b, left};
-        Fragments fragments;
-        int stage = 0;
-#pragma unroll 1
-        for (int start = 0; start < k; start += DEPTH) {
-            from_a.template fetch<false>(stage, start);
-            from_b.template fetch<false>(stage + Left::BYTES, start);
-            from_b.put(stage + Left::BYTES);
-            commit();
-            wait<0>();
-            __syncthreads();  // by now all have multiplied the other stage
-#pragma unroll 1
-            for (int step = 0; step < STEPS; step++) {
-                load(fragments, stage, step);
-                multiply(fragments);
-            }
-            stage = STAGE - stage;
-        }
     }
 
     // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so
@@ -581,8 +539,8 @@ INLINE void product(const A& a, const B& b, T* c, int m, int n, int k, bool add)
     if constexpr (TENSOR_CORES<T>) {
 #if __CUDA_ARCH__ >= 800
         Mma<T, A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
-        if (a.aligned && b.aligned) tile.run(a, b, k);
-        else tile.run_slowly(a, b, k);
+        if (a.aligned && b.aligned) tile.template run<true>(a, b, k);
+        else tile.template run<false>(a, b, k);
         join<decltype(tile)::TEAM>(tile.sums, tile.slice);
         tile.write(Dense<T>(c, m, n), add);
 #endif
