@@ -34,7 +34,7 @@ def copy_each(group: Group, target: Where, source: Where, size: int, given: Any,
         chosen = np.flatnonzero(given == count)
         with _of(chosen):
             one, (place, offset) = _part(group, source, chosen)
-            kind = _WORD
+            kind: np.dtype[Any] = _WORD
             if count == size:
                 found = access.load_vector(one, place, offset, _WORD, site, size // 4)
             elif count == 0:

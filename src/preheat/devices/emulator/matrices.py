@@ -38,6 +38,8 @@ _U64 = np.dtype(np.uint64)
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 _FOUR = np.dtype(np.complex128)  # four words that are copied as one: eight elements of a row
 _WHOLE = (1 << WARP) - 1
+_BITS = 25  # of a term of a product that an H200 keeps, below the highest exponent
+_LOW = -500  # an exponent below all others: that of zero
 
 
 def check_warps(group: Group, site: int) -> None:
@@ -167,9 +169,9 @@ SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
 def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Array]:
     """The fragments of a * b + c, from those of a, b and c.
 
-    The products of 16-bit floats are exact. They and c are added in float64, and the sum is rounded
-    once. A GPU adds in another order and keeps fewer bits, so its result may differ by a few units in
-    the last place of the largest term.
+    The products of 16-bit floats are exact. m16n8k16 with sums in f32 adds them as an H200 does, bit
+    for bit (`_add_truncated`). Other forms add in float64 and round once. A GPU keeps fewer bits, so
+    its result may differ by a few units in the last place of the largest term.
     """
     check_warps(group, site)
     warps, steps = group.count // WARP, form.depth // 8
@@ -180,11 +182,16 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
     b = np.empty((warps, 8, steps), _FOUR)
     for i, values in enumerate(fragments[first : first + second]):
         b[:, :, i] = _by_row(group, values)
-    left = a.view(np.uint16).reshape(warps, 16, form.depth)
-    right = np.ascontiguousarray(b.view(np.uint16).reshape(warps, 8, form.depth).swapaxes(1, 2))
-    total = np.matmul(_numbers(left, form.kind), _numbers(right, form.kind))
-    total = total.reshape(warps, 2, 8, 4, 2)
+    left = _numbers(a.view(np.uint16).reshape(warps, 16, form.depth), form.kind)
+    right = _numbers(b.view(np.uint16).reshape(warps, 8, form.depth), form.kind)
     added = fragments[first + second :]
+    if form.depth == 16 and form.sum == "f32":
+        c = np.empty((warps, 2, 8, 4, 2), np.float32)
+        for i, values in enumerate(added):
+            c[:, i // 2, :, :, i % 2] = _by_warp(group, values)
+        d = _add_truncated(left, right, c.reshape(warps, 16, 8)).reshape(c.shape)
+        return [d[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+    total = np.matmul(left, np.ascontiguousarray(right.swapaxes(1, 2))).reshape(warps, 2, 8, 4, 2)
     if form.sum == "f16":
         words = np.empty((warps, 2, 8), _FOUR)
         for i, values in enumerate(added):
@@ -199,6 +206,36 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
     rounded = total.astype(np.float32)
     rounded[np.isnan(rounded)] = _NAN
     return [rounded[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+
+
+def _add_truncated(left: Array, right: Array, c: Array) -> Array:
+    """Rows of `left` times rows of `right`, added to c: 17 terms at once, as an H200 adds them.
+
+    Every term is cut off at 25 bits below the highest exponent among them; that of a product is the sum
+    of its factors' exponents, whatever their product is. Then the sum is cut off to float32.
+    """
+    first = np.ascontiguousarray(left.transpose(2, 0, 1))[:, :, :, None]  # by k, so that sums are quick
+    second = np.ascontiguousarray(right.transpose(2, 0, 1))[:, :, None, :]
+    exponents = _exponents(first) + _exponents(second)
+    highest = np.maximum(exponents.max(axis=0), _exponents(c) + np.int16(1)) - 2
+    scale = np.ldexp(1.0, _BITS - highest)
+    with np.errstate(invalid="ignore", over="ignore"):
+        terms = first * second
+        terms *= scale
+        total = np.trunc(terms, out=terms).sum(axis=0) + np.trunc(c * scale)
+        exact = total / scale
+        rounded: Array = exact.astype(np.float32)
+    above = (np.abs(rounded) > np.abs(exact)) & np.isfinite(rounded)
+    rounded[above] = np.nextafter(rounded[above], np.float32(0))
+    rounded[np.isnan(rounded)] = _NAN
+    return rounded
+
+
+def _exponents(numbers: Array) -> Array:
+    """Those of `numpy.frexp`, and a low one for zero."""
+    found: Array = np.frexp(numbers)[1].astype(np.int16)
+    found[numbers == 0] = _LOW
+    return found
 
 
 def _numbers(bits: Array, kind: str) -> Array:
