@@ -266,6 +266,13 @@ def test_a_carry_belongs_to_each_thread() -> None:
         "mov.u32 %r1, %nosuch;", "add.u32 %r1, %r2;", "add.u32 5, %r2, %r3;", "elect.sync %r1;",
         "setp.eq.u32 %p1|%p2, %r1;",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};",
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};",
+        "mma.sync.aligned.m16n8k8.row.col.bf16.bf16.bf16.bf16 {%r1,%r2}, {%r1,%r2}, {%r3}, {%r4,%r5};",
+        "mma;", "ldmatrix.sync.aligned.m8n8.b16 {%r1}, [%r2];", "ldmatrix %r1, [%r2];",
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];",
+        "ldmatrix.sync.aligned.m8n8.x1.global.b16 {%r1}, [%d2];",
+        "stmatrix.sync.aligned.m8n8.x2.x4.b16 [%d2], {%r1,%r2};",
+        "movmatrix.sync.aligned.m8n8.b16 %r1, %r2;",
         "call (%r1), k, (%r2);", "ld.global.b32 %q1, [%d1];",
     ],
 )  # fmt: skip
@@ -298,7 +305,7 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
         ("cp.async.bulk.prefetch.tensor.1d.L2.global [%d1, {%r3}];", "tensor copies", "use cp.async"),
         ("wmma.load.c.sync.aligned.row.m16n16k16.shared.f32 {%f1}, [%r1], %r2;",
          "tensor-core instructions: wmma.load", "use fma"),
-        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2,%r3,%r4}, [%r5];",
+        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1,%r2}, [%r5];",
          "tensor-core instructions: ldmatrix", "use fma"),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};",
          "tensor-core instructions: mma.sync", "use fma"),
@@ -343,7 +350,9 @@ OPCODES = st.sampled_from(
     "cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
     "match.all.sync.b32 redux.sync.add.u32 ret tex.2d.v4.f32.f32 sust.b.1d.b32.trap mbarrier.init.b64 "
     "mbarrier.arrive.b64 mbarrier.try_wait.b64 cp.async.ca.shared.global vabsdiff4.u32.u32.u32.add "
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1".split()
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1 "
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 stmatrix.sync.aligned.m8n8.x1.b16 movmatrix.sync "
+    "movmatrix.sync.aligned.m8n8.trans.b16 mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16".split()
 )
 STATEMENTS = st.tuples(OPCODES, st.lists(WORDS, max_size=9)).map(lambda s: f"{s[0]} {' '.join(s[1])};")
 

@@ -69,7 +69,7 @@ def every_op() -> Iterator[Op]:
         for product in (
             gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b, gemm.gemm_backward_a_nf4
         ):  # fmt: skip
-            for tile in gemm.TILES:
+            for tile in gemm.tiles(dtype):
                 yield product(1, 1, 1, dtype, tile=tile)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from preheat import Builder, Gpu
-from preheat.kernels import axes, rms_norm, softmax
+from preheat.kernels import axes, gemm, rms_norm, softmax
 from preheat.kernels.op import Op
 from tests.kernels.conftest import DTYPES, every_op, exact
 
@@ -104,6 +104,21 @@ def _check(ptx: bytes) -> None:
     for kernel in ptx.split(b".entry")[1:]:
         without = any(name in kernel for name in CHUNKLESS)
         assert without or re.search(rb"\bld\.global(?:\.\w+)*\.v4\.", kernel)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_products_of_halves_use_tensor_cores_where_there_are_any(
+    shared_builder: Builder, arch: str
+) -> None:
+    for dtype, kind in (("float32", ""), ("float16", "f16"), ("bfloat16", "bf16")):
+        op = gemm.gemm(1, 1, 1, dtype)
+        ptx = shared_builder.build(op.program, arch).ptx.decode()
+        wanted = kind and arch != "sm_75"
+        found = set(re.findall(r"\bmma\.sync\.\S+", ptx))
+        assert found == (
+            {f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"} if wanted else set()
+        )
+        assert bool(wanted) == ("ldmatrix.sync" in ptx) == ("cp.async.cg.shared.global" in ptx)
 
 
 def test_no_kernel_of_rows_is_left_out() -> None:

@@ -36,7 +36,8 @@ class Op(NamedTuple):
     so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
     `cluster` is the number of blocks that share a row, where the device has clusters, and `shared` the
     bytes of shared memory of each. `by` is the library that does it instead, such as cuBLAS: then
-    nothing is compiled for it. `slower` says why this is not the quick way to do it, where it is not.
+    nothing is compiled for it. `slower` says why this is not the quick way to do it, where it is not;
+    `overflow` says the same of a device that has less shared memory.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Op(NamedTuple):
     cluster: int = 1
     by: str | None = None
     slower: str = ""
+    overflow: str = ""
 
     @property
     def program(self) -> Program:
@@ -77,8 +79,8 @@ class Op(NamedTuple):
         blocks = self.cluster if limits.cluster >= self.cluster else 1
         merged = self.cluster // blocks
         wanted, most = merged * self.shared, limits.shared_optin - _OWN
-        if wanted > most:
-            self._tell_slower(gpu, _TWICE)
+        if wanted > most and self.overflow:
+            self._tell_slower(gpu, self.overflow)
         grid = (self.grid[0] // merged,)
         return {"grid": grid, "shared": min(wanted, most), "cluster": blocks if blocks > 1 else None}
 
@@ -92,7 +94,6 @@ class Op(NamedTuple):
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
 
-_TWICE = "shared memory has no room for rows this wide, so that the rest of them is read twice"
 _MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
 _OWN = 2048  # bytes of shared memory that a kernel may have besides
 

@@ -26,6 +26,7 @@ PROCESSORS = 132  # of a large GPU: all of them shall have rows
 WIDEST = 2**30  # elements of a row: kernels count them in ints, and a little beyond the end
 
 _ODD = "rows are not a whole number of 16 bytes, so that most of them do not begin at a multiple of 16"
+_TWICE = "shared memory has no room for rows this wide, so that the rest of them is read twice"
 _BLOCK = 128  # threads of a block that several rows share
 
 
@@ -163,7 +164,8 @@ def _wide(op: Op, element: DType, operands: int) -> Op:
     pieces = -(-width // (blocks * _LINE)) * _LINE // chunk_of(element) + 1
     threads = min(_WIDE, -(-pieces // 32) * 32)
     shared = operands * pieces * 16
-    return op._replace(grid=(rows * blocks,), block=(threads,), shared=shared, cluster=blocks)
+    grid, block = (rows * blocks,), (threads,)
+    return op._replace(grid=grid, block=block, shared=shared, cluster=blocks, overflow=_TWICE)
 
 
 def spread(rows: int, width: int, dtype: DType, spreads: Iterable[Spread]) -> Spread | None:

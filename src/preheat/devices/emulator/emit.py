@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, carry, cluster, copies, mbarrier, video, warp
+from preheat.devices.emulator import (
+    access,
+    atomics,
+    carry,
+    cluster,
+    copies,
+    matrices,
+    mbarrier,
+    video,
+    warp,
+)
 from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
@@ -368,6 +378,75 @@ def _active(w: Writer, op: Op) -> None:
     w.write(op.operands[0], w.let("active(G)"), U32)
 
 
+# Matrices
+
+
+def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
+    """The registers of a matrix; a single one may stand without braces."""
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count or None in items:
+        raise w.unsupported()
+    return items
+
+
+def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
+    """Space, number and transposition of matrices in memory; the order of these words is free."""
+    sync, aligned, *words, kind = (*op.modifiers, "", "", "")[: max(len(op.modifiers), 3)]
+    counts = [int(word[1:]) for word in words if word in ("x1", "x2", "x4")]
+    spaces = [word for word in words if word in ("shared", "shared::cta")]
+    known = 2 + len(spaces) + ("trans" in words)
+    if (
+        (sync, aligned, kind) != ("sync", "aligned", "b16")
+        or "m8n8" not in words
+        or len(counts) != 1
+        or len(spaces) > 1
+        or len(words) != known
+    ):
+        raise w.unsupported()
+    return "shared" if spaces else "generic", counts[0], "trans" in words
+
+
+def _load_matrices(w: Writer, op: Op) -> None:
+    space, count, transposed = _matrix_form(w, op)
+    items = _fragments(w, op.operands[0], count)
+    place, offset = w.address(op.operands[1], space)
+    call = f"load_matrices(G, {place}, {offset}, {w.site()}, {count}, {transposed})"
+    _results(w, items, (U32,) * count, call if count > 1 else f"{call}[0]")
+
+
+def _store_matrices(w: Writer, op: Op) -> None:
+    space, count, transposed = _matrix_form(w, op)
+    values = ", ".join(w.read(item, U32) for item in _fragments(w, op.operands[1], count))
+    place, offset = w.address(op.operands[0], space)
+    w.lines.append(f"store_matrices(G, {place}, {offset}, {w.site()}, {transposed}, {values})")
+
+
+def _transpose_matrix(w: Writer, op: Op) -> None:
+    if op.opcode != "movmatrix.sync.aligned.m8n8.trans.b16":
+        raise w.unsupported()
+    call = f"transpose_matrix(G, {w.site()}, {w.read(op.operands[1], U32)})"
+    w.write(op.operands[0], w.let(call), U32)
+
+
+def _multiply(w: Writer, op: Op) -> None:
+    words = op.modifiers
+    shape, kind, total = (words[2], words[6], words[5]) if len(words) == 9 else ("", "", "")
+    plain = ("sync", "aligned", shape, "row", "col", total, kind, kind, total)
+    sums = {"f16": ("f16", "f32"), "bf16": ("f32",)}.get(kind, ())
+    if words != plain or shape not in matrices.SHAPES or total not in sums:
+        raise w.unsupported()
+    form = matrices.Product(matrices.SHAPES[shape], kind, total)
+    first, second, third = form.registers
+    dtype = TYPES["f32"] if total == "f32" else U32
+    results, a, b, c = (
+        _fragments(w, operand, count)
+        for operand, count in zip(op.operands, (third, first, second, third), strict=True)
+    )
+    values = [*(w.read(item, U32) for item in (*a, *b)), *(w.read(item, dtype) for item in c)]
+    call = f"multiply(G, {w.constant(form)}, {w.site()}, {', '.join(values)})"
+    _results(w, results, (dtype,) * third, call)
+
+
 # Carries
 
 
@@ -495,6 +574,10 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "redux": _reduce,
     "elect": _elect,
     "activemask": _active,
+    "ldmatrix": _load_matrices,
+    "stmatrix": _store_matrices,
+    "movmatrix": _transpose_matrix,
+    "mma": _multiply,
     **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _carried),
     "bra": _branch,
     "brx": _table_branch,
@@ -512,6 +595,8 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
 _COUNTS = {
     **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
     **dict.fromkeys(("cvta", "isspacep", "getctarank", "mov", "brx", "elect"), (2,)),
+    **dict.fromkeys(("ldmatrix", "stmatrix", "movmatrix"), (2,)),
+    "mma": (4,),
     **dict.fromkeys(("vote", "match", "redux", "mapa"), (3,)),
     **dict.fromkeys(("atom", "red"), (2, 3, 4, 5)),
     **dict.fromkeys(("bra", "activemask"), (1,)),
@@ -540,8 +625,10 @@ NAMESPACE: dict[str, Any] = {
     "in_space": access.in_space,
     "initialise": mbarrier.initialise,
     "load": access.load,
+    "load_matrices": matrices.load_matrices,
     "load_vector": access.load_vector,
     "match": warp.match,
+    "multiply": matrices.multiply,
     "pack": pack,
     "place": access.place,
     "place_generic": access.place_generic,
@@ -549,7 +636,9 @@ NAMESPACE: dict[str, Any] = {
     "reduce": warp.reduce,
     "shuffle": warp.shuffle,
     "store": access.store,
+    "store_matrices": matrices.store_matrices,
     "store_vector": access.store_vector,
+    "transpose_matrix": matrices.transpose_matrix,
     "unpack": unpack,
     "vote": warp.vote,
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, copies, mbarrier, warp
+from preheat.devices.emulator import access, atomics, copies, matrices, mbarrier, warp
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
@@ -62,6 +62,25 @@ def _store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int,
     access.store_vector(group, at, offset, dtype, site, *values)
     for i in range(len(values)):
         _mark_written(group, at, offset + i * dtype.itemsize, dtype)
+
+
+def _load_matrices(
+    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+) -> list[Any]:
+    found = matrices.load_matrices(group, at, offset, site, count, transposed)
+    with matrices.row_owners(group, at, offset, count, site, "reads") as (part, place):
+        for start in range(offset, offset + 16, _WORD.itemsize):
+            _require_written(part, place, start, _WORD, site)
+    return found
+
+
+def _store_matrices(
+    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+) -> None:
+    matrices.store_matrices(group, at, offset, site, transposed, *fragments)
+    with matrices.row_owners(group, at, offset, len(fragments), site, "writes") as (part, place):
+        for start in range(offset, offset + 16, _WORD.itemsize):
+            _mark_written(part, place, start, _WORD)
 
 
 def _atomic(
@@ -200,7 +219,9 @@ NAMESPACE: dict[str, Any] = {
     "copy_each": _copy_each,
     "initialise": _initialise,
     "load": _load,
+    "load_matrices": _load_matrices,
     "load_vector": _load_vector,
     "store": _store,
+    "store_matrices": _store_matrices,
     "store_vector": _store_vector,
 }

@@ -29,7 +29,7 @@ _FAMILIES = (
     _Family(
         "tensor-core instructions",
         ("wmma.", "mma.", "wgmma.", "tcgen05.", "ldmatrix.", "stmatrix.", "movmatrix."),
-        "use fma, or dp4a for bytes",
+        "use fma, mma.sync of f16 or bf16, or dp4a for bytes",
     ),
     _Family(
         "asynchronous stores to other blocks of a cluster",

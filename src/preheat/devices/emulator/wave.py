@@ -33,7 +33,7 @@ _TURN = 64  # basic blocks that groups run while one waits, before it has its tu
 _DEEPEST = 1024  # calls inside one another
 _BUSY = 10  # times its patience a wave may write and pass barriers without any thread ending
 _NEVER = "waits for threads of its warp that never come"
-_SAME_PLACE = "those that a mask names must come to one shuffle or vote, through the same calls"
+_SAME_PLACE = "those that a mask names must come to one shuffle, vote or mma, through the same calls"
 _ARRIVALS = "each phase waits for as many arrivals as mbarrier.init was given"
 _CLOCK = 1000  # cycles from one reading of the clock to the next: waits for a time are short
 
