@@ -115,8 +115,12 @@ def row_owners(
         chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
         part = group.part(chosen)
         values = np.broadcast_to(at.values, (group.count,))[chosen]
-        mixed = at.space == "mixed"
-        place = access.place_generic(part, values) if mixed else access.place(part, values, at.space)
+        if at.space in ("shared", "cluster"):
+            place = access.place_shared(part, values, "shared")
+        elif at.space == "mixed":
+            place = access.place_generic(part, values)
+        else:
+            place = access.place(part, values, at.space)
     try:
         if place.space != "shared":
             _outside_shared(place, offset, site, verb)
