@@ -308,6 +308,8 @@ WHOLE: dict[str, Callable[[Ops, Any, Any], object]] = {
     "softmax_backward": lambda ops, x, y: ops.softmax_backward(x, x, out=y),
     "rms_norm": lambda ops, x, y: ops.rms_norm(x, x[0], eps=1, out=y),
     "rms_norm_backward": lambda ops, x, y: ops.rms_norm_backward(x, x, x[0], eps=1, out=(y, None)),
+    "gemm": lambda ops, x, y: ops.gemm(x, ops.gpu.zeros((32, 32)), out=y),
+    "gemm_backward_a": lambda ops, x, y: ops.gemm_backward_a(x, ops.gpu.zeros((32, 32)), out=y),
 }
 
 

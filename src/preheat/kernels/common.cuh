@@ -393,12 +393,14 @@ INLINE void cluster_wait() {
 #endif
 }
 
+INLINE unsigned address_of(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
+
 // A word of the shared memory of another block of the cluster, which has it at the address `mine` here.
 INLINE unsigned remote_word(const void* mine, int block) {
     unsigned word = 0;
 #if __CUDA_ARCH__ >= 900
-    unsigned at = (unsigned)__cvta_generic_to_shared(mine), there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address_of(mine)), "r"(block));
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(there) : "memory");
 #endif
     return word;
@@ -434,42 +436,39 @@ INLINE Span segment_span(int rows, int width) {
     return part_span(blockIdx.x / blocks, rows, width, start, min(segment, width - start));
 }
 
-INLINE char* dynamic_memory() {
-    extern __shared__ uint4 memory[];
-    return (char*)memory;
-}
+// The dynamic shared memory of the block.
+extern __shared__ __align__(128) unsigned char memory[];
+
 INLINE int dynamic_bytes() {
     int bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
     return bytes;
 }
 
-// Copies into shared memory go on while threads work; they are counted in stages.
-constexpr int STAGES = 4;
-INLINE void copy_later(void* to, const void* from) {
+// Copy sixteen bytes into shared memory, or fill them with zeros: asynchronously, where the chip can.
+// Copies that were committed together are waited for together, while the LEFT last ones go on.
+INLINE void copy_async(void* to, const void* from, bool there = true) {
 #if __CUDA_ARCH__ >= 800
-    unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(address_of(to)), "l"(from), "r"(bytes) : "memory");
 #else
-    *(uint4*)to = *(const uint4*)from;
+    *(uint4*)to = there ? *(const uint4*)from : uint4{};
 #endif
 }
-INLINE void end_stage() {
+INLINE void commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-INLINE void wait_for_stage(int stage) {
+template <int LEFT> INLINE void wait() {
 #if __CUDA_ARCH__ >= 800
-    if (stage == 0) asm volatile("cp.async.wait_group 3;" ::: "memory");
-    if (stage == 1) asm volatile("cp.async.wait_group 2;" ::: "memory");
-    if (stage == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
-    if (stage == 3) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 #endif
-    __syncthreads();
 }
 
 // A span of an operand in shared memory, as far as there is room for it: its pieces, whatever their phase.
+constexpr int STAGES = 4;
 template <class T> struct Staged {
     using Item = Chunk<T>;
     using P = Pieces<T>;
@@ -480,7 +479,7 @@ template <class T> struct Staged {
     int phase, held;  // pieces in shared memory
     Item* room;
 
-    INLINE Staged(const T* data, Span span, char* memory, int bytes)
+    INLINE Staged(const T* data, Span span, unsigned char* memory, int bytes)
         : data(data), span(span), phase(P::phase_of(data, span)),
           held(min((span.length + phase + SIZE - 1) / SIZE, bytes / (int)sizeof(Item))), room((Item*)memory) {}
 
@@ -490,7 +489,7 @@ template <class T> struct Staged {
     INLINE void copy(int stage) const {
         for (int i = end(stage - 1) + threadIdx.x; i < min(held, end(stage)); i += blockDim.x) {
             int at = i * SIZE - phase;
-            if (P::inside(at, span)) copy_later(room + i, data + span.first + at);
+            if (P::inside(at, span)) copy_async(room + i, data + span.first + at);
             else {
                 room[i] = Item();
                 P::complete(room[i], data, span, at);
@@ -511,20 +510,22 @@ template <class T> struct Staged {
     }
 };
 
-// Copy all of the operands to shared memory. As soon as what they have of a chunk is there, `work` has its
-// number; the chunks of a thread are as many apart as there are threads.
+// Copy all of the operands to shared memory, in stages. As soon as the pieces of a chunk are there, `work`
+// has its number; the chunks of a thread are as many apart as there are threads.
+template <int STAGE, class F, class... Operands>
+INLINE void work_on_stages(int chunk, int chunks, F work, const Operands&... operands) {
+    wait<STAGES - 1 - STAGE>();
+    __syncthreads();
+    int end = chunks;
+    if (STAGE < STAGES - 1) ((end = min(end, operands.end(STAGE) - 1)), ...);
+    for (; chunk < end; chunk += blockDim.x) work(chunk);
+    if constexpr (STAGE < STAGES - 1) work_on_stages<STAGE + 1>(chunk, chunks, work, operands...);
+}
 template <class F, class... Operands> INLINE void stage_in(int chunks, F work, const Operands&... operands) {
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
         (operands.copy(stage), ...);
-        end_stage();
+        commit();
     }
-    int chunk = threadIdx.x;
-#pragma unroll
-    for (int stage = 0; stage < STAGES; stage++) {
-        wait_for_stage(stage);
-        int end = chunks;
-        if (stage < STAGES - 1) ((end = min(end, operands.end(stage) - 1)), ...);
-        for (; chunk < end; chunk += blockDim.x) work(chunk);
-    }
+    work_on_stages<0>(threadIdx.x, chunks, work, operands...);
 }

@@ -138,8 +138,6 @@ template <class T> struct Nf4 {
     }
 };
 
-extern __shared__ __align__(128) unsigned char memory[];
-
 // Leave the sums of all slices in the first one: half of them hand theirs to the other half, and so on.
 // TEAM threads have the whole tile.
 template <int TEAM, int COUNT> INLINE void join(float (&sums)[COUNT], int slice) {
@@ -286,17 +284,6 @@ constexpr bool LARGE_SHARED = false;
 #else
 constexpr bool LARGE_SHARED = true;
 #endif
-
-INLINE unsigned address_of(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
-
-// Copy sixteen bytes into shared memory, asynchronously, or fill them with zeros.
-INLINE void copy_async(void* to, const void* from, bool there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(address_of(to)), "l"(from), "r"(bytes) : "memory");
-}
-INLINE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> INLINE void wait() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 
 // Four matrices of 8 by 8, each thread pointing to a row of one of them.
 template <bool TRANSPOSED> INLINE void load_matrices(unsigned (&to)[4], unsigned from) {

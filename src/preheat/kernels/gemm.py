@@ -14,6 +14,7 @@ from pathlib import Path
 from preheat.dtypes import dtype_of
 from preheat.errors import InputError
 from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
+from preheat.kernels.rows import slower
 
 __all__ = [
     "TILES",
@@ -97,7 +98,8 @@ def _op(
         raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {BLOCKS} tiles")
     shared = _SIMT if kind == "float" else _MMA[side]
     entry = f"{name}<{kind}, {side}>"
-    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shared)
+    why = slower(sizes["n"], cpp_of(dtype)[0]) or slower(sizes["k"], cpp_of(dtype)[0])
+    return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shared, slower=why)
 
 
 def _tile(rows: int, columns: int, length: int, known: tuple[int, ...]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from preheat.dtypes import DTYPES, DType
+from preheat.dtypes import DTYPES
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
@@ -209,7 +209,7 @@ class Ops:
         found = matrices(a=(a, "mk"), b=(b, "kn"))
         c = self._sum(out, "mn", found, accumulate, stream)
         op = gemm.gemm(**found.dims, dtype=found.dtype)
-        return self._product(op, found.dtype, a, b, c, accumulate, stream)
+        return self._product(op, found, a, b, c, accumulate, stream)
 
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -219,10 +219,11 @@ class Ops:
         dims, ga = found.dims, self._sum(out, "mk", found, accumulate, stream)
         if not isinstance(b, Nf4):
             op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
-            return self._product(op, found.dtype, gc, b, ga, accumulate, stream)
+            return self._product(op, found, gc, b, ga, accumulate, stream)
         op, mnk = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
-        op.launch(self.gpu, gc, b.codes, b.scales, ga, *mnk, bool(accumulate), stream=stream)
-        return ga
+        operands, whole = (gc, b.codes, b.scales, ga.array), aligned(ga, *found.operands)
+        op.launch(self.gpu, *operands, *mnk, bool(accumulate), stream=stream, aligned=whole)
+        return ga.array
 
     def gemm_backward_b(
         self, a: Any, gc: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -231,26 +232,27 @@ class Ops:
         found = matrices(a=(a, "mk"), gc=(gc, "mn"))
         gb = self._sum(out, "kn", found, accumulate, stream)
         op = gemm.gemm_backward_b(**found.dims, dtype=found.dtype)
-        return self._product(op, found.dtype, a, gc, gb, accumulate, stream)
+        return self._product(op, found, a, gc, gb, accumulate, stream)
 
     def _product(
-        self, op: Op, dtype: DType, a: Any, b: Any, c: Any, accumulate: bool, stream: object
+        self, op: Op, of: Matrices, a: Any, b: Any, c: Given, accumulate: bool, stream: object
     ) -> Any:
-        blas, mnk = self.blas, (size for _, size in op.dims)
+        blas, mnk, add = self.blas, (size for _, size in op.dims), bool(accumulate)
         if blas is not None:
-            blas._multiply(op, dtype, a, b, c, add=bool(accumulate), stream=stream)
+            blas._multiply(op, of.dtype, a, b, c.array, add=add, stream=stream)
         else:
-            op.launch(self.gpu, a, b, c, *mnk, bool(accumulate), stream=stream)
-        return c
+            whole = aligned(c, *of.operands)
+            op.launch(self.gpu, a, b, c.array, *mnk, add, stream=stream, aligned=whole)
+        return c.array
 
-    def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Any:
+    def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Given:
         """Memory for a product, which is made while its operands are still read."""
         if accumulate and out is None:
             raise InputError("to accumulate is to add to out, and there is none")
         like = Form(tuple(of.dims[axis] for axis in axes), of.dtype)
         made = self._result("out", out, like, stream)
         keep_apart(made, of.operands)
-        return made.array
+        return made
 
     def _results(
         self, out: Any, forms: tuple[Form, Form], stream: object, operands: Iterable[Given]

@@ -65,7 +65,7 @@ rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) 
     constexpr int WEIGHTS = 2;  // chunks of gamma that are on their way together
     __shared__ float scratch[32], of_block;
     Span span = segment_span(rows, width), columns(span.first % width, span.length, width);
-    Staged<T> in(x, span, dynamic_memory(), dynamic_bytes()), weight(gamma, columns, nullptr, 0);
+    Staged<T> in(x, span, memory, dynamic_bytes()), weight(gamma, columns, nullptr, 0);
     float s = 0.0f;
     auto add = [&](int chunk) {
         Chunk<T> v[1] = {in[chunk * P::SIZE]};

@@ -99,7 +99,7 @@ softmax_wide(const T* x, T* y, int rows, int width) {
     using P = Pieces<T>;
     __shared__ Seen scratch[32], of_block;
     Span span = segment_span(rows, width);
-    Staged<T> in(x, span, dynamic_memory(), dynamic_bytes());
+    Staged<T> in(x, span, memory, dynamic_bytes());
     Seen row = {LOWEST, 0.0f};
     auto add = [&](int chunk) {
         Chunk<T> v[1] = {in[chunk * P::SIZE]};
@@ -165,7 +165,7 @@ softmax_backward_wide(const T* gy, const T* y, T* gx, int rows, int width) {
     __shared__ float scratch[32], of_block;
     Span span = segment_span(rows, width);
     int half = dynamic_bytes() / 32 * 16;
-    Staged<T> in_gy(gy, span, dynamic_memory(), half), in_y(y, span, dynamic_memory() + half, half);
+    Staged<T> in_gy(gy, span, memory, half), in_y(y, span, memory + half, half);
     float d = 0.0f;
     auto add = [&](int chunk) {
         Chunk<T> g[1] = {in_gy[chunk * P::SIZE]}, v[1] = {in_y[chunk * P::SIZE]};
