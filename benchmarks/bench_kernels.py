@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import preheat
+import widths
 from common import options, report, us
 from preheat.dtypes import dtype_of
-from preheat.kernels import elementwise, gemm, rms_norm, softmax
+from preheat.kernels import elementwise, gemm, nf4, rms_norm, softmax
 from preheat.kernels.blas import Blas, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
@@ -47,7 +48,7 @@ SLEEP, LONGEST = 4_000_000, 1 << 30  # cycles: about 2 ms and half a second
 ELEMENTS = (8192, 14336)  # of silu
 NORMS = (8192, 4096), (65536, 4096)  # rows and widths of rms_norm
 SOFTMAX, WIDTHS = 1 << 28, (1024, 4096, 16384)  # elements, 1 GiB of float32, and widths of rows
-SQUARE, LORA = 4096, (2048, 4096, 16)  # of products; tokens, width and rank
+SQUARE, LORA, LONG = 4096, (2048, 4096, 16), (8192, 4096, 16)  # of products; tokens, width and rank
 CHECKED = 64  # rows at either end of a result
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1e-2}
 
@@ -427,10 +428,37 @@ def product_cases(bench: Bench) -> Iterator[Case]:
         for product in products(SQUARE, SQUARE, SQUARE):
             yield product_case(bench, product, dtype, in_bytes=False)
 
+    for dtype in DTYPES:
+        yield nf4_case(bench, dtype)
+
+
+def nf4_case(bench: Bench, dtype: str) -> Case:
+    """A weight in NF4 beside the same weight dequantised before, which torch multiplies."""
+    (m, _, _), kind = LORA, getattr(torch, dtype)
+    packed = nf4.quantize(torch.randn(SQUARE, SQUARE).numpy())
+    there = packed.on(bench.gpu)
+    weight = torch.from_numpy(nf4.dequantize(packed)).to(bench.place).to(kind)
+    sets = bench.sets((m, SQUARE), (m, SQUARE), dtype=dtype)
+
+    def error() -> float:
+        gc, ga = sets[0]
+        bench.ops.gemm_backward_a(gc, there, out=ga)
+        return off(ga, gc.double() @ weight.double().T, dtype)
+
+    return Case(
+        f"gemm_backward_a, NF4, m={m} n={SQUARE} k={SQUARE} {dtype}",
+        2.0 * m * SQUARE * SQUARE,
+        {
+            SHIPPED: at_turns(sets, lambda gc, ga: bench.ops.gemm_backward_a(gc, there, out=ga)),
+            TORCH: at_turns(sets, lambda gc, ga: torch.mm(gc, weight.T, out=ga)),
+        },
+        error,
+    )
+
 
 def lora_cases(bench: Bench) -> Iterator[Case]:
     for dtype in DTYPES:
-        for product in lora_products(*LORA):
+        for product in (*lora_products(*LORA), *lora_products(*LONG)):
             yield product_case(bench, product, dtype, in_bytes=True)
 
 
@@ -451,10 +479,13 @@ def shipped_ops() -> Iterator[Op]:
         for rows, width in NORMS:
             yield rms_norm.rms_norm(rows, width, dtype)
             yield from rms_norm.rms_norm_backward(rows, width, dtype)
-        tokens, width, rank = LORA
-        for m, n, k in ((SQUARE,) * 3, (tokens, rank, width), (tokens, width, rank)):
+        shapes = [(SQUARE,) * 3]
+        for tokens, width, rank in (LORA, LONG):
+            shapes += [(tokens, rank, width), (tokens, width, rank)]
+        for m, n, k in shapes:
             for product in (gemm.gemm, gemm.gemm_backward_a, gemm.gemm_backward_b):
                 yield product(m, n, k, dtype)
+        yield gemm.gemm_backward_a_nf4(LORA[0], SQUARE, SQUARE, dtype)
 
 
 # Tables
@@ -503,7 +534,7 @@ def target_rows(memory: list[Result], large: list[Result], copy: float) -> Itera
             yield target(case.title, "of the copy", case.rate(OURS) / copy, 0.85)
             yield target(case.title, "of torch", case.rate(OURS) / case.rate(TORCH), 1.0)
     for case in large:
-        if case.title.endswith("float32"):
+        if "NF4" not in case.title:
             yield target(case.title, "of torch", case.rate(SHIPPED) / case.rate(TORCH), 0.6)
         if CUBLAS in case.rounds:
             value = case.rate(CUBLAS) / case.rate(TORCH)
@@ -553,13 +584,20 @@ def compare(bench: Bench) -> None:
         map(product_row, large),
     )
     table(
-        "Products of LoRA: {} tokens, {} wide, rank {}".format(*LORA),
+        "Products of LoRA: {} or {} tokens, {} wide, rank {}".format(LORA[0], *LONG),
         (*head, "cuBLAS"),
         (memory_row(case, copy, SHIPPED) for case in lora),
     )
     table("Targets", ("", "", "measured", "wanted", ""), target_rows(memory, large, copy))
     if bench.without:
         print(f"\ncuBLAS through preheat was not measured: {bench.without}.")
+
+
+def compare_widths(bench: Bench) -> None:
+    """The kernels over rows beside torch, in a file of its own."""
+    found = widths.sweep(Ops(bench.gpu, blas=False), rounds=bench.args.rounds)
+    for title, head, rows in widths.tables(found):
+        report("bench_widths", title, head, rows, into=bench.args.json)
 
 
 @contextmanager
@@ -574,7 +612,7 @@ def started(args: argparse.Namespace) -> Iterator[Bench]:
             sys.exit(str(why))
         torch.set_float32_matmul_precision("highest")
         torch.manual_seed(20261115)
-        prepare(gpu, shipped_ops())
+        prepare(gpu, widths.shipped_ops() if args.widths else shipped_ops())
         yield Bench(gpu, args)
 
 
@@ -583,13 +621,19 @@ def arguments(about: str | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--burst", type=float, default=8, help="milliseconds of a turn, about")
     parser.add_argument("--only", default="", help="rows whose title this regular expression finds")
+    parser.add_argument(
+        "--widths", action="store_true", help="kernels over rows at every width instead"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments(__doc__)
     with started(args) as bench:
-        compare(bench)
+        if args.widths:
+            compare_widths(bench)
+        else:
+            compare(bench)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def artifact(ptx: str, arch: str = "sm_90") -> Artifact:
     return Artifact("0" * 64, "test.ptx", Arch.parse(arch), "none", (), (), b"", ptx.encode())
 
 
-def entry(params: str, body: str, *, outside: str = "") -> str:
+def entry(params: str, body: str, *, outside: str = "", directives: str = "") -> str:
     """A PTX text with one kernel, `k`; registers of every kind are declared."""
     registers = """
     .reg .pred %p<16>;
@@ -33,7 +33,8 @@ def entry(params: str, body: str, *, outside: str = "") -> str:
     .reg .b64 %d<32>;
     .reg .f64 %e<16>;
     """
-    return f"{HEAD}{outside}\n.visible .entry k({params})\n{{{registers}{textwrap.dedent(body)}\n}}\n"
+    head = f"{HEAD}{outside}\n.visible .entry k({params}) {directives}".rstrip()
+    return f"{head}\n{{{registers}{textwrap.dedent(body)}\n}}\n"
 
 
 class Machine:
@@ -53,9 +54,11 @@ class Machine:
         name: str = "k",
         shared: int = 0,
         cooperative: bool = False,
+        cluster: int | tuple[int, ...] | None = None,
     ) -> None:
         """Launch: arrays are lent meanwhile, read-only ones as such; scalars go by value."""
-        geometry = Geometry(dim3(grid), dim3(block), shared, cooperative=cooperative)
+        blocks = None if cluster is None else dim3(cluster)
+        geometry = Geometry(dim3(grid), dim3(block), shared, blocks, cooperative)
         submit = self.module.function(name).prepare(geometry, self.stream)
         with ExitStack() as lent:
             values = []

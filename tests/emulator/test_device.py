@@ -36,7 +36,8 @@ def test_it_has_everything_a_device_has(device: EmulatorDevice) -> None:
     seam: base.Device = device
     assert (seam.name, seam.model, seam.dlpack) == ("emulator:0", "PTX emulator", (1, 0))
     assert seam.arch == Arch(9, 0)
-    assert seam.limits == base.Limits(processors=1)
+    assert seam.limits == base.Limits(processors=1, cluster=16)
+    assert [EmulatorDevice(0, arch).limits.cluster for arch in ("sm_89", "sm_120")] == [0, 16]
     assert EmulatorDevice(3, "sm_100a").arch == Arch(10, 0, "a")
     assert EmulatorDevice(COUNT - 1).name == "emulator:7"
 

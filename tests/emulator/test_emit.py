@@ -255,12 +255,24 @@ def test_a_carry_belongs_to_each_thread() -> None:
         "cvta.u64 %d1, %d2;",
         "bar.wait 0;", "bar;", "bar.red.popc.u32 %d1, 0, %p1;",
         "bar.red.and.pred k, 0, %p1;", "mbarrier.init.noComplete.b64 [%d1], 1;",
-        "barrier.cluster.arrive;", "redux.sync.mul.s32 %r1, %r2, -1;",
+        "barrier.cluster.arrive.acquire;", "barrier.cluster.wait.relaxed;", "barrier.cluster.sync;",
+        "barrier.cluster.arrive 0;", "barrier.cluster;", "barrier.sync;", "mapa.u32 %r1, %r2, %r3;",
+        "mapa.shared.u32 %r1, %r2, %r3;", "mapa.shared::cluster.u64 %d1, %d2;", "mapa;",
+        "getctarank.u32 %r1, %r2;", "getctarank.shared::cluster.b32 %r1, %r2;",
+        "cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r2], 16, [%r3];",
+        "redux.sync.mul.s32 %r1, %r2, -1;",
         "match.any %r1;",
         "mad.hi.cc.s32 %r1, %r2, %r3, %r4;", "isspacep.moon %p1, %d1;", "cp.async.bulk.wait_all;",
         "mov.u32 %r1, %nosuch;", "add.u32 %r1, %r2;", "add.u32 5, %r2, %r3;", "elect.sync %r1;",
         "setp.eq.u32 %p1|%p2, %r1;",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};",
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};",
+        "mma.sync.aligned.m16n8k8.row.col.bf16.bf16.bf16.bf16 {%r1,%r2}, {%r1,%r2}, {%r3}, {%r4,%r5};",
+        "mma;", "ldmatrix.sync.aligned.m8n8.b16 {%r1}, [%r2];", "ldmatrix %r1, [%r2];",
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];",
+        "ldmatrix.sync.aligned.m8n8.x1.global.b16 {%r1}, [%d2];",
+        "stmatrix.sync.aligned.m8n8.x2.x4.b16 [%d2], {%r1,%r2};",
+        "movmatrix.sync.aligned.m8n8.b16 %r1, %r2;",
         "call (%r1), k, (%r2);", "ld.global.b32 %q1, [%d1];",
     ],
 )  # fmt: skip
@@ -293,11 +305,18 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
         ("cp.async.bulk.prefetch.tensor.1d.L2.global [%d1, {%r3}];", "tensor copies", "use cp.async"),
         ("wmma.load.c.sync.aligned.row.m16n16k16.shared.f32 {%f1}, [%r1], %r2;",
          "tensor-core instructions: wmma.load", "use fma"),
-        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2,%r3,%r4}, [%r5];",
+        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1,%r2}, [%r5];",
          "tensor-core instructions: ldmatrix", "use fma"),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};",
          "tensor-core instructions: mma.sync", "use fma"),
-        ("mapa.u64 %d1, %d2, %r1;", "clusters of thread blocks: mapa.u64", "use shared memory"),
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];",
+         "asynchronous stores to other blocks of a cluster: st.async", "use st or red with .shared"),
+        ("red.async.shared::cluster.mbarrier::complete_tx::bytes.inc.u32 [%r1], %r2, [%r3];",
+         "asynchronous stores to other blocks of a cluster: red.async", "use st or red"),
+        ("clusterlaunchcontrol.try_cancel.async.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
+         "cluster launch control: clusterlaunchcontrol.try_cancel", "launch one block for each tile"),
+        ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+         " [%r1], [%d1], 16, [%r2], %h1;", "this form of cp.async: cp.async.bulk.shared", "on a GPU"),
         ("setmaxnreg.inc.sync.aligned.u32 240;", "setmaxnreg.inc", "preheat emulate --coverage"),
         ("ld.shared.b32 %r1, [%r2 + 4*3];", "this form of ld: ld.shared.b32", "kernel on a GPU"),
         ("cp.async.cg.shared.global [%r1], [%d1], %r2;", "this form of cp.async: cp.async.cg", "GPU"),
@@ -327,10 +346,13 @@ WORDS = st.sampled_from(
 OPCODES = st.sampled_from(
     "add.u32 mov.b32 mov.b64 ld.global.b32 ld.v2.b32 st.shared.f32 atom.add.u32 red.global.add.f32 "
     "shfl.sync.up.b32 vote.sync.all.pred setp.eq.u32 selp.b32 bra brx.idx call bar.sync cp.async "
-    "bar.red.popc.u32 cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
+    "bar.red.popc.u32 barrier.cluster.wait mapa.u64 getctarank.shared::cluster.u32 "
+    "cvta.shared.u64 addc.cc.u32 fma.rn.f32 cvt.u32.u64 isspacep.local elect.sync "
     "match.all.sync.b32 redux.sync.add.u32 ret tex.2d.v4.f32.f32 sust.b.1d.b32.trap mbarrier.init.b64 "
     "mbarrier.arrive.b64 mbarrier.try_wait.b64 cp.async.ca.shared.global vabsdiff4.u32.u32.u32.add "
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1".split()
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group prefetch.global.L1 "
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 stmatrix.sync.aligned.m8n8.x1.b16 movmatrix.sync "
+    "movmatrix.sync.aligned.m8n8.trans.b16 mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16".split()
 )
 STATEMENTS = st.tuples(OPCODES, st.lists(WORDS, max_size=9)).map(lambda s: f"{s[0]} {' '.join(s[1])};")
 

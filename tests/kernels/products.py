@@ -41,7 +41,7 @@ def product_agrees(
     if old is not None:
         wanted, most, length = wanted + old, most + np.abs(old), length + 1
     tiny = 2.0**-25 if dtype == "float16" else 0  # half the distance of subnormal numbers
-    bound = gemm.error_bound(length) * most + 1.01 * ROUNDING[dtype] * np.abs(wanted) + tiny
+    bound = gemm.error_bound(length, dtype) * most + 1.01 * ROUNDING[dtype] * np.abs(wanted) + tiny
     assert found.shape == wanted.shape
     assert (np.abs(found - wanted) <= bound).all()
 

@@ -22,6 +22,7 @@ from tests.kernels.products import FORMS, framed, op_of, product_agrees, shape_o
 
 Random = Callable[..., Operand]
 SIZES = 1, 7, 31, 33, 65, 129
+HOST = {"float16": np.float16, "bfloat16": np.float32}  # what arrays of a type are made from
 ROUND_TRIP = [(SIZES[i], SIZES[i - 1], SIZES[i - 2]) for i in range(len(SIZES))]  # each in every place
 
 forms = pytest.mark.parametrize("name", FORMS)
@@ -43,7 +44,7 @@ def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int =
 
 
 @forms
-@pytest.mark.parametrize("tile", gemm.TILES)
+@pytest.mark.parametrize("tile", gemm.tiles("float32"))
 def test_every_size_is_right_in_every_place(device: Gpu, random: Random, name: str, tile: int) -> None:
     for m, n, k in ROUND_TRIP:
         check(device, random, op_of(name, {"m": m, "n": n, "k": k}, tile=tile))
@@ -56,18 +57,42 @@ def test_shorter_types_are_summed_in_fp32(device: Gpu, random: Random, name: str
         check(device, random, op_of(name, {"m": m, "n": n, "k": k}, dtype), dtype, shift=m % 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tile"),
-    [
-        ("gemm", "bfloat16", 128),
-        ("gemm_backward_a", "float16", 64),
-        ("gemm_backward_b", "bfloat16", 64),
-    ],
-)
+LARGE_TILES = [
+    ("gemm", "bfloat16", 256),
+    ("gemm_backward_a", "float16", 128),
+    ("gemm_backward_b", "bfloat16", 64),
+    ("gemm_backward_b", "float16", 256),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tile"), LARGE_TILES)
 def test_shorter_types_are_right_in_large_tiles(
     device: Gpu, random: Random, name: str, dtype: str, tile: int
 ) -> None:
-    check(device, random, op_of(name, {"m": 65, "n": 36, "k": 33}, dtype, tile), dtype)
+    """Rows that are whole chunks, rows that are not, and more parts than there are stages."""
+    for m, n, k in ((65, 36, 33), (136, 264, 72), (24, 16, 264), (264, 8, 16)):
+        check(device, random, op_of(name, {"m": m, "n": n, "k": k}, dtype, tile), dtype)
+
+
+@pytest.mark.parametrize("shift", [1, 3, 8])
+def test_halves_at_any_address(device: Gpu, random: Random, shift: int) -> None:
+    dims = {"m": 17, "n": 31, "k": 127}
+    for name in FORMS:
+        for dtype in DTYPES[1:]:
+            check(device, random, op_of(name, dims, dtype), dtype, shift)
+
+
+@pytest.mark.parametrize("tile", [256, 64])
+def test_products_of_halves_need_no_tensor_cores(open_device: Callable[..., Gpu], tile: int) -> None:
+    gpu, rng = open_device("emulator", arch="sm_75"), np.random.default_rng(8)
+    a, b = (
+        gpu.array(rng.standard_normal(shape, dtype=np.float32), "bfloat16")
+        for shape in ((40, 21), (21, 150))
+    )
+    c, whole = framed(gpu, (40, 150), "bfloat16")
+    run(gpu, gemm.gemm(40, 150, 21, "bfloat16", tile=tile), a, b, c)
+    product_agrees("gemm", exact(c), exact(a), exact(b), "bfloat16")
+    assert np.isnan(exact(whole)).sum() == whole.size - c.size
 
 
 @given(
@@ -85,13 +110,18 @@ def test_any_shape_at_any_address(
     check(device, random, op_of(name, dict(zip("mnk", sizes, strict=True))), shift=shift)
 
 
+ALIGNED = [("float32", 128), ("float32", 64), ("float32", 32), ("bfloat16", 32), ("float16", 32)]
+
+
 @forms
-@pytest.mark.parametrize("tile", gemm.TILES)
-def test_alignment_changes_no_bit(device: Gpu, random: Random, name: str, tile: int) -> None:
-    dims = {"m": 36, "n": 68, "k": 44}
-    op, (left, right, result) = op_of(name, dims, tile=tile), FORMS[name]
-    a, b = (random(*shape_of(axes, dims)).array for axes in (left, right))
-    wanted = device.empty(shape_of(result, dims))
+@pytest.mark.parametrize(("dtype", "tile"), ALIGNED)
+def test_alignment_changes_no_bit(
+    device: Gpu, random: Random, name: str, dtype: str, tile: int
+) -> None:
+    dims = {"m": 40, "n": 72, "k": 48}
+    op, (left, right, result) = op_of(name, dims, dtype, tile), FORMS[name]
+    a, b = (random(*shape_of(axes, dims), dtype=dtype).array for axes in (left, right))
+    wanted = device.empty(shape_of(result, dims), dtype)
     run(device, op, a, b, wanted)
     for x, y in (
         (shifted(device, a), b),
@@ -164,6 +194,19 @@ def test_the_tile_follows_from_the_shape_of_the_result() -> None:
         assert f", {tile}>" in gemm.gemm_backward_b(9, columns, rows, "float32").entry
 
 
+def test_tensor_cores_have_a_larger_tile_for_long_sums() -> None:
+    for rows, columns, length, tile in (
+        (4096, 4096, 4096, 256), (2048, 2048, 256, 256), (4096, 4096, 255, 128),
+        (1024, 2048, 4096, 128), (1 << 20, 64, 4096, 64), (8192, 16, 4096, 32), (1, 1, 1, 32),
+    ):  # fmt: skip
+        for dtype in DTYPES[1:]:
+            op = gemm.gemm(rows, columns, length, dtype)
+            assert f", {tile}>" in op.entry, (rows, columns)
+            assert f", {tile}>" in gemm.gemm_backward_a(rows, length, columns, dtype).entry
+            assert f", {tile}>" in gemm.gemm_backward_b(length, columns, rows, dtype).entry
+            assert op.grid == (-(-rows // min(tile, 128)) * -(-columns // tile),)
+
+
 def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
     ops = Ops(device, blas=False)
     a, b, gc = random(5, 7), random(7, 3), random(5, 3)
@@ -177,7 +220,7 @@ def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> 
 
 
 @forms
-def test_two_blocks_of_the_largest_tile_fit_and_no_register_is_spilt(
+def test_two_blocks_of_the_largest_tile_of_floats_fit_and_no_register_is_spilt(
     shared_builder: Builder, name: str
 ) -> None:
     op = op_of(name, {"m": 1, "n": 1, "k": 1}, tile=128)
@@ -245,7 +288,7 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], dtype: st
     gpu, dims = open_device("cuda"), {"m": 1, "n": 1, "k": 1}
     one, there = gpu.zeros((1, 1), dtype).fill(1), quantize(np.ones((1, 1))).on(gpu)
     for name in (*FORMS, "gemm_backward_a_nf4"):
-        for tile in gemm.TILES:
+        for tile in gemm.tiles(dtype):
             op, c = op_of(name, dims, dtype, tile), gpu.zeros((1, 1), dtype)
             second = (there.codes, there.scales) if "nf4" in name else (one,)
             op.launch(gpu, one, *second, c, *dims.values(), False)
@@ -271,25 +314,57 @@ def test_real_sizes_agree_with_float64(
     getattr(Ops(open_device("cuda"), blas=False), name)(a, b, out=out)
     spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
     wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
-    bound = gemm.error_bound(dims[summed]) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
+    bound = (
+        gemm.error_bound(dims[summed], dtype) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
+    )
     assert bool(((out.double() - wanted).abs() <= bound).all())
 
 
 @pytest.mark.gpu
 @forms
-def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: str, dtype: str) -> None:
     gpu, rng = open_device("cuda"), np.random.default_rng(3)
-    for sizes in ((1000, 1021, 2048), (4096, 16, 1024)):
+    for sizes in ((1000, 1021, 2048), (4096, 16, 1024), (2048, 2048, 2048)):
         dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
         a, b = (
-            gpu.array(rng.standard_normal(shape_of(axes, dims), dtype=np.float32))
+            gpu.array(rng.standard_normal(shape_of(axes, dims), dtype=np.float32), dtype)
             for axes in (left, right)
         )
-        first, again = gpu.empty(shape_of(result, dims)), gpu.empty(shape_of(result, dims))
-        run(gpu, op_of(name, dims), a, b, first)
+        op, shape = op_of(name, dims, dtype), shape_of(result, dims)
+        first, again = gpu.empty(shape, dtype), gpu.empty(shape, dtype)
+        run(gpu, op, a, b, first)
         for _ in range(20):
-            run(gpu, op_of(name, dims), a, b, again.fill(0))
+            run(gpu, op, a, b, again.fill(0))
             assert same_bits(first, again)
+
+
+@pytest.mark.gpu
+@forms
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("tile", gemm.tiles("bfloat16"))
+def test_every_tile_of_halves_is_right_on_the_gpu(
+    open_device: Callable[..., Gpu], name: str, dtype: str, tile: int
+) -> None:
+    gpu, rng = open_device("cuda"), np.random.default_rng(tile)
+    left, right, result = FORMS[name]
+    for sizes in ((1, 1, 1), (31, 33, 37), (129, 257, 131), (136, 264, 200), (264, 520, 1032)):
+        dims = dict(zip("mnk", sizes, strict=True))
+        for shift in (0, 1, 3):
+            operands = []
+            for axes in (left, right):
+                values = rng.standard_normal(shape_of(axes, dims), dtype=np.float32)
+                room = gpu.empty(values.size + shift, dtype)
+                view = Array(room.buffer, room.dtype, values.shape, shift * room.dtype.size)
+                operands.append(view.write(gpu.array(values.astype(HOST[dtype]), dtype).numpy()))
+            a, b = operands
+            c, whole = framed(gpu, shape_of(result, dims), dtype, shift)
+            run(gpu, op_of(name, dims, dtype, tile), a, b, c)
+            product_agrees(name, exact(c), exact(a), exact(b), dtype)
+            assert np.isnan(exact(whole)).sum() == whole.size - c.size
+            old = exact(c)
+            run(gpu, op_of(name, dims, dtype, tile), a, b, c, add=True)
+            product_agrees(name, exact(c), exact(a), exact(b), dtype, old=old)
 
 
 @pytest.mark.gpu

@@ -166,7 +166,7 @@ REFUSED: list[tuple[Callable[[Ops, Made], Any], str]] = [
     (lambda o, m: o.rms_norm_backward(m.a, m.wide, m.gamma, eps=0), "x is"),
     (
         lambda o, m: o.rms_norm_backward(m.a, m.a, m.gamma, eps=0, workspace=m.gamma),
-        r"workspace is float32 of shape \(4,\), not at least float32 of shape \(3, 4\)",
+        r"workspace is float32 of shape \(4,\), not at least float32 of shape \(24,\)",
     ),
 ]
 
@@ -207,7 +207,7 @@ def test_captured_with_everything_given_nothing_is_allocated(
     monkeypatch.setattr(device, "empty", partial(pytest.fail, "allocated"))
     with device.capture() as graph:
         step()
-    assert [node.kind for node in graph.nodes] == ["kernel"] * 9
+    assert [node.kind for node in graph.nodes] == ["kernel"] * 8
     x.write(np.cos(np.arange(165, dtype="float32")).reshape(5, 33))
     step()
     wanted = gx.numpy(), g_gamma.numpy()
@@ -289,13 +289,60 @@ def test_a_slower_way_is_told_once_for_each_device_and_entry(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    ops, wide, narrow = Ops(gpu, blas=False), gpu.zeros((1, 20001)), gpu.zeros((1, 33))
+    ops, odd, whole = Ops(gpu, blas=False), gpu.zeros((2, 33)), gpu.zeros((2, 32))
     for _ in range(2):
-        ops.softmax(narrow)
-        ops.softmax(wide)
+        ops.softmax(odd)
+        ops.softmax(whole)
     (told,) = recorder.named("slower")
-    assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=1, width=20001)")
-    assert "read twice" in told["reason"]
+    assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
+    assert told["reason"].startswith("rows are not a whole number of 16 bytes")
+
+
+MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
+WHOLE: dict[str, Callable[[Ops, Any, Any], object]] = {
+    "silu": lambda ops, x, y: ops.silu(x, out=y),
+    "silu_backward": lambda ops, x, y: ops.silu_backward(x, x, out=y),
+    "swiglu": lambda ops, x, y: ops.swiglu(x, x, out=y),
+    "swiglu_backward": lambda ops, x, y: ops.swiglu_backward(x, x, x, out=(y, None)),
+    "softmax": lambda ops, x, y: ops.softmax(x, out=y),
+    "softmax_backward": lambda ops, x, y: ops.softmax_backward(x, x, out=y),
+    "rms_norm": lambda ops, x, y: ops.rms_norm(x, x[0], eps=1, out=y),
+    "rms_norm_backward": lambda ops, x, y: ops.rms_norm_backward(x, x, x[0], eps=1, out=(y, None)),
+    "gemm": lambda ops, x, y: ops.gemm(x, ops.gpu.zeros((32, 32)), out=y),
+    "gemm_backward_a": lambda ops, x, y: ops.gemm_backward_a(x, ops.gpu.zeros((32, 32)), out=y),
+}
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (0, 4), (2, 2)])
+@pytest.mark.parametrize("name", WHOLE)
+def test_operands_that_are_not_aligned_are_told(
+    open_device: Callable[..., Gpu],
+    builder: Builder,
+    recorder: Recorder,
+    name: str,
+    offsets: tuple[int, int],
+) -> None:
+    gpu = open_device("emulator", builder=builder)
+    x, y = (gpu.zeros(72)[offset : offset + 64].reshape(2, 32) for offset in offsets)
+    for _ in range(2):
+        WHOLE[name](Ops(gpu, blas=False), x, y)
+    reasons = [each["reason"] for each in recorder.named("slower") if each["op"].startswith(f"{name}(")]
+    assert reasons == [MISALIGNED] * any(offset % 4 for offset in offsets)
+
+
+@pytest.mark.parametrize(("arch", "width", "twice"), [("sm_90", 60000, False), ("sm_80", 60000, True)])
+def test_rows_for_which_shared_memory_has_no_room_are_told(
+    open_device: Callable[..., Gpu],
+    builder: Builder,
+    recorder: Recorder,
+    arch: str,
+    width: int,
+    twice: bool,
+) -> None:
+    gpu = open_device("emulator", builder=builder, arch=arch)
+    Ops(gpu).softmax(gpu.zeros((1, width)))
+    told = recorder.named("slower")
+    assert ["read twice" in each["reason"] for each in told] == [True] * twice
 
 
 def test_a_launch_is_seen_although_a_sink_failed(

@@ -166,7 +166,7 @@ def test_a_workspace_of_another_type_is_told_what_it_has_to_be(emulator: Gpu) ->
     ops, x, gamma = Ops(emulator), emulator.zeros((3, 4)), emulator.zeros(4)
     for kind in ("int32", "float16", "float64"):
         wrong = emulator.zeros(ops.rms_norm_workspace(3, 4, "float32"), kind)
-        message = rf"workspace is {kind} of shape \(3, 4\), not at least float32 of shape \(3, 4\)"
+        message = rf"workspace is {kind} of shape \(24,\), not at least float32 of shape \(24,\)"
         with pytest.raises(InputError, match=message) as caught:
             ops.rms_norm_backward(x, x, gamma, eps=1, workspace=wrong)
         assert (
@@ -185,8 +185,8 @@ def test_a_workspace_is_as_large_whatever_integers_ask(
     for dtype in ("float32", "float16"):
         asked = ops.rms_norm_workspace(kind(rows), kind(width), dtype)
         assert asked == ops.rms_norm_workspace(rows, width, dtype)
-        assert [type(size) for size in asked] == [int, int]
-        assert asked[1] == width
+        assert [type(size) for size in asked] == [int]
+        assert asked[0] >= width
 
 
 def test_a_capture_that_would_allocate_names_the_arguments_that_help(emulator: Gpu) -> None:

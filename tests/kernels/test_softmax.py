@@ -54,8 +54,8 @@ def test_the_gradient_is_that_of_the_values(ops: Ops, random: Random) -> None:
 
 
 def test_two_lengths_in_one_process_are_both_right(ops: Ops, random: Random) -> None:
-    for width in (40, 100, 40):  # one kernel
-        assert family.softmax(7, width, "float32").entry == family.softmax(7, 40, "float32").entry
+    for width in (36, 60, 36):  # one kernel
+        assert family.softmax(7, width, "float32").entry == family.softmax(7, 36, "float32").entry
         x = random(7, width)
         agree(ops.softmax(x.array), softmax(x.exact))
 

@@ -144,9 +144,13 @@ def test_a_plan_warms_its_own_length_unless_shorter_ones_are_asked_for(fresh: Gp
     shape = replace(MHA, max_seq=33)
     plan, brief = planned(shape), Case(fresh, replace(shape, max_seq=7))
     plan.warm(fresh)
-    with preheat.sealed(), pytest.raises(preheat.SealedError, match="softmax_backward<float, 8, 1>"):
+    with (
+        preheat.sealed(),
+        pytest.raises(preheat.SealedError, match="softmax_backward<float, 4, 2, true>"),
+    ):
         brief.step()
-    assert plan.warm(fresh, shorter=True).compiles == 1
+    shorter = len(plan.requests_up_to_max_seq) - len(plan.requests)
+    assert plan.warm(fresh, shorter=True).compiles == shorter > 0
     for length in (1, 7, 33):
         case = Case(fresh, replace(shape, max_seq=length))
         with preheat.sealed(), watching() as seen:

@@ -115,6 +115,8 @@ class Attributes(NamedTuple):
     binary_version: int  # the architecture of its machine code: 90 for sm_90
     ptx_version: int  # the architecture of the PTX it was made from: 90 for compute_90
     dynamic_shared: int  # most dynamic shared memory a launch of it can have
+    #: The cluster that `__cluster_dims__` fixes; zeros where every launch has to give one.
+    cluster: Dim3 | None = None
 
 
 class Occupancy(NamedTuple):

@@ -2,6 +2,16 @@
 
 constexpr int BLOCK = 256;
 
+template <class A, class T>
+INLINE void copy_chunk(const T* from, T* to, float scale, int width, int lane, bool add) {
+    Chunk<T> v[1], old[1];
+    Span span(0, width, width);
+    A::template fetch<1>(v, from, span, lane);
+    if (add) A::template fetch<1>(old, (const T*)to, span, lane);
+    v[0].fill([&](int i) { return fmaf(scale, v[0][i], add ? old[0][i] : 0.0f); });
+    A::template store<1>(to, v, span, lane);
+}
+
 template <class T>
 __global__ void __launch_bounds__(BLOCK)
 swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool add) {
@@ -12,9 +22,7 @@ swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool 
     if (line >= rows * columns) return;
     const T* from = x + (long long)line * width;
     T* to = y + ((long long)(line % columns) * rows + line / columns) * width;
-    Chunk<T> v[1], old[1];
-    load<1>(v, from, width, lane);
-    if (add) load<1>(old, (const T*)to, width, lane);
-    v[0].fill([&](int i) { return fmaf(scale, v[0][i], add ? old[0][i] : 0.0f); });
-    store<1>(to, v, width, lane);
+    bool whole = width % Chunk<T>::SIZE == 0 && aligned(x) && aligned(y);
+    if (whole) copy_chunk<Direct<Chunk<T>>>(from, to, scale, width, lane, add);
+    else copy_chunk<Loose<T>>(from, to, scale, width, lane, add);
 }

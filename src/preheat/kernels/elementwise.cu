@@ -11,20 +11,24 @@ INLINE float sigmoid(float x) {
 
 // The elements of one block. They are loaded and stored like a row.
 template <class T> struct Tile {
+    using Whole = Direct<Chunk<T>>;
     static constexpr int SIZE = BLOCK * Chunk<T>::SIZE;
-    long long start;
-    int width;
+    Span span;
+    bool whole;
 
     INLINE Tile(long long n)
-        : start((long long)blockIdx.x * SIZE), width((int)min(n - start, (long long)SIZE)) {}
+        : span((long long)blockIdx.x * SIZE, (int)min(n - (long long)blockIdx.x * SIZE, (long long)SIZE), n),
+          whole(span.length % Chunk<T>::SIZE == 0) {}
     INLINE Chunk<T> load(const T* from) const {
         Chunk<T> mine[1];
-        ::load<BLOCK>(mine, from + start, width, threadIdx.x);
+        if (whole && aligned(from)) Whole::template fetch<BLOCK>(mine, from, span, threadIdx.x);
+        else ::load<BLOCK>(Shifted<T>(), mine, from, span, threadIdx.x);
         return mine[0];
     }
     INLINE void store(T* to, const Chunk<T>& chunk) const {
         const Chunk<T> mine[1] = {chunk};
-        ::store<BLOCK>(to + start, mine, width, threadIdx.x);
+        if (whole && aligned(to)) Whole::template store<BLOCK>(to, mine, span, threadIdx.x);
+        else Shifted<T>::template store<BLOCK>(to, mine, span, threadIdx.x);
     }
 };
 

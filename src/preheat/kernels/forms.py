@@ -16,8 +16,8 @@ from preheat.runtime.launch import UNORDERED
 from preheat.runtime.operands import Operand, kind_of
 
 __all__ = [
-    "Form", "Given", "Matrices", "alike", "foreign", "form_of", "given", "keep_apart", "matrices",
-    "not_negative", "operand",
+    "Form", "Given", "Matrices", "aligned", "alike", "foreign", "form_of", "given", "keep_apart",
+    "matrices", "not_negative", "operand",
 ]  # fmt: skip
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # that a float32 holds
@@ -185,6 +185,11 @@ def foreign(name: str, array: Any) -> Operand:
         return kind.read(array, UNORDERED)
     except InputError as error:
         raise _named(name, error) from None
+
+
+def aligned(*arrays: Given) -> bool:
+    """Whether all of them begin where 16 bytes can be accessed at once."""
+    return not any(each.start % 16 for each in arrays)
 
 
 def keep_apart(mine: Given, others: Iterable[Given], *, in_place: bool = False) -> None:

@@ -34,8 +34,10 @@ class Op(NamedTuple):
 
     The functions that make one know shape and element type alone, neither the device nor the memory,
     so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
-    `by` is the library that does it instead, such as cuBLAS: then nothing is compiled for it. `slower`
-    says why this is not the quick way to do it, where it is not.
+    `cluster` is the number of blocks that share a row, where the device has clusters, and `shared` the
+    bytes of shared memory of each. `by` is the library that does it instead, such as cuBLAS: then
+    nothing is compiled for it. `slower` says why this is not the quick way to do it, where it is not;
+    `overflow` says the same of a device that has less shared memory.
     """
 
     name: str
@@ -45,28 +47,57 @@ class Op(NamedTuple):
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int = 0
+    cluster: int = 1
     by: str | None = None
     slower: str = ""
+    overflow: str = ""
 
     @property
     def program(self) -> Program:
         """What has to be compiled."""
         return _program(self.source, self.entry)
 
-    def launch(self, gpu: Gpu, *args: Any, stream: object = None) -> None:
-        """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once."""
+    def launch(self, gpu: Gpu, *args: Any, stream: object = None, aligned: bool = True) -> None:
+        """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once.
+
+        `aligned` says whether all operands begin at a multiple of 16 bytes.
+        """
         kernel = gpu.kernel(self.program, self.entry)
-        kernel.launch(*args, grid=self.grid, block=self.block, shared=self.shared, stream=stream)
+        if self.shared:
+            kernel.launch(*args, block=self.block, stream=stream, **self._fitted(gpu))
+        else:
+            kernel.launch(*args, grid=self.grid, block=self.block, stream=stream)
         tell(self)
-        if self.slower and self.entry not in (told := _slower.setdefault(gpu, set())):
-            told.add(self.entry)
-            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=self.slower)
+        if self.slower:
+            self._tell_slower(gpu, self.slower)
+        elif not aligned:
+            self._tell_slower(gpu, _MISALIGNED)
+
+    def _fitted(self, gpu: Gpu) -> dict[str, Any]:
+        """The launch with what `gpu` has: clusters or none, and as much shared memory."""
+        limits = gpu.limits
+        blocks = self.cluster if limits.cluster >= self.cluster else 1
+        merged = self.cluster // blocks
+        wanted, most = merged * self.shared, limits.shared_optin - _OWN
+        if wanted > most and self.overflow:
+            self._tell_slower(gpu, self.overflow)
+        grid = (self.grid[0] // merged,)
+        return {"grid": grid, "shared": min(wanted, most), "cluster": blocks if blocks > 1 else None}
+
+    def _tell_slower(self, gpu: Gpu, reason: str) -> None:
+        told = _slower.setdefault(gpu, set())
+        if (self.entry, reason) not in told:
+            told.add((self.entry, reason))
+            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=reason)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
 
-_slower: weakref.WeakKeyDictionary[Gpu, set[str]] = weakref.WeakKeyDictionary()
+_MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
+_OWN = 2048  # bytes of shared memory that a kernel may have besides
+
+_slower: weakref.WeakKeyDictionary[Gpu, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
 _watching: ContextVar[tuple[list[Op], ...]] = ContextVar("watching", default=())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from preheat.dtypes import DTYPES, DType
+from preheat.dtypes import DTYPES
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
@@ -14,6 +14,7 @@ from preheat.kernels.forms import (
     Form,
     Given,
     Matrices,
+    aligned,
     alike,
     given,
     keep_apart,
@@ -66,23 +67,26 @@ class Ops:
     def silu(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """`x / (1 + exp(-x))`"""
         like, operands = alike(x=x)
-        y, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.silu(n, like.dtype).launch(self.gpu, x, y, n, stream=stream)
-        return y
+        y, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.silu(n, like.dtype)
+        op.launch(self.gpu, x, y.array, n, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for `x`: `gy s (1 + x - x s)` with `s = 1 / (1 + exp(-x))`."""
         like, operands = alike(gy=gy, x=x)
-        gx, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.silu_backward(n, like.dtype).launch(self.gpu, gy, x, gx, n, stream=stream)
-        return gx
+        gx, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.silu_backward(n, like.dtype)
+        op.launch(self.gpu, gy, x, gx.array, n, stream=stream, aligned=aligned(gx, *operands))
+        return gx.array
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
         """`silu(gate) up`"""
         like, operands = alike(gate=gate, up=up)
-        y, n = self._result("out", out, like, stream, operands).array, like.size
-        elementwise.swiglu(n, like.dtype).launch(self.gpu, gate, up, y, n, stream=stream)
-        return y
+        y, n = self._result("out", out, like, stream, operands), like.size
+        op = elementwise.swiglu(n, like.dtype)
+        op.launch(self.gpu, gate, up, y.array, n, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def swiglu_backward(
         self, gy: Any, gate: Any, up: Any, *, out: Any = None, stream: object = None
@@ -91,25 +95,29 @@ class Ops:
         like, operands = alike(gy=gy, gate=gate, up=up)
         g_gate, g_up = self._results(out, (like, like), stream, operands)
         op = elementwise.swiglu_backward(like.size, like.dtype)
-        op.launch(self.gpu, gy, gate, up, g_gate.array, g_up.array, like.size, stream=stream)
-        return g_gate.array, g_up.array
+        whole = aligned(g_gate, g_up, *operands)
+        results = g_gate.array, g_up.array
+        op.launch(self.gpu, gy, gate, up, *results, like.size, stream=stream, aligned=whole)
+        return results
 
     # Rows: the last axis
 
     def softmax(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
         """The softmax of each row."""
         like, operands = alike(x=x)
-        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, operands).array
-        softmax.softmax(rows, width, like.dtype).launch(self.gpu, x, y, rows, width, stream=stream)
-        return y
+        (rows, width), y = like.matrix("x"), self._result("out", out, like, stream, operands)
+        op = softmax.softmax(rows, width, like.dtype)
+        op.launch(self.gpu, x, y.array, rows, width, stream=stream, aligned=aligned(y, *operands))
+        return y.array
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
         """The gradient for what `y` is the softmax of: `y (gy - sum_j gy_j y_j)`."""
         like, operands = alike(gy=gy, y=y)
-        (rows, width), gx = like.matrix("gy"), self._result("out", out, like, stream, operands).array
+        (rows, width), gx = like.matrix("gy"), self._result("out", out, like, stream, operands)
         op = softmax.softmax_backward(rows, width, like.dtype)
-        op.launch(self.gpu, gy, y, gx, rows, width, stream=stream)
-        return gx
+        whole = aligned(gx, *operands)
+        op.launch(self.gpu, gy, y, gx.array, rows, width, stream=stream, aligned=whole)
+        return gx.array
 
     def rms_norm(
         self, x: Any, gamma: Any, *, eps: float, out: Any = None, stream: object = None
@@ -118,11 +126,11 @@ class Ops:
         like, operands = alike(x=x)
         rows, width = like.matrix("x")
         operands += (operand("gamma", gamma).require(like.row, "a row of x"),)
-        y = self._result("out", out, like, stream, operands).array
+        y = self._result("out", out, like, stream, operands)
         eps = not_negative("eps", eps)
-        op = rms_norm.rms_norm(rows, width, like.dtype)
-        op.launch(self.gpu, x, gamma, y, eps, rows, width, stream=stream)
-        return y
+        op, whole = rms_norm.rms_norm(rows, width, like.dtype), aligned(y, *operands)
+        op.launch(self.gpu, x, gamma, y.array, eps, rows, width, stream=stream, aligned=whole)
+        return y.array
 
     def rms_norm_backward(
         self,
@@ -145,18 +153,21 @@ class Ops:
         results = self._results(out, (like, like.row), stream, operands)
         room = Form(self.rms_norm_workspace(rows, width, like.dtype), DTYPES["float32"])
         partial = self._workspace(workspace, room, stream, (*operands, *results))
-        (groups, _), eps = room.shape, not_negative("eps", eps)
-        main, over_groups = rms_norm.rms_norm_backward(rows, width, like.dtype)
-        gx, g_gamma = (each.array for each in results)
-        more = eps, rows, width, groups
-        main.launch(self.gpu, gy, x, gamma, gx, partial, *more, stream=stream)
-        over_groups.launch(self.gpu, partial, g_gamma, groups, width, stream=stream)
+        eps, gx, g_gamma = not_negative("eps", eps), results[0].array, results[1].array
+        groups, whole = rms_norm.groups(rows, width, like.dtype), aligned(*results, *operands)
+        arguments = {
+            "rms_norm_strips": (gy, x, gamma, partial, rows, width, groups),
+            "rms_norm_backward": (gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups),
+            "rms_norm_gamma": (partial, g_gamma, groups, width),
+        }
+        for op in rms_norm.rms_norm_backward(rows, width, like.dtype):
+            op.launch(self.gpu, *arguments[op.name], stream=stream, aligned=whole)
         return gx, g_gamma
 
-    def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int, int]:
+    def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
         """The shape of a workspace for `rms_norm_backward` with such an `x`."""
         rows, width = sizes(rows, width)
-        return rms_norm.groups(rows, width, dtype), width
+        return (rms_norm.workspace(rows, width, dtype),)
 
     # Matrices
 
@@ -198,7 +209,7 @@ class Ops:
         found = matrices(a=(a, "mk"), b=(b, "kn"))
         c = self._sum(out, "mn", found, accumulate, stream)
         op = gemm.gemm(**found.dims, dtype=found.dtype)
-        return self._product(op, found.dtype, a, b, c, accumulate, stream)
+        return self._product(op, found, a, b, c, accumulate, stream)
 
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -208,10 +219,11 @@ class Ops:
         dims, ga = found.dims, self._sum(out, "mk", found, accumulate, stream)
         if not isinstance(b, Nf4):
             op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
-            return self._product(op, found.dtype, gc, b, ga, accumulate, stream)
+            return self._product(op, found, gc, b, ga, accumulate, stream)
         op, mnk = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
-        op.launch(self.gpu, gc, b.codes, b.scales, ga, *mnk, bool(accumulate), stream=stream)
-        return ga
+        operands, whole = (gc, b.codes, b.scales, ga.array), aligned(ga, *found.operands)
+        op.launch(self.gpu, *operands, *mnk, bool(accumulate), stream=stream, aligned=whole)
+        return ga.array
 
     def gemm_backward_b(
         self, a: Any, gc: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -220,26 +232,27 @@ class Ops:
         found = matrices(a=(a, "mk"), gc=(gc, "mn"))
         gb = self._sum(out, "kn", found, accumulate, stream)
         op = gemm.gemm_backward_b(**found.dims, dtype=found.dtype)
-        return self._product(op, found.dtype, a, gc, gb, accumulate, stream)
+        return self._product(op, found, a, gc, gb, accumulate, stream)
 
     def _product(
-        self, op: Op, dtype: DType, a: Any, b: Any, c: Any, accumulate: bool, stream: object
+        self, op: Op, of: Matrices, a: Any, b: Any, c: Given, accumulate: bool, stream: object
     ) -> Any:
-        blas, mnk = self.blas, (size for _, size in op.dims)
+        blas, mnk, add = self.blas, (size for _, size in op.dims), bool(accumulate)
         if blas is not None:
-            blas._multiply(op, dtype, a, b, c, add=bool(accumulate), stream=stream)
+            blas._multiply(op, of.dtype, a, b, c.array, add=add, stream=stream)
         else:
-            op.launch(self.gpu, a, b, c, *mnk, bool(accumulate), stream=stream)
-        return c
+            whole = aligned(c, *of.operands)
+            op.launch(self.gpu, a, b, c.array, *mnk, add, stream=stream, aligned=whole)
+        return c.array
 
-    def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Any:
+    def _sum(self, out: Any, axes: str, of: Matrices, accumulate: bool, stream: object) -> Given:
         """Memory for a product, which is made while its operands are still read."""
         if accumulate and out is None:
             raise InputError("to accumulate is to add to out, and there is none")
         like = Form(tuple(of.dims[axis] for axis in axes), of.dtype)
         made = self._result("out", out, like, stream)
         keep_apart(made, of.operands)
-        return made.array
+        return made
 
     def _results(
         self, out: Any, forms: tuple[Form, Form], stream: object, operands: Iterable[Given]

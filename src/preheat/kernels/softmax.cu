@@ -1,9 +1,11 @@
-// The softmax y of each row of x, and its gradient gx = y (gy - sum_j gy_j y_j). A row that fits into
-// the registers of its threads is read once, a wider one, a block each, twice. Threads read their
-// elements before they write them, so that the result may take the place of any operand.
+// The softmax y of each row of x, and its gradient gx = y (gy - sum_j gy_j y_j). A row that fits into the
+// registers of a block, or a wider one that fits into the shared memory of a cluster, is read once, others
+// twice. Threads read their elements before they write them, so that the result may take the place of any
+// operand.
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
-constexpr int WIDE = 1024, PART = 2;  // threads of a wide row, and how many chunks each reads at a time
+#define NOTHING __int_as_float(0xff800000)  // minus infinity, beyond the end of a row: no part of a sum
+constexpr int WIDE = 512;                  // threads of a block that works on a wide row, at most
 
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
@@ -13,160 +15,170 @@ INLINE float exponential(float x) {
     return e;
 }
 
+INLINE float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+INLINE float larger(float a, float b) { return fmaxf(a, b); }
+
+template <int CHUNKS, class C> INLINE float largest(const C (&x)[CHUNKS]) {
+    float most = LOWEST;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+        for (int i = 0; i < C::SIZE; i++) most = fmaxf(most, x[k][i]);
+    return most;
+}
+
 // What is known of the exponentials of a row so far: their sum, scaled by exp(-most).
 struct Seen { float most, sum; };
 
 INLINE Seen shuffled(Seen s, int by) { return {shuffled(s.most, by), shuffled(s.sum, by)}; }
 
+// The order of the two changes no bit: all threads of a row have the same result.
 INLINE Seen merged(Seen s, Seen t) {
     float most = fmaxf(s.most, t.most);
-    return {most, s.sum * exponential(s.most - most) + t.sum * exponential(t.most - most)};
+    float first = __fmul_rn(s.sum, exponential(s.most - most));
+    return {most, __fadd_rn(first, __fmul_rn(t.sum, exponential(t.most - most)))};
 }
 
-// Minus infinity stands for what is beyond the end of a row: it has no part in any sum.
-template <int STRIDE, int CHUNKS, class T>
-INLINE void load_or_nothing(Chunk<T> (&to)[CHUNKS], const T* row, int width, int lane) {
-    load<STRIDE>(to, row, width, lane, rounded<T>(__int_as_float(0xff800000)));
-}
+// The exponentials of this thread's chunks, each taken once and scaled by exp(-most), and their sum.
+template <class C, int CHUNKS> struct Exponentials {
+    float sum = 0.0f, e[CHUNKS][C::SIZE];
 
-// The exponentials of this thread's chunks, each taken once, and scaled as `seen` of them says.
-template <class T, int CHUNKS> struct Exponentials {
-    static constexpr int SIZE = Chunk<T>::SIZE;
-    Seen seen = {LOWEST, 0.0f};
-    float e[CHUNKS][SIZE];
-
-    INLINE Exponentials(const Chunk<T> (&x)[CHUNKS]) {
+    INLINE Exponentials(const C (&x)[CHUNKS], float most) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-            for (int i = 0; i < SIZE; i++) seen.most = fmaxf(seen.most, x[k][i]);
-#pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) {
-                e[k][i] = exponential(x[k][i] - seen.most);
-                seen.sum += e[k][i];
+            for (int i = 0; i < C::SIZE; i++) {
+                e[k][i] = exponential(x[k][i] - most);
+                sum += e[k][i];
             }
     }
 
-    INLINE void normalise(Chunk<T> (&y)[CHUNKS], Seen row) const {
-        float scale = exponential(seen.most - row.most) / row.sum;
+    INLINE void scale(C (&y)[CHUNKS], float by) const {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) y[k].fill([&](int i) { return e[k][i] * scale; });
+        for (int k = 0; k < CHUNKS; k++) y[k].fill([&](int i) { return e[k][i] * by; });
     }
 };
 
-template <class T, int LANES, int CHUNKS>
+template <int LANES, int CHUNKS> struct SoftmaxRow {
+    template <class A, class T>
+    static INLINE void run(A access, const T* x, T* y, int rows, int width) {
+        using C = typename A::Item;
+        Span span = row_span((long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES, rows, width);
+        int lane = threadIdx.x % LANES;
+        C v[CHUNKS];
+        load<LANES>(access, v, x, span, lane, rounded<T>(NOTHING));
+        float most = largest(v);
+        if constexpr (ALONE<LANES>) {  // one barrier, for both the largest element and the sum
+            __shared__ Seen scratch[32];
+            Exponentials<C, CHUNKS> mine(v, most);
+            Seen row = across<LANES>({most, mine.sum}, scratch, merged, {LOWEST, 0.0f});
+            mine.scale(v, exponential(most - row.most) * reciprocal(row.sum));
+        } else {
+            Exponentials<C, CHUNKS> mine(v, across<LANES>(most, (float*)nullptr, larger));
+            mine.scale(v, reciprocal(across<LANES>(mine.sum, (float*)nullptr, sum)));
+        }
+        A::template store<LANES>(y, v, span, lane);
+    }
+};
+
+template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
-    __shared__ Seen scratch[32];
-    long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T> v[CHUNKS];
-    load_or_nothing<LANES>(v, x + row * width, length, lane);
-    Exponentials<T, CHUNKS> mine(v);
-    mine.normalise(v, across<LANES>(mine.seen, scratch, merged));
-    store<LANES>(y + row * width, v, length, lane);
+    bool all = aligned(x) && aligned(y);
+    by_access<SoftmaxRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(width, all, x, y, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE) softmax_wide(const T* x, T* y, int, int width) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
-    __shared__ Seen scratch[32];
-    x += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    Chunk<T> v[PART];
-    Seen s = {LOWEST, 0.0f};
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load_or_nothing<WIDE>(v, x, width, at);
-        s = merged(s, Exponentials<T, PART>(v).seen);
+__global__ void __launch_bounds__(WIDE, 3)
+softmax_wide(const T* x, T* y, int rows, int width) {
+    using P = Pieces<T>;
+    __shared__ Seen scratch[32], of_block;
+    Span span = segment_span(rows, width);
+    Staged<T> in(x, span, memory, dynamic_bytes());
+    Seen row = {LOWEST, 0.0f};
+    auto add = [&](int chunk) {
+        Chunk<T> v[1] = {in[chunk * P::SIZE]};
+        P::limit(v[0], span, chunk * P::SIZE, rounded<T>(NOTHING));
+        float most = fmaxf(row.most, largest(v));
+        row = {most, row.sum * exponential(row.most - most) + Exponentials<Chunk<T>, 1>(v, most).sum};
+    };
+    stage_in(P::chunks(span), add, in);
+    row = across<WIDE>(row, scratch, merged, {LOWEST, 0.0f});
+    row = across_cluster(row, &of_block, merged, {LOWEST, 0.0f});
+    float scale = reciprocal(row.sum);
+    for (int at = P::first(y, span); at < span.length; at += P::SIZE * blockDim.x) {
+        Chunk<T> v = in[at];
+        v.fill([&](int i) { return exponential(v[i] - row.most) * scale; });
+        P::write(y, span, v, at);
     }
-    s = across<WIDE>(s, scratch, merged);
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load_or_nothing<WIDE>(v, x, width, at);
-        Exponentials<T, PART>(v).normalise(v, s);
-        store<WIDE>(y, v, width, at);
-    }
+    end_cluster();
 }
 
-template <int CHUNKS, class T>
-INLINE float dot(const Chunk<T> (&a)[CHUNKS], const Chunk<T> (&b)[CHUNKS]) {
+template <int CHUNKS, class C> INLINE float dot(const C (&a)[CHUNKS], const C (&b)[CHUNKS]) {
     float d = 0.0f;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-        for (int i = 0; i < Chunk<T>::SIZE; i++) d = fmaf(a[k][i], b[k][i], d);
+        for (int i = 0; i < C::SIZE; i++) d = fmaf(a[k][i], b[k][i], d);
     return d;
 }
 
 // gy becomes gx.
-template <int CHUNKS, class T>
-INLINE void pull_back(Chunk<T> (&gy)[CHUNKS], const Chunk<T> (&y)[CHUNKS], float d) {
+template <int CHUNKS, class C> INLINE void pull_back(C (&gy)[CHUNKS], const C (&y)[CHUNKS], float d) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) gy[k].fill([&](int i) { return y[k][i] * (gy[k][i] - d); });
 }
 
-template <class T, int LANES, int CHUNKS>
-__global__ void __launch_bounds__(THREADS<LANES>)
-softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
-    __shared__ float scratch[32];
-    long long row = (long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
-    int lane = threadIdx.x % LANES, length = row < rows ? width : 0;
-    Chunk<T> g[CHUNKS], v[CHUNKS];
-    load<LANES>(g, gy + row * width, length, lane);
-    load<LANES>(v, y + row * width, length, lane);
-    pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
-    store<LANES>(gx + row * width, g, length, lane);
-}
+template <int LANES, int CHUNKS> struct SoftmaxBackwardRow {
+    template <class A, class T>
+    static INLINE void run(A access, const T* gy, const T* y, T* gx, int rows, int width) {
+        __shared__ float scratch[32];
+        Span span = row_span((long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES, rows, width);
+        int lane = threadIdx.x % LANES;
+        typename A::Item g[CHUNKS], v[CHUNKS];
+        A::template fetch<LANES>(g, gy, span, lane);
+        A::template fetch<LANES>(v, y, span, lane);
+        A::template finish<LANES>(g, gy, span, lane);
+        A::template finish<LANES>(v, y, span, lane);
+        pull_back(g, v, across<LANES>(dot(g, v), scratch, sum));
+        A::template store<LANES>(gx, g, span, lane);
+    }
+};
 
-// Keeps gy alone and reads y again, mostly from the processor's own cache: with both in registers there
-// would be no room for a second row, and nothing to do while the first waits for memory.
-template <class T, int LANES, int CHUNKS>
-__global__ void __launch_bounds__(LANES, 2)
-softmax_backward_again(const T* gy, const T* y, T* gx, int, int width) {
-    constexpr int AT_ONCE = 2, STEP = LANES * AT_ONCE, PARTS = CHUNKS / AT_ONCE;
-    __shared__ float scratch[32];
-    gy += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    gx += (long long)blockIdx.x * width;
-    Chunk<T> g[PARTS][AT_ONCE], v[AT_ONCE];
-    float d = 0.0f;
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) load<LANES>(g[k], gy, width, threadIdx.x + k * STEP);
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) {
-        load<LANES>(v, y, width, threadIdx.x + k * STEP);
-        d += dot(g[k], v);
-    }
-    d = across<LANES>(d, scratch, sum);
-#pragma unroll
-    for (int k = 0; k < PARTS; k++) {
-        load<LANES>(v, y, width, threadIdx.x + k * STEP);
-        pull_back(g[k], v, d);
-        store<LANES>(gx, g[k], width, threadIdx.x + k * STEP);
-    }
+template <class T, int LANES, int CHUNKS, bool SINGLES>
+__global__ void __launch_bounds__(THREADS<LANES>, ALONE<LANES> ? RESIDENT<LANES> : 1)
+softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
+    bool all = aligned(gy) && aligned(y) && aligned(gx);
+    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
+        width, all, gy, y, gx, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE)
-softmax_backward_wide(const T* gy, const T* y, T* gx, int, int width) {
-    constexpr int STEP = WIDE * PART, SIZE = Chunk<T>::SIZE;
-    __shared__ float scratch[32];
-    gy += (long long)blockIdx.x * width;
-    y += (long long)blockIdx.x * width;
-    gx += (long long)blockIdx.x * width;
-    Chunk<T> g[PART], v[PART];
+__global__ void __launch_bounds__(WIDE, 2)
+softmax_backward_wide(const T* gy, const T* y, T* gx, int rows, int width) {
+    using P = Pieces<T>;
+    __shared__ float scratch[32], of_block;
+    Span span = segment_span(rows, width);
+    int half = dynamic_bytes() / 32 * 16;
+    Staged<T> in_gy(gy, span, memory, half), in_y(y, span, memory + half, half);
     float d = 0.0f;
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(g, gy, width, at);
-        load<WIDE>(v, y, width, at);
+    auto add = [&](int chunk) {
+        Chunk<T> g[1] = {in_gy[chunk * P::SIZE]}, v[1] = {in_y[chunk * P::SIZE]};
+        P::limit(g[0], span, chunk * P::SIZE, {});
+        P::limit(v[0], span, chunk * P::SIZE, {});
         d += dot(g, v);
-    }
-    d = across<WIDE>(d, scratch, sum);
-    for (int at = threadIdx.x; at * SIZE < width; at += STEP) {
-        load<WIDE>(g, gy, width, at);
-        load<WIDE>(v, y, width, at);
+    };
+    stage_in(P::chunks(span), add, in_gy, in_y);
+    d = across_cluster(across<WIDE>(d, scratch, sum), &of_block, sum);
+    for (int at = P::first(gx, span); at < span.length; at += P::SIZE * blockDim.x) {
+        Chunk<T> g[1] = {in_gy[at]}, v[1] = {in_y[at]};
         pull_back(g, v, d);
-        store<WIDE>(gx, g, width, at);
+        P::write(gx, span, g[0], at);
     }
+    end_cluster();
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.kernels.op import Op, remembered
-from preheat.kernels.rows import FLOATS, once, row_op
+from preheat.kernels.rows import once, row_op, twice
 
 __all__ = ["softmax", "softmax_backward"]
 
@@ -20,5 +20,5 @@ def softmax(rows: int, width: int, dtype: object) -> Op:
 
 @remembered
 def softmax_backward(rows: int, width: int, dtype: object) -> Op:
-    """Arguments: gy, y, gx, rows, width. In the widest spread there is room for gy alone."""
-    return row_op(_SOURCE, "softmax_backward", rows, width, dtype, FLOATS, again=FLOATS[-1])
+    """Arguments: gy, y, gx, rows, width."""
+    return row_op(_SOURCE, "softmax_backward", rows, width, dtype, twice(dtype), operands=2)

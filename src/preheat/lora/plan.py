@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -63,21 +63,26 @@ class Plan:
     @lazy
     def requests_up_to_max_seq(self) -> tuple[Request, ...]:
         """The same for sequences of every length, from one position to `max_seq`."""
-        shortest = self._of_length(1)
-        found = (*shortest.requests, *shortest._until(self), *self.requests)
-        return tuple(dict.fromkeys(found))
+        longest = self.shape.max_seq
+        whole = range(8, longest + 1, 8)  # chunks of 16 bytes, of floats and of halves
+        floats = range(4, longest + 1, 8)  # of floats alone
+        others = [length for length in range(1, longest + 1) if length % 4]
+        found = (request for lengths in (others, floats, whole) for request in self._of(lengths))
+        return tuple(dict.fromkeys((*found, *self.requests)))
 
-    def _until(self, longer: Plan) -> Iterator[Request]:
-        """What lengths between this one and that of a longer plan need.
+    def _of(self, lengths: Sequence[int]) -> Iterator[Request]:
+        """What sequences of these lengths need, whose rows are all whole chunks, or all are not.
 
-        Tiles and spreads only grow with the length, so if its ends launch the same, all between does.
+        Tiles and spreads only grow with such lengths, so if both ends launch the same, all between do.
         """
-        low, high = self.shape.max_seq, longer.shape.max_seq
-        if high - low > 1 and self._entries != longer._entries:
-            middle = self._of_length((low + high) // 2)
-            yield from self._until(middle)
-            yield from middle.requests
-            yield from middle._until(longer)
+        if not lengths:
+            return
+        first, last = self._of_length(lengths[0]), self._of_length(lengths[-1])
+        yield from first.requests
+        if first._entries != last._entries:
+            middle = len(lengths) // 2
+            yield from self._of(lengths[:middle])
+            yield from self._of(lengths[middle:])
 
     def _of_length(self, length: int) -> Plan:
         return replace(self, shape=replace(self.shape, max_seq=length))

@@ -25,6 +25,7 @@ __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
 _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
+_CLUSTER = "cluster= is an integer, or a tuple of up to three: kernel.launch(…, cluster=2)"
 _DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
 _SHAPES = 512  # geometries of one kernel kept ready
 
@@ -156,7 +157,7 @@ class Kernel:
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
         """How many blocks of this size one processor holds, and what share of its threads that is."""
-        geometry = self.geometry(1, block, shared)
+        geometry = self._sized(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
     def max_potential_block_size(
@@ -170,7 +171,7 @@ class Kernel:
         uses, limits = self.attributes, self._context.device.limits
         if limit is not None and (type(limit) is not int or limit < 1):
             raise LaunchError(self.name, f"limit is a number of threads, not {limit!r}")
-        most = min(limits.threads, uses.threads) if limit is None else self.geometry(1, limit).block[0]
+        most = min(limits.threads, uses.threads) if limit is None else self._sized(1, limit).block[0]
         best, filled = None, 0
         for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
             block = min(aligned, most)
@@ -318,6 +319,20 @@ class Kernel:
         programmatic: bool = False,
     ) -> base.Geometry:
         """A geometry this kernel can be launched with on its device; `LaunchError` when it cannot."""
+        made = self._sized(grid, block, shared, cluster, cooperative, programmatic)
+        self._check_cluster(made)
+        return made
+
+    def _sized(
+        self,
+        grid: object,
+        block: object,
+        shared: int = 0,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+    ) -> base.Geometry:
+        """A geometry whose grid, block and shared memory are within the limits."""
         limits, uses = self._context.device.limits, self.attributes
         made = base.Geometry(
             self._dim("grid", grid, limits.grid),
@@ -338,8 +353,6 @@ class Kernel:
                 f"{made.shared} bytes of dynamic and {uses.shared} of static shared memory; "
                 f"a block can have {limits.shared_optin}",
             )
-        if made.cluster is not None:
-            self._check_cluster(made, limits)
         return made
 
     def _bytes(self, shared: Any) -> int:
@@ -365,13 +378,22 @@ class Kernel:
             raise LaunchError(self.name, f"{what} {(x, y, z)} is beyond the device's {limits}")
         return (x, y, z)
 
-    def _check_cluster(self, made: base.Geometry, limits: base.Limits) -> None:
-        cluster = made.cluster or (1, 1, 1)
-        blocks = cluster[0] * cluster[1] * cluster[2]
-        if blocks > limits.cluster:
-            raise LaunchError(
-                self.name, f"a cluster of {blocks} blocks; the device allows {limits.cluster}"
-            )
+    def _check_cluster(self, made: base.Geometry) -> None:
+        fixed, most = self.attributes.cluster, self._context.device.limits.cluster
+        if fixed is not None and not any(fixed):
+            if made.cluster is None:
+                why = "__cluster_dims__() has no size, so every launch needs cluster="
+                raise LaunchError(self.name, why, hint=_CLUSTER)
+            fixed = None
+        if fixed is not None and made.cluster not in (None, fixed):
+            why = f"cluster {made.cluster}, but __cluster_dims__ fixes it to {fixed}"
+            raise LaunchError(self.name, why, hint="launch it without cluster=")
+        cluster = made.cluster or fixed
+        if cluster is None:
+            return
+        blocks = math.prod(cluster)
+        if blocks > most:
+            raise LaunchError(self.name, f"a cluster of {blocks} blocks; the device allows {most}")
         if any(whole % part for whole, part in zip(made.grid, cluster, strict=True)):
             raise LaunchError(self.name, f"grid {made.grid} is no whole number of clusters {cluster}")
 

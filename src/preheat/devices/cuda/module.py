@@ -77,7 +77,17 @@ class CudaFunction:
             binary_version=self._get("BINARY_VERSION"),
             ptx_version=self._get("PTX_VERSION"),
             dynamic_shared=self.device.limits.shared_optin - shared,  # launches opt in to all of it
+            cluster=self._fixed_cluster(),
         )
+
+    def _fixed_cluster(self) -> Dim3 | None:
+        """The cluster that `__cluster_dims__` fixes; zeros where every launch has to give one."""
+        if not self.device.limits.cluster or not self._get("CLUSTER_SIZE_MUST_BE_SET"):
+            return None
+        width, height, depth = (
+            self._get(f"REQUIRED_CLUSTER_{axis}") for axis in ("WIDTH", "HEIGHT", "DEPTH")
+        )
+        return width, height, depth
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
         """A launch with everything fixed but the parameters."""
@@ -111,6 +121,7 @@ class CudaFunction:
         if shared + used.shared > self.device.limits.shared and not self._opted:
             self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", used.dynamic_shared)
             self._opted = True  # to all there is: nothing to raise later
+        cluster = cluster or used.cluster
         if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCAL",
+    "NO_BLOCK",
+    "OF_BLOCK",
     "SHARED",
     "Base",
     "Place",
@@ -33,6 +35,7 @@ __all__ = [
     "peek",
     "place",
     "place_generic",
+    "place_shared",
     "poke",
     "span",
     "store",
@@ -46,7 +49,15 @@ DType = np.dtype[Any]
 
 #: Generic addresses from here on are shared, then local memory; host addresses are far below.
 SHARED, LOCAL, _END = 1 << 56, 1 << 57, 1 << 63
-_WINDOWS = (("global", -_END, SHARED), ("shared", SHARED, LOCAL), ("local", LOCAL, _END))
+_WINDOWS = (("global", -_END, SHARED), ("cluster", SHARED, LOCAL), ("local", LOCAL, _END))
+
+#: A shared address below is of the thread's own block. Those of the block with rank r in its cluster
+#: begin at (r + 1) * OF_BLOCK.
+OF_BLOCK = 1 << 24
+NO_BLOCK = 126  # the rank that all from here on become in an address: no cluster has so many blocks
+
+_STAY = "let all blocks of the cluster meet at a cluster barrier before one of them ends"
+_REMOTE = "use the form with .shared::cluster"
 
 # The host's whole address space as one buffer. It begins below zero because NumPy takes no null pointer
 # and because a constant distance may be negative.
@@ -87,13 +98,16 @@ class Place:
 
     `values` are the addresses as the kernel has them, `lo` and `hi` their bounds, `bits` their low bits
     or'ed together. In the host's memory the place is one address for all threads (`shape` is empty),
-    even steps from `start`, or, where `strides` is None, `addresses`.
+    even steps from `start`, or, where `strides` is None, `addresses`. Where addresses name blocks of a
+    cluster, `blocks` are those blocks by their place in the wave, -1 for one that does not exist, and
+    `lo` and `hi` are counted from the beginning of a block.
     """
 
     __slots__ = (
         "_index",
         "addresses",
         "bits",
+        "blocks",
         "hi",
         "limit",
         "lo",
@@ -112,6 +126,7 @@ class Place:
         self.shape: tuple[int, ...] = ()
         self.strides: tuple[int, ...] | None = ()
         self.addresses: Array | None = None
+        self.blocks: Array | None = None
         self.parts: list[tuple[Array, Place]] = []
         self._index: dict[int, Array] = {}
 
@@ -138,8 +153,19 @@ class Place:
         )
         other.start, other.shape, other.strides = self.start + offset, self.shape, self.strides
         other.addresses = None if self.addresses is None else self.addresses + offset
+        other.blocks = self.blocks
         other.parts = [(chosen, part.moved(offset)) for chosen, part in self.parts]
         return other
+
+    def name(self, position: int, offset: int) -> str:
+        """What a message calls the address `offset` bytes from the place of one thread."""
+        values = np.atleast_1d(self.values)
+        address = int(values[position if len(values) > 1 else 0])
+        if self.blocks is None or address < OF_BLOCK:
+            return f"{self.space.replace('cluster', 'shared')} address {address + offset:#x}"
+        named, within = divmod(address, OF_BLOCK)
+        rank = f"{named - 1} or above" if named > NO_BLOCK else named - 1
+        return f"shared address {within + offset:#x} of block {rank} of its cluster"
 
 
 def place(group: Group, values: Any, space: str) -> Place:
@@ -155,6 +181,30 @@ def place(group: Group, values: Any, space: str) -> Place:
             return _evenly(space, values, base, even)
     start = group.origin(space) if own else base.start
     return _scattered(space, values, base, values + start if own or start else values)
+
+
+def place_shared(group: Group, values: Any, space: str) -> Place:
+    """Where addresses of shared memory lie: of the whole cluster, or, where `space` is "shared", of the
+    thread's own block, whether they name it or not.
+    """
+    found = place(group, values, "shared")
+    return found if found.hi < OF_BLOCK else _in_cluster(group, found, space)
+
+
+def _in_cluster(group: Group, plain: Place, space: str) -> Place:
+    """Where shared addresses lie of which some name a block."""
+    values, base = np.broadcast_to(plain.values, (group.count,)), group.wave.base("shared")
+    row, count = group.of("row"), group.wave.layout.cluster_blocks
+    named = values >> (OF_BLOCK.bit_length() - 1)  # 0 is the thread's own block, as is one below zero
+    within = np.where(named > 0, values & (OF_BLOCK - 1), values)
+    blocks = np.where(named > 0, row - group.of("rank") + named - 1, row)
+    blocks = np.where(named > count, -1, blocks)
+    if space == "shared" and (blocks < 0).any():
+        return plain  # an address beyond the shared memory of the block
+    step = base.strides[0] if base.strides else 0
+    found = _scattered(space, within, base, base.start + np.maximum(blocks, 0) * step + within)
+    found.values, found.blocks = values, blocks
+    return found
 
 
 def _evenly(space: str, values: Any, base: Base, even: Even) -> Place:
@@ -183,13 +233,15 @@ def place_generic(group: Group, values: Any) -> Place:
     lo, hi = int(values.min()), int(values.max())
     for space, first, end in _WINDOWS:
         if first <= lo and hi < end:
-            return place(group, values if first < 0 else values - first, space)
+            find = place_shared if space == "cluster" else place
+            return find(group, values if first < 0 else values - first, space)
     mixed = Place("mixed", values, lo, hi, int(np.bitwise_or.reduce(values)), None)
     mixed.strides, mixed.addresses = None, values.copy()
     for space, first, end in _WINDOWS:
         chosen = np.flatnonzero((values >= first) & (values <= end - 1))
         if len(chosen):
-            part = place(group.part(chosen), values[chosen] - max(first, 0), space)
+            find = place_shared if space == "cluster" else place
+            part = find(group.part(chosen), values[chosen] - max(first, 0), space)
             mixed.addresses[chosen] = part.everywhere()
             mixed.parts.append((chosen, part))
     return mixed
@@ -244,13 +296,17 @@ def admit(group: Group, at: Place, offset: int, dtype: DType, site: int) -> tupl
     return flat(dtype, offset), np.broadcast_to(index, (group.count,)) if len(index) == 1 else index
 
 
-def in_space(wave: Wave, values: Any, space: str) -> Any:
+def in_space(group: Group, values: Any, space: str) -> Any:
     """Whether generic addresses lie in a space."""
-    if space in ("shared", "local"):
-        first, end = (SHARED, LOCAL) if space == "shared" else (LOCAL, _END)
-        return (values >= first) & (values <= end - 1)
+    if space in ("shared", "cluster", "local"):
+        first, end = (LOCAL, _END) if space == "local" else (SHARED, LOCAL)
+        inside = (values >= first) & (values <= end - 1)
+        if space == "shared" and (inside & (values >= SHARED + OF_BLOCK)).any():
+            named = (values - SHARED) // OF_BLOCK  # the thread's own block may be named or not
+            inside = inside & ((named == 0) | (named == group.of("rank") + 1))
+        return inside
     constant = values != values
-    for start, size in wave.program.constants:
+    for start, size in group.wave.program.constants:
         constant = constant | ((values >= start) & (values < start + size))
     return constant if space == "const" else (values >= 0) & (values < SHARED) & ~constant
 
@@ -285,6 +341,8 @@ def _admit(
     if at.parts:
         _check_parts(group, at, offset, size, site, write=write)
     elif at.limit is not None:
+        if at.blocks is not None:
+            _check_blocks(group, at, at.blocks, offset, size, site, write=write)
         if at.lo + offset < 0 or at.hi + offset + size > at.limit:
             _outside_space(group, at, offset, size, site, write=write)
     else:
@@ -309,16 +367,37 @@ def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, 
             raise
 
 
+def _check_blocks(
+    group: Group, at: Place, blocks: Array, offset: int, size: int, site: int, *, write: bool
+) -> None:
+    """`Violation` unless all blocks that addresses name exist, still run, and may be named."""
+    count = group.wave.layout.cluster_blocks
+    remote = (blocks != group.of("row")) & (at.space == "shared")
+    wrongs = (
+        (blocks < 0, f"which has {count} blocks" if count > 1 else "which is one block", None),
+        (group.wave.alive[blocks] == 0, "which has exited", _STAY),
+        (remote, "and the instruction reaches its own block alone", _REMOTE),
+    )
+    found = [(int(np.argmax(wrong)), why, hint) for wrong, why, hint in wrongs if wrong.any()]
+    if found:
+        position, why, hint = found[0]
+        address, verb = int(at.values[position]) + offset, "writes" if write else "reads"
+        message = f"{verb} {size} bytes at {at.name(position, offset)}, {why}"
+        raise Violation(message, site, position, address, hint)
+
+
 def _outside_space(group: Group, at: Place, offset: int, size: int, site: int, *, write: bool) -> None:
-    values = np.atleast_1d(at.values)
-    outside = (values < -offset) | (values > (at.limit or 0) - size - offset)
+    values = within = np.atleast_1d(at.values)
+    if at.blocks is not None:
+        within = np.where(values >= OF_BLOCK, values % OF_BLOCK, values)
+    outside = (within < -offset) | (within > (at.limit or 0) - size - offset)
     position = int(np.argmax(outside))
     address, verb = int(values[position]) + offset, "writes" if write else "reads"
     there = f"there are {at.limit} bytes of it"
     if at.limit == 0:
         there = "there is none"
-    message = f"{verb} {size} bytes at {at.space} address {address:#x}; {there}"
-    hint = _needs_shared(group.wave, at.hi + offset + size) if at.space == "shared" else None
+    message = f"{verb} {size} bytes at {at.name(position, offset)}; {there}"
+    hint = _needs_shared(group.wave, at.hi + offset + size) if at.space != "local" else None
     raise Violation(message, site, position, address, hint)
 
 

@@ -21,7 +21,8 @@ _COPY = re.compile(
     rf"cp\.async\.(?P<cache>ca|cg)\.shared(?:::cta)?\.global{_HINT}(?:\.L2::(?:64|128|256)B)?"
 )
 _BULK = re.compile(
-    r"cp\.async\.bulk\.(?:(?P<inward>shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes)"
+    r"cp\.async\.bulk\.(?:(?P<inward>shared::cta\.global|shared::cluster\.(?:global|shared::cta))"
+    r"\.mbarrier::complete_tx::bytes"
     rf"|global\.shared::cta\.bulk_group){_HINT}"
 )
 # Copies are done at once, so that groups of them are complete, and prefetching changes nothing.
@@ -72,11 +73,12 @@ def _copy(w: Writer, op: Op, found: re.Match[str]) -> None:
 
 def _copy_bulk(w: Writer, op: Op, found: re.Match[str]) -> None:
     """Copies of any multiple of 16 bytes."""
-    inward = bool(found["inward"])
-    target, source, size, *barrier = _operands(w, op, found, 3 + inward, 3 + inward)
-    to, of = ("shared", "global") if inward else ("global", "shared")
+    inward = found["inward"] or ""
+    target, source, size, *barrier = _operands(w, op, found, 3 + bool(inward), 3 + bool(inward))
+    to = ("cluster" if "cluster" in inward else "shared") if inward else "global"
+    of = "global" if inward.endswith("global") else "shared"
     places = f"{_where(w, target, to)}, {_where(w, source, of)}"
-    told = f", {_where(w, barrier[0], 'shared')}" if barrier else ""
+    told = f", {_where(w, barrier[0], to)}" if barrier else ""
     w.lines.append(f"copy_bulk(G, {places}, {w.read(size, U32)}, {w.site()}{told})")
 
 
@@ -122,7 +124,7 @@ def _set(w: Writer, found: re.Match[str], at: Operand | None, number: Operand | 
     if found["set"] == "inval":
         return _call(w, mbarrier.invalidate, at, found)
     if found["set"] == "init":
-        place, offset = w.address(at, "shared" if found["space"] else "generic")
+        place, offset = w.address(at, _space(found))
         return f"initialise(G, {place}, {offset}, {w.site()}, {w.read(number, U32)})"
     sign = "-" if found["set"] == "complete_tx" else ""
     return _call(w, mbarrier.arrive, at, found, f"transfer={sign}{_signed(w, number)}")
@@ -144,8 +146,13 @@ def _call(
     w: Writer, run: Callable[..., Any], at: Operand | None, found: re.Match[str], *arguments: str
 ) -> str:
     """The call of a function that takes the place of an mbarrier."""
-    place, offset = w.address(at, "shared" if found["space"] else "generic")
+    place, offset = w.address(at, _space(found))
     return f"{w.constant(run)}({', '.join(('G', place, str(offset), str(w.site()), *arguments))})"
+
+
+def _space(found: re.Match[str]) -> str:
+    """The space of an mbarrier's address: that of the block, of the cluster, or all."""
+    return {None: "generic", ".shared::cluster": "cluster"}.get(found["space"], "shared")
 
 
 def _signed(w: Writer, operand: Operand | None) -> str:

@@ -11,6 +11,7 @@ from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
+    from preheat.devices.emulator.cluster import ClusterBarrier
     from preheat.devices.emulator.group import Group
     from preheat.devices.emulator.wave import Wave
 
@@ -57,11 +58,12 @@ class _Waiting(NamedTuple):
 
 
 class Barriers:
-    """The barriers of all blocks of a wave."""
+    """The barriers of all blocks of a wave, and those of its clusters once they are used."""
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
         self.parked: dict[int, list[_Waiting]] = {}
+        self.cluster: ClusterBarrier | None = None
         self.releases = 0
         self._passed: dict[int, Array] = {}  # threads of each block and warp that arrived and went on
 
@@ -127,7 +129,8 @@ class Barriers:
 
     def release_all(self) -> list[Group]:
         """The groups that go on because threads have exited."""
-        return [group for ident in list(self.parked) for group in self.release(ident)]
+        gone = [group for ident in list(self.parked) for group in self.release(ident)]
+        return gone if self.cluster is None else [*gone, *self.cluster.release()]
 
     def complain(self) -> None:
         """`Violation` when threads still wait, for those of their block that went elsewhere."""

@@ -34,12 +34,15 @@ def copy_each(group: Group, target: Where, source: Where, size: int, given: Any,
         chosen = np.flatnonzero(given == count)
         with _of(chosen):
             one, (place, offset) = _part(group, source, chosen)
+            kind: np.dtype[Any] = _WORD
             if count == size:
                 found = access.load_vector(one, place, offset, _WORD, site, size // 4)
+            elif count == 0:
+                found = [np.uint32(0)] * (size // 4)
             else:
-                found = access.load_bytes(one, place, offset, count, site, align=size) if count else []
+                kind = _BYTE
+                found = access.load_bytes(one, place, offset, count, site, align=size)
                 found += [np.uint8(0)] * (size - count)
-            kind = _WORD if count == size else _BYTE
             _, (place, offset) = _part(group, target, chosen)
             access.store_vector(one, place, offset, kind, site, *found)
 
@@ -76,7 +79,8 @@ def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Gro
         return group, where
     at, offset = where
     one, values = group.part(chosen), np.broadcast_to(at.values, (group.count,))[chosen]
-    return one, (access.place(one, values, at.space), offset)
+    find = access.place_shared if at.space in ("shared", "cluster") else access.place
+    return one, (find(one, values, at.space), offset)
 
 
 @contextmanager

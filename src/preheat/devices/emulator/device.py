@@ -33,6 +33,7 @@ ARCH = "sm_90"  # unless told otherwise
 COUNT = 8  # devices that there are
 PATIENCE = 5_000_000  # unless told otherwise
 _ALIGN = 256
+_CLUSTER = 16  # blocks: a GPU has 8, and 16 for a function that opted in, as launches do by themselves
 _TOTAL = 16 << 30
 _ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor one of the known GPUs
 
@@ -62,7 +63,7 @@ class EmulatorDevice:
         self.name = name_of(index, arch, patience, schedule, sanitize)
         self.index, self.arch = index, Arch.parse(arch)
         self.model = "PTX emulator"
-        self.limits = base.Limits()
+        self.limits = base.Limits(cluster=_CLUSTER if self.arch.major >= 9 else 0)
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
         self.forks = self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None

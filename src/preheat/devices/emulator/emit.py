@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, carry, copies, mbarrier, video, warp
+from preheat.devices.emulator import (
+    access,
+    atomics,
+    carry,
+    cluster,
+    copies,
+    matrices,
+    mbarrier,
+    video,
+    warp,
+)
 from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
@@ -30,6 +40,7 @@ __all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
 
 _SPACES = ("global", "shared", "local", "const", "param")
 _ORDER = frozenset("weak relaxed acquire release acq_rel sc volatile mmio cta cluster gpu sys".split())
+_CLUSTER_BARRIER = r"barrier\.cluster\.(arrive(\.release|\.relaxed)?|wait(\.acquire)?)(\.aligned)?"
 _CACHE = frozenset("ca cg cs lu cv wb wt nc unified".split())
 
 
@@ -92,12 +103,17 @@ def _results(
 # Memory
 
 
+def _space(word: str) -> str:
+    """The space that a word names; "cluster" is the shared memory of all blocks of a cluster."""
+    return "cluster" if word == "shared::cluster" else word.partition("::")[0]
+
+
 def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
     """Space, elements and type of a load or store; what only orders or caches is of no account here."""
     space, count, dtype = "generic", 1, None
     for word in op.modifiers:
         if word.partition("::")[0] in _SPACES:
-            space = word.partition("::")[0]
+            space = _space(word)
         elif word in ("v2", "v4", "v8"):
             count = int(word[1:])
         elif word in TYPES and word != "pred":
@@ -156,7 +172,7 @@ def _atomic(w: Writer, op: Op) -> None:
     space, verb, kind, count = "generic", "", "", 0
     for word in op.modifiers:
         if word.partition("::")[0] in _SPACES:
-            space = word.partition("::")[0]
+            space = _space(word)
         elif word in atomics.VERBS:
             verb = word
         elif word in TYPES:
@@ -212,11 +228,42 @@ def _convert_address(w: Writer, op: Op) -> None:
 
 
 def _is_space(w: Writer, op: Op) -> None:
-    space = op.modifiers[0].partition("::")[0] if op.modifiers else ""
-    if space not in ("global", "shared", "local", "const"):
+    space = _space(op.modifiers[0]) if op.modifiers else ""
+    if space not in ("global", "shared", "cluster", "local", "const"):
         raise w.unsupported()
-    call = f"in_space(W, {w.read(op.operands[1], I64)}, {space!r})"
+    call = f"in_space(G, {w.read(op.operands[1], I64)}, {space!r})"
     w.write(op.operands[0], w.let(call), BOOL)
+
+
+# Clusters
+
+
+def _map_address(w: Writer, op: Op) -> None:
+    """`mapa`: the address in another block of the cluster."""
+    generic, dtype = _cluster_form(w, op)
+    target, address, rank = op.operands[0], w.read(op.operands[1], dtype), w.read(op.operands[2], U32)
+    call = f"{w.constant(cluster.mapped)}({address}, {rank})"
+    if generic:
+        call = f"{w.constant(cluster.mapped_generic)}(G, {address}, {rank}, {w.site()})"
+    w.write(target, w.let(call), dtype)
+
+
+def _rank_of_address(w: Writer, op: Op) -> None:
+    """`getctarank`: the block of the cluster in whose shared memory an address is."""
+    generic, dtype = _cluster_form(w, op)
+    address = w.read(op.operands[1], dtype)
+    call = f"{w.constant(cluster.rank_of)}(G, {address})"
+    if generic:
+        call = f"{w.constant(cluster.rank_of_generic)}(G, {address}, {w.site()})"
+    w.write(op.operands[0], w.let(call), U32)
+
+
+def _cluster_form(w: Writer, op: Op) -> tuple[bool, DType]:
+    """Whether addresses are generic, and their type."""
+    *space, kind = op.modifiers or ("",)
+    if space not in ([], ["shared::cluster"]) or kind not in ("u32", "u64")[not space :]:
+        raise w.unsupported()
+    return not space, TYPES[kind]
 
 
 # Moves
@@ -331,6 +378,75 @@ def _active(w: Writer, op: Op) -> None:
     w.write(op.operands[0], w.let("active(G)"), U32)
 
 
+# Matrices
+
+
+def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
+    """The registers of a matrix; a single one may stand without braces."""
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count or None in items:
+        raise w.unsupported()
+    return items
+
+
+def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
+    """Space, number and transposition of matrices in memory; the order of these words is free."""
+    sync, aligned, *words, kind = (*op.modifiers, "", "", "")[: max(len(op.modifiers), 3)]
+    counts = [int(word[1:]) for word in words if word in ("x1", "x2", "x4")]
+    spaces = [word for word in words if word in ("shared", "shared::cta")]
+    known = 2 + len(spaces) + ("trans" in words)
+    if (
+        (sync, aligned, kind) != ("sync", "aligned", "b16")
+        or "m8n8" not in words
+        or len(counts) != 1
+        or len(spaces) > 1
+        or len(words) != known
+    ):
+        raise w.unsupported()
+    return "shared" if spaces else "generic", counts[0], "trans" in words
+
+
+def _load_matrices(w: Writer, op: Op) -> None:
+    space, count, transposed = _matrix_form(w, op)
+    items = _fragments(w, op.operands[0], count)
+    place, offset = w.address(op.operands[1], space)
+    call = f"load_matrices(G, {place}, {offset}, {w.site()}, {count}, {transposed})"
+    _results(w, items, (U32,) * count, call if count > 1 else f"{call}[0]")
+
+
+def _store_matrices(w: Writer, op: Op) -> None:
+    space, count, transposed = _matrix_form(w, op)
+    values = ", ".join(w.read(item, U32) for item in _fragments(w, op.operands[1], count))
+    place, offset = w.address(op.operands[0], space)
+    w.lines.append(f"store_matrices(G, {place}, {offset}, {w.site()}, {transposed}, {values})")
+
+
+def _transpose_matrix(w: Writer, op: Op) -> None:
+    if op.opcode != "movmatrix.sync.aligned.m8n8.trans.b16":
+        raise w.unsupported()
+    call = f"transpose_matrix(G, {w.site()}, {w.read(op.operands[1], U32)})"
+    w.write(op.operands[0], w.let(call), U32)
+
+
+def _multiply(w: Writer, op: Op) -> None:
+    words = op.modifiers
+    shape, kind, total = (words[2], words[6], words[5]) if len(words) == 9 else ("", "", "")
+    plain = ("sync", "aligned", shape, "row", "col", total, kind, kind, total)
+    sums = {"f16": ("f16", "f32"), "bf16": ("f32",)}.get(kind, ())
+    if words != plain or shape not in matrices.SHAPES or total not in sums:
+        raise w.unsupported()
+    form = matrices.Product(matrices.SHAPES[shape], kind, total)
+    first, second, third = form.registers
+    dtype = TYPES["f32"] if total == "f32" else U32
+    results, a, b, c = (
+        _fragments(w, operand, count)
+        for operand, count in zip(op.operands, (third, first, second, third), strict=True)
+    )
+    values = [*(w.read(item, U32) for item in (*a, *b)), *(w.read(item, dtype) for item in c)]
+    call = f"multiply(G, {w.constant(form)}, {w.site()}, {', '.join(values)})"
+    _results(w, results, (dtype,) * third, call)
+
+
 # Carries
 
 
@@ -400,6 +516,10 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
 
 def _barrier(w: Writer, op: Op) -> str | None:
     words = [word for word in op.modifiers if word not in ("cta", "aligned")]
+    if words[:1] == ["cluster"]:
+        return _cluster_barrier(w, op)
+    if not op.operands:
+        raise w.unsupported()
     if words[:1] == ["warp"]:
         return None
     operands = list(op.operands)
@@ -417,6 +537,12 @@ def _barrier(w: Writer, op: Op) -> str | None:
     ident = w.read(operands[0], U32)
     count = w.read(operands[1], U32) if len(operands) > 1 else "None"
     return f"arrival({ident}, {count}, {kind!r}, {predicate}, {result})"
+
+
+def _cluster_barrier(w: Writer, op: Op) -> str:
+    if op.operands or not re.fullmatch(_CLUSTER_BARRIER, op.opcode):
+        raise w.unsupported()
+    return repr(op.modifiers[1])
 
 
 def _nothing(w: Writer, op: Op) -> None:
@@ -437,6 +563,8 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "mbarrier": emit_barrier,
     "cvta": _convert_address,
     "isspacep": _is_space,
+    "mapa": _map_address,
+    "getctarank": _rank_of_address,
     "mov": _move,
     "lop3": _logic,
     **{f"{name}{parts}": _video for name in (*video.OPERATIONS, "vset") for parts in (2, 4)},
@@ -446,6 +574,10 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "redux": _reduce,
     "elect": _elect,
     "activemask": _active,
+    "ldmatrix": _load_matrices,
+    "stmatrix": _store_matrices,
+    "movmatrix": _transpose_matrix,
+    "mma": _multiply,
     **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _carried),
     "bra": _branch,
     "brx": _table_branch,
@@ -462,11 +594,14 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
 #: How many operands each takes.
 _COUNTS = {
     **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
-    **dict.fromkeys(("cvta", "isspacep", "mov", "brx", "elect"), (2,)),
-    **dict.fromkeys(("vote", "match", "redux"), (3,)),
+    **dict.fromkeys(("cvta", "isspacep", "getctarank", "mov", "brx", "elect"), (2,)),
+    **dict.fromkeys(("ldmatrix", "stmatrix", "movmatrix"), (2,)),
+    "mma": (4,),
+    **dict.fromkeys(("vote", "match", "redux", "mapa"), (3,)),
     **dict.fromkeys(("atom", "red"), (2, 3, 4, 5)),
     **dict.fromkeys(("bra", "activemask"), (1,)),
-    **dict.fromkeys(("bar", "barrier", "call", "createpolicy"), (1, 2, 3, 4)),
+    **dict.fromkeys(("call", "createpolicy"), (1, 2, 3, 4)),
+    **dict.fromkeys(("bar", "barrier"), (0, 1, 2, 3, 4)),
     **dict.fromkeys(("shfl", "lop3"), (5,)),
 }
 
@@ -490,15 +625,20 @@ NAMESPACE: dict[str, Any] = {
     "in_space": access.in_space,
     "initialise": mbarrier.initialise,
     "load": access.load,
+    "load_matrices": matrices.load_matrices,
     "load_vector": access.load_vector,
     "match": warp.match,
+    "multiply": matrices.multiply,
     "pack": pack,
     "place": access.place,
     "place_generic": access.place_generic,
+    "place_shared": access.place_shared,
     "reduce": warp.reduce,
     "shuffle": warp.shuffle,
     "store": access.store,
+    "store_matrices": matrices.store_matrices,
     "store_vector": access.store_vector,
+    "transpose_matrix": matrices.transpose_matrix,
     "unpack": unpack,
     "vote": warp.vote,
 }

@@ -27,6 +27,8 @@ __all__ = [
     "defined",
     "is_around",
     "is_barrier",
+    "is_cluster_barrier",
+    "is_of_matrices",
     "is_rendezvous",
     "is_warp_barrier",
     "used",
@@ -40,6 +42,7 @@ WITHOUT_RESULT = frozenset(
 _ENDS = frozenset("bra brx call ret exit trap".split())
 _PAST = "@past "  # no label of a text begins like that
 _RENDEZVOUS = frozenset("shfl vote match redux elect".split())
+_MATRICES = frozenset("mma ldmatrix stmatrix movmatrix".split())
 
 
 @dataclass
@@ -71,7 +74,13 @@ def is_around(op: Op) -> bool:
 
 def is_rendezvous(op: Op) -> bool:
     """Whether threads of a warp wait for one another at this instruction."""
-    return is_warp_barrier(op) or (op.mnemonic in _RENDEZVOUS and "sync" in op.modifiers)
+    named = op.mnemonic in _RENDEZVOUS and "sync" in op.modifiers
+    return named or is_warp_barrier(op) or is_of_matrices(op)
+
+
+def is_of_matrices(op: Op) -> bool:
+    """Whether this is an instruction on matrices, at which all threads of a warp wait."""
+    return op.mnemonic in _MATRICES
 
 
 def is_warp_barrier(op: Op) -> bool:
@@ -84,6 +93,11 @@ def is_barrier(op: Op) -> bool:
     return op.mnemonic in ("bar", "barrier") and not {"warp", "cluster"} & set(op.modifiers)
 
 
+def is_cluster_barrier(op: Op) -> bool:
+    """Whether threads of a cluster arrive, or wait for one another, at this instruction."""
+    return op.mnemonic == "barrier" and "cluster" in op.modifiers
+
+
 def blocks_of(body: Body) -> list[Block]:
     """The basic blocks of a function in the order of its text, with liveness."""
     ops, labels = _without_guards(body)
@@ -92,6 +106,7 @@ def blocks_of(body: Body) -> list[Block]:
         | {at + 1 for at, op in enumerate(ops) if _ends_block(op)}
         | {at for at, op in enumerate(ops) if is_rendezvous(op)}
     )
+    starts = _without_repeats(starts, ops, set(labels.values()))
     starts = [at for at in starts if at < len(ops)]
     number = {at: index for index, at in enumerate(starts)}
     number[len(ops)] = len(starts)
@@ -109,8 +124,22 @@ def blocks_of(body: Body) -> list[Block]:
     return blocks
 
 
+def _without_repeats(starts: list[int], ops: list[Op], labelled: set[int]) -> list[int]:
+    """The starts of blocks, less those at which all threads of a warp are known to be together.
+
+    That is so at an instruction on matrices when the block before it began with one.
+    """
+    kept: list[int] = []
+    for at in starts:
+        together = kept and is_of_matrices(ops[kept[-1]]) and not _ends_block(ops[at - 1])
+        if not (together and at not in labelled and at < len(ops) and is_of_matrices(ops[at])):
+            kept.append(at)
+    return kept
+
+
 def _ends_block(op: Op) -> bool:
-    return op.mnemonic in _ENDS or is_barrier(op) or is_warp_barrier(op)
+    barrier = is_barrier(op) or is_warp_barrier(op) or is_cluster_barrier(op)
+    return op.mnemonic in _ENDS or barrier
 
 
 def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 
 from preheat.devices.emulator import sanitize as checks
-from preheat.devices.emulator.decode import Op, Register, decode
+from preheat.devices.emulator.decode import Number, Op, Register, decode
 from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
-from preheat.devices.emulator.flow import Block, blocks_of, defined, is_barrier, is_rendezvous, used
+from preheat.devices.emulator.flow import (
+    Block,
+    blocks_of,
+    defined,
+    is_barrier,
+    is_cluster_barrier,
+    is_of_matrices,
+    is_rendezvous,
+    used,
+)
 from preheat.devices.emulator.special import SPECIAL
 from preheat.devices.emulator.table import instruction, mnemonics
 from preheat.devices.emulator.unsupported import unsupported
@@ -22,6 +31,7 @@ from preheat.toolchain import ptx
 
 __all__ = ["Code", "Generator", "Step", "generate"]
 
+_ALL_LANES = Number("0xffffffff")
 _NOBODY: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
 _KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
 
@@ -183,15 +193,18 @@ class Generator:
     def _sources(self, block: Block) -> Iterator[str]:
         """The text of a block's functions: what it does and, at a rendezvous, for whom it waits."""
         yield Writer(self, block).function(f"b{block.index}", emit)
-        if is_rendezvous(block.ops[0]):
+        first = block.ops[0]
+        if is_rendezvous(first):
+            mask = _ALL_LANES if is_of_matrices(first) else first.operands[-1]
             asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
-            yield asks.question(f"m{block.index}", block.ops[0].operands[-1])
+            yield asks.question(f"m{block.index}", mask)
 
     def _step(self, block: Block) -> Step:
         number, end = self.registers.number, block.end
         kind = "next"
         if end is not None and (end.mnemonic != "bra" or end.guard):
             kind = "barrier" if is_barrier(end) else _KINDS.get(end.mnemonic, "meet")
+            kind = "cluster" if is_cluster_barrier(end) else kind
         calls = end is not None and end.mnemonic == "call"
         callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
         return Step(

@@ -142,7 +142,7 @@ class Group:
         return Group(self.frame, self.pc, self.all_lanes[positions])
 
     def of(self, name: str) -> Array:
-        """An array of the layout, of these threads alone: "row", "lane", "warp", "slot", "thread"."""
+        """An array of the layout, of these threads alone: "row", "rank", "lane", "warp", "thread", …"""
         found: Array = getattr(self.wave.layout, name)
         if self.lanes is None:
             return found

@@ -65,6 +65,7 @@ class Launch:
         self.parameters, self.geometry, self.title, self._device = parameters, geometry, title, device
         self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
+        self._cluster_blocks = math.prod(geometry.cluster or (1, 1, 1))
         self._lanes = _DEEP_LANES if _may_recurse(program.functions) else _LANES
         self._layouts: dict[int, Layout] = {}
         self._size = max((p.offset + p.size for p in parameters), default=0)
@@ -123,7 +124,7 @@ class Launch:
             count = min(step, self.blocks - first)
             layout = self._layouts.get(count)
             if layout is None:
-                layout = self._layouts[count] = Layout(self.geometry.block, count)
+                layout = self._layouts[count] = Layout(self.geometry.block, count, self._cluster_blocks)
             wave = Wave(
                 self.program,
                 self.geometry,
@@ -148,7 +149,7 @@ class Launch:
         shadow = self.shared if self.program.sanitize else 0
         each = self.shared + shadow + local * self.threads
         fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
-        return max(fits, 1)
+        return max(fits // self._cluster_blocks, 1) * self._cluster_blocks  # in whole clusters
 
     def _stopped(self, wave: Wave, bad: Violation) -> _Stopped:
         group = wave.running

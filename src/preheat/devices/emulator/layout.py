@@ -16,10 +16,13 @@ WARP = 32
 
 
 class Layout:
-    """The threads of `blocks` thread blocks in a row, block after block, x fastest."""
+    """The threads of `blocks` thread blocks in a row, block after block, x fastest.
 
-    def __init__(self, block: Dim3, blocks: int) -> None:
-        self.block, self.blocks = block, blocks
+    The `cluster_blocks` blocks of a cluster follow one another in the order of their ranks.
+    """
+
+    def __init__(self, block: Dim3, blocks: int, cluster_blocks: int = 1) -> None:
+        self.block, self.blocks, self.cluster_blocks = block, blocks, cluster_blocks
         self.threads = block[0] * block[1] * block[2]  # in one block
         self.count = blocks * self.threads
         self.warps_per_block = -(-self.threads // WARP)
@@ -37,6 +40,11 @@ class Layout:
     def row(self) -> Array:
         """Each thread's block, counted from the first of the wave."""
         return np.repeat(np.arange(self.blocks), self.threads)
+
+    @lazy
+    def rank(self) -> Array:
+        """The rank of each thread's block in its cluster."""
+        return self.row % self.cluster_blocks
 
     @lazy
     def lane(self) -> Array:

@@ -130,11 +130,11 @@ def _check_valid(at: Place, offset: int, site: int, word: Any) -> None:
         position = int(np.argmax(wrong))
         values = np.atleast_1d(at.values)
         address = int(values[position if len(values) > 1 else 0]) + offset
-        message = f"uses an mbarrier at shared address {address:#x} that is not initialised"
+        message = f"uses an mbarrier at {at.name(position, offset)} that is not initialised"
         hint = "initialise it in one thread, and let the others wait for that at a barrier"
         raise Violation(message, site, position, address, hint)
 
 
 def _check_space(at: Place, site: int) -> None:
-    if at.space != "shared":
+    if at.space not in ("shared", "cluster"):
         raise Violation(f"uses an mbarrier in {at.space} memory; it has to be in shared memory", site)

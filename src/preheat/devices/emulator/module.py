@@ -19,7 +19,7 @@ from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
 from preheat.devices.emulator.wave import Program
-from preheat.errors import EmulatorFault, InvalidCodeError, UnsupportedInstructionError
+from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
 from preheat.key import Part
 from preheat.lazy import lazy
 from preheat.toolchain import ptx
@@ -196,11 +196,25 @@ class EmulatorFunction:
             binary_version=_number(module.artifact.arch),
             ptx_version=_number(Arch.parse(module.image.module.target[0])),
             dynamic_shared=module.device.limits.shared_optin - shared,
+            cluster=_fixed_cluster(head.directives),
         )
+        self._directives = head.directives
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
         """Make a launch ready."""
+        if geometry.cluster is None and self.attributes.cluster is not None:
+            geometry = geometry._replace(cluster=self.attributes.cluster)
+        self._check_cluster(math.prod(geometry.cluster or (1, 1, 1)))
         return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.handle)
+
+    def _check_cluster(self, blocks: int) -> None:
+        if _numbers(self._directives, ".blocksareclusters") is not None:
+            why = "the emulator does not support __block_size__ with a cluster (.blocksareclusters)"
+            raise LaunchError(self.title, why, hint="use __cluster_dims__, and a grid of blocks")
+        most = _numbers(self._directives, ".maxclusterrank")
+        if most and blocks > most[0]:
+            why = f"a cluster of {blocks} blocks; the most of {self.title} is {most[0]}"
+            raise LaunchError(self.title, why, hint="__launch_bounds__ sets it as its third number")
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """How many blocks fit the threads, registers and shared memory of a processor."""
@@ -229,8 +243,25 @@ def _number(arch: Arch) -> int:
 
 def _most_threads(directives: tuple[str, ...]) -> int:
     """What `.maxntid` or `.reqntid` allows in a block."""
+    numbers = _numbers(directives, ".maxntid") or _numbers(directives, ".reqntid") or [1024]
+    return min(math.prod(numbers), 1024)
+
+
+def _fixed_cluster(directives: tuple[str, ...]) -> base.Dim3 | None:
+    """The cluster that a kernel fixes; zeros where every launch has to give one."""
+    numbers = _numbers(directives, ".reqnctapercluster")
+    if _numbers(directives, ".blocksareclusters") is not None:
+        return None
+    if numbers is None:
+        return None if _numbers(directives, ".explicitcluster") is None else (0, 0, 0)
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
+
+
+def _numbers(directives: tuple[str, ...], word: str) -> list[int] | None:
+    """The numbers of a directive; None where the kernel does not have it."""
     for directive in directives:
-        word, _, numbers = directive.partition(" ")
-        if word in (".maxntid", ".reqntid"):
-            return min(math.prod(int(n) for n in numbers.split(",")), 1024)
-    return 1024
+        name, _, numbers = directive.partition(" ")
+        if name == word:
+            return [int(number) for number in numbers.split(",") if number]
+    return None

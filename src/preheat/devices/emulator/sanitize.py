@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, copies, mbarrier, warp
+from preheat.devices.emulator import access, atomics, copies, matrices, mbarrier, warp
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
 _WORD = np.dtype(np.uint32)
+_SHARED = ("shared", "cluster")
 
 _UNWRITTEN = (
     "shared memory starts with arbitrary bytes: write them first, and __syncthreads() where another "
@@ -61,6 +62,25 @@ def _store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int,
     access.store_vector(group, at, offset, dtype, site, *values)
     for i in range(len(values)):
         _mark_written(group, at, offset + i * dtype.itemsize, dtype)
+
+
+def _load_matrices(
+    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+) -> list[Any]:
+    found = matrices.load_matrices(group, at, offset, site, count, transposed)
+    with matrices.row_owners(group, at, offset, count, site, "reads") as (part, place):
+        for start in range(offset, offset + 16, _WORD.itemsize):
+            _require_written(part, place, start, _WORD, site)
+    return found
+
+
+def _store_matrices(
+    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+) -> None:
+    matrices.store_matrices(group, at, offset, site, transposed, *fragments)
+    with matrices.row_owners(group, at, offset, len(fragments), site, "writes") as (part, place):
+        for start in range(offset, offset + 16, _WORD.itemsize):
+            _mark_written(part, place, start, _WORD)
 
 
 def _atomic(
@@ -99,10 +119,10 @@ def _copy_bulk(
 ) -> None:
     shadow = group.wave.shadow
     for position, to, of, size in copies.spans(group, target, source, sizes, site):
-        if source[0].space == "shared" and (missing := ctypes.string_at(of + shadow, size).count(0)):
+        if source[0].space in _SHARED and (missing := ctypes.string_at(of + shadow, size).count(0)):
             message = f"copies {size} bytes of shared memory, {missing} of which nothing has written"
             raise Violation(message, site, position, hint=_UNWRITTEN)
-        if target[0].space == "shared":
+        if target[0].space in _SHARED:
             ctypes.memset(to + shadow, 0xFF, size)
     copies.copy_bulk(group, target, source, sizes, site, barrier)
 
@@ -123,7 +143,7 @@ def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: i
             missing = int(np.count_nonzero(states[first : first + 1].view(np.uint8) == 0))
             address = int(np.broadcast_to(part.values, states.shape)[first]) + start
             raise Violation(
-                f"reads {bits.itemsize} bytes at shared address {address:#x}, {missing} of which "
+                f"reads {bits.itemsize} bytes at {part.name(first, start)}, {missing} of which "
                 "nothing has written",
                 site,
                 first if positions is None else int(positions[first]),
@@ -144,7 +164,7 @@ def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | N
         at, offset = at.moved(offset), 0
     parts: list[tuple[Array | None, Place]] = [*at.parts] or [(None, at)]
     for positions, part in parts:
-        if part.space == "shared":
+        if part.space in _SHARED:
             yield positions, part, offset
 
 
@@ -199,7 +219,9 @@ NAMESPACE: dict[str, Any] = {
     "copy_each": _copy_each,
     "initialise": _initialise,
     "load": _load,
+    "load_matrices": _load_matrices,
     "load_vector": _load_vector,
     "store": _store,
+    "store_matrices": _store_matrices,
     "store_vector": _store_vector,
 }

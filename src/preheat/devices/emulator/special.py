@@ -38,16 +38,50 @@ def _ntid(axis: int) -> Callable[[Wave], Any]:
 
 def _ctaid(axis: int) -> Callable[[Wave], Any]:
     def block(wave: Wave) -> Any:
-        grid, layout = wave.geometry.grid, wave.layout
+        grid, layout, cluster = wave.geometry.grid, wave.layout, wave.geometry.cluster
+        if cluster is not None and cluster[1:] != (1, 1):  # others are in the order of their numbers
+            inside, outside = _cluster_ctaid(axis)(wave), _clusterid(axis)(wave)
+            return (outside * cluster[axis] + inside).astype(np.uint32)
         below = math.prod(grid[:axis])
         return _coordinates(wave.first, layout.blocks, layout.threads, below, grid[axis])
 
     return block
 
 
+def _clusterid(axis: int) -> Callable[[Wave], Any]:
+    def cluster(wave: Wave) -> Any:
+        layout, clusters = wave.layout, _clusters(wave)
+        size = layout.cluster_blocks
+        below, first, count = math.prod(clusters[:axis]), wave.first // size, layout.blocks // size
+        return _coordinates(first, count, layout.threads * size, below, clusters[axis])
+
+    return cluster
+
+
+def _cluster_ctaid(axis: int) -> Callable[[Wave], Any]:
+    def block(wave: Wave) -> Any:
+        cluster = wave.geometry.cluster or (1, 1, 1)
+        if cluster[axis] == 1:
+            return np.uint32(0)
+        below = math.prod(cluster[:axis])
+        return (wave.layout.rank // below % cluster[axis]).astype(np.uint32)
+
+    return block
+
+
+def _cluster_ctarank(wave: Wave) -> Any:
+    return wave.layout.rank.astype(np.uint32) if wave.layout.cluster_blocks > 1 else 0
+
+
+def _clusters(wave: Wave) -> list[int]:
+    """How many clusters the grid has along each axis."""
+    cluster = wave.geometry.cluster or (1, 1, 1)
+    return [blocks // size for blocks, size in zip(wave.geometry.grid, cluster, strict=True)]
+
+
 @functools.lru_cache(maxsize=32)  # a kernel that is launched again and again has the same ones
 def _coordinates(first: int, blocks: int, threads: int, below: int, extent: int) -> Any:
-    """The block of each thread of a wave along one axis; a scalar where it is the same for all."""
+    """The block or cluster of each thread along one axis; a scalar where it is the same for all."""
     number = np.arange(first, first + blocks) // below % extent
     if number[0] == number[-1] and (number == number[0]).all():
         return number[0]
@@ -56,6 +90,14 @@ def _coordinates(first: int, blocks: int, threads: int, below: int, extent: int)
 
 def _nctaid(axis: int) -> Callable[[Wave], Any]:
     return lambda wave: wave.geometry.grid[axis]
+
+
+def _nclusterid(axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: _clusters(wave)[axis]
+
+
+def _cluster_nctaid(axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: (wave.geometry.cluster or (1, 1, 1))[axis]
 
 
 def _lanemask(bits: Callable[[Any], Any]) -> Callable[[Wave], Any]:
@@ -77,13 +119,13 @@ _VALUES: dict[str, Callable[[Wave], Any]] = {
     **{f"%ntid.{a}": _ntid(i) for i, a in enumerate(_AXES)},
     **{f"%ctaid.{a}": _ctaid(i) for i, a in enumerate(_AXES)},
     **{f"%nctaid.{a}": _nctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%clusterid.{a}": _ctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%nclusterid.{a}": _nctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%cluster_ctaid.{a}": _fixed(0) for a in _AXES},
-    **{f"%cluster_nctaid.{a}": _fixed(1) for a in _AXES},
-    "%cluster_ctarank": _fixed(0),
-    "%cluster_nctarank": _fixed(1),
-    "%is_explicit_cluster": _fixed(0),
+    **{f"%clusterid.{a}": _clusterid(i) for i, a in enumerate(_AXES)},
+    **{f"%nclusterid.{a}": _nclusterid(i) for i, a in enumerate(_AXES)},
+    **{f"%cluster_ctaid.{a}": _cluster_ctaid(i) for i, a in enumerate(_AXES)},
+    **{f"%cluster_nctaid.{a}": _cluster_nctaid(i) for i, a in enumerate(_AXES)},
+    "%cluster_ctarank": _cluster_ctarank,
+    "%cluster_nctarank": lambda wave: wave.layout.cluster_blocks,
+    "%is_explicit_cluster": lambda wave: wave.geometry.cluster is not None,
     "%laneid": lambda wave: wave.layout.lane,
     "%warpid": lambda wave: wave.layout.thread // np.uint32(WARP),
     "%nwarpid": lambda wave: wave.layout.warps_per_block,

@@ -29,13 +29,14 @@ _FAMILIES = (
     _Family(
         "tensor-core instructions",
         ("wmma.", "mma.", "wgmma.", "tcgen05.", "ldmatrix.", "stmatrix.", "movmatrix."),
-        "use fma, or dp4a for bytes",
+        "use fma, mma.sync of f16 or bf16, or dp4a for bytes",
     ),
     _Family(
-        "clusters of thread blocks",
-        ("barrier.cluster.", "clusterlaunchcontrol.", "getctarank.", "mapa.", "red.async", "st.async"),
-        "use shared memory of one block, or global memory",
+        "asynchronous stores to other blocks of a cluster",
+        ("red.async", "st.async"),
+        "use st or red with .shared::cluster, and then mbarrier.arrive or barrier.cluster",
     ),
+    _Family("cluster launch control", ("clusterlaunchcontrol.",), "launch one block for each tile"),
 )
 
 

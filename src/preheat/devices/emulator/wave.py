@@ -17,6 +17,7 @@ from preheat.devices.base import Dim3, Geometry, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.access import Base, view
 from preheat.devices.emulator.barrier import Arrival, Barriers
+from preheat.devices.emulator.cluster import ClusterBarrier
 from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
@@ -32,7 +33,7 @@ _TURN = 64  # basic blocks that groups run while one waits, before it has its tu
 _DEEPEST = 1024  # calls inside one another
 _BUSY = 10  # times its patience a wave may write and pass barriers without any thread ending
 _NEVER = "waits for threads of its warp that never come"
-_SAME_PLACE = "those that a mask names must come to one shuffle or vote, through the same calls"
+_SAME_PLACE = "those that a mask names must come to one shuffle, vote or mma, through the same calls"
 _ARRIVALS = "each phase waits for as many arrivals as mbarrier.init was given"
 _CLOCK = 1000  # cycles from one reading of the clock to the next: waits for a time are short
 
@@ -283,6 +284,20 @@ class Wave:
             self.put(released)
         return None
 
+    def _cluster_barrier(self, group: Group, step: Step, verb: str) -> Group | None:
+        group.pc = step.targets[0]
+        if self.barriers.cluster is None:
+            self.barriers.cluster = ClusterBarrier(self)
+        if verb == "wait":
+            groups = self.barriers.cluster.wait(group, step.site)
+        else:
+            groups = [group, *self.barriers.cluster.arrive(group, step.site)]
+        if len(groups) == 1:
+            return groups[0]
+        for released in groups:
+            self.put(released)
+        return None
+
     def _trap(self, _group: Group, step: Step, _result: Any) -> None:
         raise Violation("the kernel trapped", step.site)
 
@@ -393,7 +408,12 @@ class Wave:
 
     def block_of(self, lane: int) -> Dim3:
         """Coordinates in the grid of a thread's block."""
-        return _coordinates(self.first + lane // self.layout.threads, self.geometry.grid)
+        size, (cx, cy, cz) = self.layout.cluster_blocks, self.geometry.cluster or (1, 1, 1)
+        cluster, rank = divmod(self.first + lane // self.layout.threads, size)
+        width, height, depth = self.geometry.grid
+        x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
+        inner = _coordinates(rank, (cx, cy, cz))
+        return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
 
     def thread_of(self, lane: int) -> Dim3:
         """Coordinates of a thread in its block."""
@@ -406,6 +426,7 @@ _ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
     "branch": Wave._branch,
     "table": Wave._jump_table,
     "barrier": Wave._barrier,
+    "cluster": Wave._cluster_barrier,
     "call": Wave._call,
     "ret": Wave._return,
     "exit": Wave._exit,

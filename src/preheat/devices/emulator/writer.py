@@ -218,9 +218,9 @@ class Writer:
             value = self.read(
                 base._replace(offset=0) if isinstance(base, Symbol) else base, _I32 if narrow else I64
             )
-            call = (
-                f"place_generic(G, {value})" if space == "generic" else f"place(G, {value}, {space!r})"
-            )
+            find = "place_shared" if space in ("shared", "cluster") else "place"
+            generic = space == "generic"
+            call = f"place_generic(G, {value})" if generic else f"{find}(G, {value}, {space!r})"
             self.places[key] = self.let(call)
         return self.places[key]
 

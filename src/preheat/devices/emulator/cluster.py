@@ -1,0 +1,122 @@
+"""Clusters of thread blocks: their barrier, and addresses of shared memory in another block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preheat.devices.emulator.access import LOCAL, NO_BLOCK, OF_BLOCK, SHARED
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.group import Group
+    from preheat.devices.emulator.wave import Wave
+
+__all__ = ["ClusterBarrier", "mapped", "mapped_generic", "rank_of", "rank_of_generic"]
+
+Array = np.ndarray[Any, Any]
+
+_ARRIVE = "a thread arrives once, and waits before it arrives again"
+
+
+class ClusterBarrier:
+    """The barriers of all clusters of a wave; a cluster has one.
+
+    A phase of it is complete when every thread of the cluster that has not exited has arrived. The next
+    phase then begins. A thread may wait for the phase in which it arrived last. Threads that wait here
+    for ever do so because others of their cluster wait elsewhere for ever: those are the ones to name.
+    """
+
+    def __init__(self, wave: Wave) -> None:
+        self.wave, layout = wave, wave.layout
+        self._parked: list[Group] = []
+        self._here = np.zeros(layout.count, np.bool_)  # threads that arrived in the current phase
+        self._awaited = np.full(layout.count, -1)  # the phase that a thread has to wait for, if any
+        self._phase = np.zeros(layout.blocks // layout.cluster_blocks, np.int64)
+
+    def arrive(self, group: Group, site: int) -> list[Group]:
+        """Count the threads of a group as arrived; the groups that waited for them."""
+        lanes = group.all_lanes
+        if (twice := self._here[lanes]).any():
+            message = "arrives twice in one phase of the barrier of its cluster"
+            raise Violation(message, site, int(np.argmax(twice)), hint=_ARRIVE)
+        self._here[lanes] = True
+        self._awaited[lanes] = self._phase_of(group)
+        return self.release()
+
+    def wait(self, group: Group, site: int) -> list[Group]:
+        """Let the threads of a group wait; the groups that may go on."""
+        lost = self._awaited[group.all_lanes] < 0
+        if lost.any():
+            message = "waits at the barrier of its cluster without having arrived"
+            raise Violation(message, site, int(np.argmax(lost)), hint=_ARRIVE)
+        self._parked.append(group)
+        return self._passing()
+
+    def release(self) -> list[Group]:
+        """Complete the phases for which nobody is missing; the groups that may go on."""
+        came = (self._here | self.wave.exited).reshape(len(self._phase), -1)
+        complete = came.all(1) & self._here.reshape(came.shape).any(1)
+        if not complete.any():
+            return []
+        self.wave.barriers.releases += 1
+        self._phase += complete
+        self._here.reshape(came.shape)[complete] = False
+        return self._passing()
+
+    def _passing(self) -> list[Group]:
+        """The groups whose phase is complete, taken from those that wait."""
+        parked, self._parked, gone = self._parked, [], []
+        for group in parked:
+            passes = self._phase_of(group) > self._awaited[group.all_lanes]
+            if not passes.any():
+                self._parked.append(group)
+                continue
+            if not passes.all():
+                group, held = group.split(passes)
+                self._parked.append(held)
+            self._awaited[group.all_lanes] = -1
+            gone.append(group)
+        return gone
+
+    def _phase_of(self, group: Group) -> Array:
+        """The current phase of each thread's cluster."""
+        phases: Array = self._phase[group.of("row") // self.wave.layout.cluster_blocks]
+        return phases
+
+
+# Addresses
+
+
+def mapped(address: Any, rank: Any) -> Any:
+    """`mapa`: the shared address that corresponds to `address` in the block with this rank."""
+    block = np.minimum(rank, np.uint32(NO_BLOCK)).astype(address.dtype) + address.dtype.type(1)
+    return address % address.dtype.type(OF_BLOCK) + block * address.dtype.type(OF_BLOCK)
+
+
+def mapped_generic(group: Group, address: Any, rank: Any, site: int) -> Any:
+    """`mapa` of a generic address."""
+    return mapped(_in_window(group, address, site), rank) + np.uint64(SHARED)
+
+
+def rank_of(group: Group, address: Any) -> Any:
+    """`getctarank`: the rank of the block in whose shared memory an address is."""
+    block = (address // address.dtype.type(OF_BLOCK)).astype(np.uint32)
+    return np.where(block == 0, group.of("rank").astype(np.uint32), block - np.uint32(1))
+
+
+def rank_of_generic(group: Group, address: Any, site: int) -> Any:
+    """`getctarank` of a generic address."""
+    return rank_of(group, _in_window(group, address, site))
+
+
+def _in_window(group: Group, address: Any, site: int) -> Any:
+    """Generic addresses as addresses of the shared window, where all must be."""
+    outside = np.broadcast_to((address < SHARED) | (address >= LOCAL), (group.count,))
+    if outside.any():
+        position = int(np.argmax(outside))
+        wrong = int(np.broadcast_to(address, outside.shape)[position])
+        message = f"uses {wrong:#x} as an address of shared memory, where it is not"
+        raise Violation(message, site, position, wrong)
+    return address - np.uint64(SHARED)

@@ -1,0 +1,248 @@
+"""Instructions in which a warp holds matrices: each thread has a few elements, its fragment.
+
+In an 8 x 8 matrix of 16-bit elements, the thread of lane t holds row t / 4, columns 2 (t % 4) and the
+next, as one word; in a transposed one it holds those rows of that column. Larger matrices are blocks of
+8 x 8. All 32 threads of a warp take part, and the threads of a group are in the order of their lanes,
+so values reshape to a row of 8 x 4 for each warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from preheat.devices.emulator import access, halves
+from preheat.devices.emulator.layout import WARP
+from preheat.devices.emulator.memory import Violation
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.group import Group
+
+__all__ = [
+    "SHAPES",
+    "Product",
+    "check_warps",
+    "load_matrices",
+    "multiply",
+    "row_owners",
+    "store_matrices",
+    "transpose_matrix",
+]
+
+Array = np.ndarray[Any, Any]
+_U64 = np.dtype(np.uint64)
+_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+_FOUR = np.dtype(np.complex128)  # four words that are copied as one: eight elements of a row
+_WHOLE = (1 << WARP) - 1
+_BITS = 25  # of a term of a product that an H200 keeps, below the highest exponent
+_LOW = -500  # an exponent below all others: that of zero
+
+
+def check_warps(group: Group, site: int) -> None:
+    """`Violation` unless every warp is there with all its threads."""
+    warps = group.warps
+    if warps.slot is None:
+        return
+    present = np.broadcast_to(warps.of_each(warps.present), (group.count,))
+    partial = present != _WHOLE
+    if partial.any():
+        position = int(np.argmax(partial))
+        mask = int(present[position])
+        missing = next(lane for lane in range(WARP) if not mask >> lane & 1)
+        message = f"needs all 32 threads of its warp, and lane {missing} is not there"
+        hint = "all threads of the warp must come here; the block must have a multiple of 32 threads"
+        raise Violation(message, site, position, hint=hint)
+
+
+# Matrices in shared memory
+
+
+def load_matrices(
+    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+) -> list[Array]:
+    """The fragments of `count` matrices of 8 x 8, whose rows the first `8 * count` lanes point to."""
+    check_warps(group, site)
+    with row_owners(group, at, offset, count, site, "reads") as (part, place):
+        found = access.load_vector(part, place, offset, _U64, site, 2)
+        rows = np.empty((part.count, 2), _U64)
+        rows[:, 0], rows[:, 1] = found
+    elements = rows.view(np.uint16).reshape(-1, count, 8, 8)
+    if transposed:
+        elements = np.ascontiguousarray(elements.swapaxes(2, 3))
+    words = elements.view(np.uint32)
+    return [words[:, i].reshape(-1) for i in range(count)]
+
+
+def store_matrices(
+    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+) -> None:
+    """Write fragments as matrices of 8 x 8, whose rows the first lanes point to."""
+    check_warps(group, site)
+    count = len(fragments)
+    words = np.empty((group.count // WARP, count, 8), _FOUR)
+    for i, fragment in enumerate(fragments):
+        words[:, i] = _by_row(group, fragment)
+    elements = words.view(np.uint16).reshape(-1, count, 8, 8)
+    if transposed:
+        elements = np.ascontiguousarray(elements.swapaxes(2, 3))
+    rows = elements.reshape(-1, 8).view(_U64)
+    with row_owners(group, at, offset, count, site, "writes") as (part, place):
+        access.store_vector(part, place, offset, _U64, site, rows[:, 0], rows[:, 1])
+
+
+def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
+    """The fragment of the transposed matrix of 8 x 8."""
+    check_warps(group, site)
+    elements = np.ascontiguousarray(_by_warp(group, fragment)).view(np.uint16)
+    return np.ascontiguousarray(elements.swapaxes(1, 2)).view(np.uint32).reshape(-1)
+
+
+@contextmanager
+def row_owners(
+    group: Group, at: Place, offset: int, count: int, site: int, verb: str
+) -> Iterator[tuple[Group, Place]]:
+    """The threads that point to the rows of `count` matrices, and where these are.
+
+    The addresses of other threads count for nothing. A `Violation` inside tells the position of its
+    thread among all threads of the group.
+    """
+    part, place, chosen = group, at, None
+    if 8 * count < WARP:
+        chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
+        part = group.part(chosen)
+        values = np.broadcast_to(at.values, (group.count,))[chosen]
+        if at.space in ("shared", "cluster"):
+            place = access.place_shared(part, values, "shared")
+        elif at.space == "mixed":
+            place = access.place_generic(part, values)
+        else:
+            place = access.place(part, values, at.space)
+    try:
+        if place.space != "shared":
+            _outside_shared(place, offset, site, verb)
+        yield part, place
+    except Violation as bad:
+        if chosen is not None:
+            bad.position = int(chosen[bad.position])
+        raise
+
+
+def _outside_shared(place: Place, offset: int, site: int, verb: str) -> None:
+    values = np.atleast_1d(place.values)
+    outside = (values < access.SHARED) | (values >= access.LOCAL)
+    position = int(np.argmax(outside)) if place.space == "mixed" else 0
+    address = int(values[position]) + offset
+    message = f"{verb} a row of a matrix at {address:#x}, which is not in shared memory"
+    raise Violation(message, site, position, address)
+
+
+def _by_warp(group: Group, values: Any) -> Array:
+    """Values of the threads: a row of 8 x 4 for each warp."""
+    found: Array = values if values.ndim else np.broadcast_to(values, (group.count,))
+    return found.reshape(-1, 8, 4)
+
+
+def _by_row(group: Group, words: Any) -> Array:
+    """The words of the threads, four at a time: a row of 8 for each warp."""
+    return np.ascontiguousarray(_by_warp(group, words)).view(_FOUR)[:, :, 0]
+
+
+# Products
+
+
+class Product(NamedTuple):
+    """A form of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, summed in f16 or f32."""
+
+    depth: int
+    kind: str
+    sum: str
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """How many a thread has for the first factor, the second and the sum."""
+        return self.depth // 4, self.depth // 8, 4 if self.sum == "f32" else 2
+
+
+SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
+
+
+def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Array]:
+    """The fragments of a * b + c, from those of a, b and c.
+
+    The products of 16-bit floats are exact. m16n8k16 with sums in f32 adds them as an H200 does, bit
+    for bit (`_add_truncated`). Other forms add in float64 and round once. A GPU keeps fewer bits, so
+    its result may differ by a few units in the last place of the largest term.
+    """
+    check_warps(group, site)
+    warps, steps = group.count // WARP, form.depth // 8
+    first, second, _ = form.registers
+    a = np.empty((warps, 2, 8, steps), _FOUR)
+    for i, values in enumerate(fragments[:first]):
+        a[:, i % 2, :, i // 2] = _by_row(group, values)
+    b = np.empty((warps, 8, steps), _FOUR)
+    for i, values in enumerate(fragments[first : first + second]):
+        b[:, :, i] = _by_row(group, values)
+    left = _numbers(a.view(np.uint16).reshape(warps, 16, form.depth), form.kind)
+    right = _numbers(b.view(np.uint16).reshape(warps, 8, form.depth), form.kind)
+    added = fragments[first + second :]
+    if form.depth == 16 and form.sum == "f32":
+        c = np.empty((warps, 2, 8, 4, 2), np.float32)
+        for i, values in enumerate(added):
+            c[:, i // 2, :, :, i % 2] = _by_warp(group, values)
+        d = _add_truncated(left, right, c.reshape(warps, 16, 8)).reshape(c.shape)
+        return [d[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+    total = np.matmul(left, np.ascontiguousarray(right.swapaxes(1, 2))).reshape(warps, 2, 8, 4, 2)
+    if form.sum == "f16":
+        words = np.empty((warps, 2, 8), _FOUR)
+        for i, values in enumerate(added):
+            words[:, i] = _by_row(group, values)
+        total += _numbers(words.view(np.uint16), "f16").reshape(total.shape)
+        pairs = halves.canonical(total.astype(np.float16)).view(np.uint32)
+        return [pairs[:, i].reshape(-1) for i in range(2)]
+    singles = np.empty(total.shape, np.float32)
+    for i, values in enumerate(added):
+        singles[:, i // 2, :, :, i % 2] = _by_warp(group, values)
+    total += singles
+    rounded = total.astype(np.float32)
+    rounded[np.isnan(rounded)] = _NAN
+    return [rounded[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+
+
+def _add_truncated(left: Array, right: Array, c: Array) -> Array:
+    """Rows of `left` times rows of `right`, added to c: 17 terms at once, as an H200 adds them.
+
+    Every term is cut off at 25 bits below the highest exponent among them; that of a product is the sum
+    of its factors' exponents, whatever their product is. Then the sum is cut off to float32.
+    """
+    first = np.ascontiguousarray(left.transpose(2, 0, 1))[:, :, :, None]  # by k, so that sums are quick
+    second = np.ascontiguousarray(right.transpose(2, 0, 1))[:, :, None, :]
+    exponents = _exponents(first) + _exponents(second)
+    highest = np.maximum(exponents.max(axis=0), _exponents(c) + np.int16(1)) - 2
+    scale = np.ldexp(1.0, _BITS - highest)
+    with np.errstate(invalid="ignore", over="ignore"):
+        terms = first * second
+        terms *= scale
+        total = np.trunc(terms, out=terms).sum(axis=0) + np.trunc(c * scale)
+        exact = total / scale
+        rounded: Array = exact.astype(np.float32)
+    above = (np.abs(rounded) > np.abs(exact)) & np.isfinite(rounded)
+    rounded[above] = np.nextafter(rounded[above], np.float32(0))
+    rounded[np.isnan(rounded)] = _NAN
+    return rounded
+
+
+def _exponents(numbers: Array) -> Array:
+    """Those of `numpy.frexp`, and a low one for zero."""
+    found: Array = np.frexp(numbers)[1].astype(np.int16)
+    found[numbers == 0] = _LOW
+    return found
+
+
+def _numbers(bits: Array, kind: str) -> Array:
+    """Floats of 16 bits as float64."""
+    numbers = bits.view(np.float16) if kind == "f16" else halves.from_brain(bits)
+    return numbers.astype(np.float64)
