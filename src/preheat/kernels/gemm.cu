@@ -450,8 +450,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
 
     // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
     // instructions freely. Else the elements of a part are in registers while another one is multiplied,
-    // and parts are shorter. Both loops have the same form: another one beside it makes ptxas (13.0 to 13.4)
-    // order the first one worse, which costs 8 %.
+    // and parts are shorter. Both loops have the same form: beside a simpler one, ptxas (13.0 and 13.4) orders
+    // the first one worse, which costs up to 8 %.
     template <bool ALIGNED> INLINE void run(const A& a, const B& b, int k) {
         constexpr int LENGTH = ALIGNED ? DEPTH : 16 * BUFFERS * SLICES, STEPS = LENGTH / SLICES / 16;
         using Left = Operand<A, A_ALONG, ROWS, LENGTH, true, ALIGNED>;
