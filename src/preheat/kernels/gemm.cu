@@ -282,11 +282,8 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
 #if __CUDA_ARCH__ >= 800
 
 // The stages of the widest tile take 144 KB of shared memory, or 96 KB where a block cannot have more.
-#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
-constexpr bool LARGE_SHARED = false;
-#else
-constexpr bool LARGE_SHARED = true;
-#endif
+constexpr bool LARGE_SHARED =
+    __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
 
 INLINE unsigned address_of(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
