@@ -82,15 +82,14 @@ def test_halves_at_any_address(device: Gpu, random: Random, shift: int) -> None:
             check(device, random, op_of(name, dims, dtype), dtype, shift)
 
 
-@pytest.mark.parametrize("tile", [256, 64])
-def test_products_of_halves_need_no_tensor_cores(open_device: Callable[..., Gpu], tile: int) -> None:
+def test_products_of_halves_need_no_tensor_cores(open_device: Callable[..., Gpu]) -> None:
     gpu, rng = open_device("emulator", arch="sm_75"), np.random.default_rng(8)
     a, b = (
         gpu.array(rng.standard_normal(shape, dtype=np.float32), "bfloat16")
         for shape in ((40, 21), (21, 150))
     )
     c, whole = framed(gpu, (40, 150), "bfloat16")
-    run(gpu, gemm.gemm(40, 150, 21, "bfloat16", tile=tile), a, b, c)
+    run(gpu, gemm.gemm(40, 150, 21, "bfloat16", tile=256), a, b, c)
     product_agrees("gemm", exact(c), exact(a), exact(b), "bfloat16")
     assert np.isnan(exact(whole)).sum() == whole.size - c.size
 
