@@ -435,6 +435,7 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
             }
     }
 
+    // Slices take turns with 16 of k each, so that their sums do not depend on the length of the parts.
     // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order
     // its instructions freely. Else the elements of a part are in registers while another one is
     // multiplied, and parts are shorter. Both loops have the same form: beside a simpler one, ptxas
@@ -459,7 +460,7 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
         wait<STAGES - 2>();
         __syncthreads();
         Fragments fragments[BUFFERS];
-        load<Left, Right>(fragments[0], 0, slice * STEPS * 16);
+        load<Left, Right>(fragments[0], 0, slice * 16);
         int before = LAST, stage = 0;  // the stage that was multiplied last, and the one that is now
 #pragma unroll 1
         for (int start = 0; start < k; start += LENGTH) {
@@ -475,7 +476,7 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
                     __syncthreads();  // the next stage is there, and nobody reads this one any more
                 }
                 if (BUFFERS == 1) multiply(fragments[0]);
-                int at = (slice * STEPS + (step + 1) % STEPS) * 16;
+                int at = ((step + 1) % STEPS * SLICES + slice) * 16;
                 load<Left, Right>(fragments[(step + 1) % BUFFERS], last ? after : stage, at);
                 if (BUFFERS == 2) multiply(fragments[step % 2]);
             }
