@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -43,6 +43,12 @@ docs-check: $(READY)   ## run every snippet of the docs
 test-gpu:              ## the tests that need a GPU or torch, with the Python that is there
 	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m "gpu or torch"
 
+sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitizer, once they are compiled
+	PYTHONPATH=src:.carry $(PYTHON) -m tests.kernels.sanitized
+	for tool in memcheck initcheck racecheck; do \
+		PYTHONPATH=src:.carry compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m tests.kernels.sanitized || exit 1; \
+	done
+
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomli-w>=1.0' 'xxhash>=3.4'
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
@@ -59,6 +65,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py --widths
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built

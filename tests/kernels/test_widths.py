@@ -11,6 +11,7 @@ import pytest
 
 from preheat import Array, Gpu
 from preheat.kernels.ops import Ops
+from tests.kernels import sanitized
 from tests.kernels.conftest import DTYPES, Exact, Operand, agree, exact, same_bits, tensors_agree
 from tests.kernels.test_rms_norm import gradients, rms_norm
 from tests.kernels.test_softmax import softmax
@@ -146,6 +147,11 @@ def test_twenty_runs_give_the_same_bits(ops: Ops, random: Random, width: int) ->
     first = run()
     for _ in range(19):
         assert all(map(same_bits, run(), first))
+
+
+def test_what_compute_sanitizer_looks_at_runs(device: Gpu) -> None:
+    assert sanitized.rows(device, sanitized.ROWS[2:3], ["float32"]) == 1
+    assert sanitized.products(device, sanitized.PRODUCTS[2:3], ["float32"]) == 3
 
 
 # For hardware alone

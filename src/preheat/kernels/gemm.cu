@@ -4,11 +4,11 @@
 //     gemm_backward_a   ga[m, k] = gc[m, n] b[k, n]^T
 //     gemm_backward_b   gb[k, n] = a[m, k]^T gc[m, n]
 //
-// A block computes one tile of the result: SIZE by SIZE, or 128 by 256 where SIZE is 256. It goes over k
-// in parts of DEPTH, which it copies into shared memory. Products of 16-bit types use tensor cores
-// (`Mma`), where there are any since sm_80; all others use fused multiply-adds in fp32 (`Simt`). In small
-// tiles there are more warps than are needed for the tile. There, SLICES groups of warps divide every
-// part by k, and their sums are added in the end, always in the same order.
+// A block computes one tile of the result: SIZE by SIZE, or 128 by 256 where SIZE is 256. It goes over
+// k in parts of DEPTH, which it copies into shared memory. Products of 16-bit types use tensor cores
+// (`Mma`), where there are any since sm_80; all others use fused multiply-adds in fp32 (`Simt`). In
+// small tiles there are more warps than are needed for the tile. There, SLICES groups of warps divide
+// every part by k, and their sums are added in the end, always in the same order.
 
 constexpr int BLOCK = 256;  // threads
 template <int SIZE> constexpr int HEIGHT = SIZE < 128 ? SIZE : 128;  // of a tile
@@ -155,8 +155,8 @@ template <int TEAM, int COUNT> INLINE void join(float (&sums)[COUNT], int slice)
     }
 }
 
-// Fused multiply-adds in fp32, of a square tile. While the threads multiply the part of a and b that is in
-// shared memory, as floats with k first, they already fetch the next part into registers.
+// Fused multiply-adds in fp32, of a square tile. While the threads multiply the part of a and b that is
+// in shared memory, as floats with k first, they already fetch the next part into registers.
 
 // N floats from shared memory: fours that lie STRIDE apart.
 template <int N, int STRIDE> INLINE void take(const float* from, float (&to)[N]) {
@@ -186,7 +186,8 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
         column = warp % WARPS * 8 * COLUMNS + lane % 8 * 4;
     }
 
-    // What a matrix has of the part that comes next: on its way from memory, then put into shared memory.
+    // What a matrix has of the part that comes next: on its way from memory, then put into shared
+    // memory.
     template <class Matrix, bool ALONG> struct Next {
         typename Matrix::Piece pieces[FOURS];
 
@@ -279,11 +280,8 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
 #if __CUDA_ARCH__ >= 800
 
 // The stages of the widest tile take 144 KB of shared memory, or 96 KB where a block cannot have more.
-#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
-constexpr bool LARGE_SHARED = false;
-#else
-constexpr bool LARGE_SHARED = true;
-#endif
+constexpr bool LARGE_SHARED =
+    __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
 
 // Four matrices of 8 by 8, each thread pointing to a row of one of them.
 template <bool TRANSPOSED> INLINE void load_matrices(unsigned (&to)[4], unsigned from) {
@@ -322,12 +320,13 @@ INLINE void transpose(unsigned (&words)[4]) {
             }
 }
 
-// One operand of a tile: SIZE of its rows or columns. A part of it has the same rows in shared memory as
-// in memory, in chunks of eight elements. The chunks of a row are swizzled, so that eight rows of one
-// chunk, which ldmatrix reads at once, lie in different banks. `to` and `part` are offsets there.
+// One operand of a tile: SIZE of its rows or columns. A part of it has the same rows in shared memory
+// as in memory, in chunks of eight elements. The chunks of a row are swizzled, so that eight rows of
+// one chunk, which ldmatrix reads at once, lie in different banks. `to` and `part` are offsets there.
 template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST, bool ALIGNED> struct Operand {
     static constexpr int HIGH = ALONG ? SIZE : DEPTH, CHUNKS = (ALONG ? DEPTH : SIZE) / 8;
-    static constexpr int BYTES = HIGH * CHUNKS * 16, COUNT = HIGH * CHUNKS / BLOCK, STEP = BLOCK / CHUNKS;
+    static constexpr int BYTES = HIGH * CHUNKS * 16;
+    static constexpr int COUNT = HIGH * CHUNKS / BLOCK, STEP = BLOCK / CHUNKS;
     static constexpr bool ASYNC = ALIGNED && !Matrix::PACKED;
     static_assert(COUNT * STEP == HIGH && STEP % 8 == 0, "the chunks of a thread are swizzled alike");
 
@@ -340,8 +339,8 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST, bool ALIGNE
         return (row * CHUNKS + (chunk ^ swizzle)) * 16;
     }
 
-    // A thread has chunks that lie STEP rows apart. They are copied asynchronously, or fetch() reads them
-    // into registers and put() writes them.
+    // A thread has chunks that lie STEP rows apart. They are copied asynchronously, or fetch() reads
+    // them into registers and put() writes them.
     INLINE void fetch(int to, int k) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         int y = (ALONG ? start : k) + row, x = (ALONG ? k : start) + chunk * 8;
@@ -372,8 +371,8 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST, bool ALIGNE
     }
 
     // The fragment of 16 rows of a, or of 16 columns of b, from `at` on, by 16 of k. ldmatrix gives the
-    // four matrices of 8 by 8 in the order that `mma` wants: of a those of the same k follow one another,
-    // of b those of the same columns.
+    // four matrices of 8 by 8 in the order that `mma` wants: of a those of the same k follow one
+    // another, of b those of the same columns.
     static INLINE void load(unsigned (&to)[4], int part, int at, int k) {
         int lane = threadIdx.x % 32;
         constexpr bool ROWS_FIRST = FIRST == ALONG;
@@ -385,8 +384,8 @@ template <class Matrix, bool ALONG, int SIZE, int DEPTH, bool FIRST, bool ALIGNE
     }
 };
 
-// While the tensor cores multiply one part, the next ones are on their way into the other stages, and the
-// fragments of the next 16 of k are read from shared memory.
+// While the tensor cores multiply one part, the next ones are on their way into the other stages, and
+// the fragments of the next 16 of k are read from shared memory.
 template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Mma {
     static constexpr bool WIDEST = SIZE == 256, ROOMY = LARGE_SHARED && !B::PACKED;
     static constexpr int ROWS = HEIGHT<SIZE>, COLUMNS = SIZE, GROUP = 8;
@@ -404,8 +403,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
     int slice, row, column;  // of the warp, the latter in the tile
     float sums[HIGH / 16 * WIDE / 8 * 4] = {};
 
-    // Blocks with neighbouring numbers have tiles in GROUP rows of tiles, so that those which run at the
-    // same time need few rows and columns of the operands.
+    // Blocks with neighbouring numbers have tiles in GROUP rows of tiles, so that those which run at
+    // the same time need few rows and columns of the operands.
     INLINE Mma(int m, int n) {
         int down = (m - 1) / ROWS + 1, across = (n - 1) / COLUMNS + 1;
         int first = blockIdx.x / (GROUP * across) * GROUP, number = blockIdx.x % (GROUP * across);
@@ -421,7 +420,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
 #pragma unroll
         for (int i = 0; i < HIGH / 16; i++) Left::load(to.a[i], stage, row + i * 16, k);
 #pragma unroll
-        for (int i = 0; i < WIDE / 16; i++) Right::load(to.b[i], stage + Left::BYTES, column + i * 16, k);
+        for (int i = 0; i < WIDE / 16; i++)
+            Right::load(to.b[i], stage + Left::BYTES, column + i * 16, k);
     }
 
     INLINE void multiply(const Fragments& of) {
@@ -435,15 +435,16 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
             }
     }
 
-    // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order its
-    // instructions freely. Else the elements of a part are in registers while another one is multiplied,
-    // and parts are shorter. Both loops have the same form: another one beside it makes ptxas (13.0 to 13.4)
-    // order the first one worse, which costs 8 %.
+    // Slices take turns with 16 of k each, so that their sums do not depend on the length of the parts.
+    // ALIGNED says that both operands are. Then the loop has no branches, and the compiler can order
+    // its instructions freely. Else the elements of a part are in registers while another one is
+    // multiplied, and parts are shorter. Both loops have the same form: beside a simpler one, ptxas
+    // (13.0 and 13.4) orders the first one worse, which costs up to 8 %.
     template <bool ALIGNED> INLINE void run(const A& a, const B& b, int k) {
         constexpr int LENGTH = ALIGNED ? DEPTH : 16 * BUFFERS * SLICES, STEPS = LENGTH / SLICES / 16;
         using Left = Operand<A, A_ALONG, ROWS, LENGTH, true, ALIGNED>;
         using Right = Operand<B, B_ALONG, COLUMNS, LENGTH, false, ALIGNED>;
-        constexpr int SECOND = Left::BYTES, STAGE = Left::BYTES + Right::BYTES, LAST = (STAGES - 1) * STAGE;
+        constexpr int SECOND = Left::BYTES, STAGE = SECOND + Right::BYTES, LAST = (STAGES - 1) * STAGE;
         Left from_a = {a, top};
         Right from_b = {b, left};
 #pragma unroll 1
@@ -459,7 +460,7 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
         wait<STAGES - 2>();
         __syncthreads();
         Fragments fragments[BUFFERS];
-        load<Left, Right>(fragments[0], 0, slice * STEPS * 16);
+        load<Left, Right>(fragments[0], 0, slice * 16);
         int before = LAST, stage = 0;  // the stage that was multiplied last, and the one that is now
 #pragma unroll 1
         for (int start = 0; start < k; start += LENGTH) {
@@ -475,7 +476,7 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
                     __syncthreads();  // the next stage is there, and nobody reads this one any more
                 }
                 if (BUFFERS == 1) multiply(fragments[0]);
-                int at = (slice * STEPS + (step + 1) % STEPS) * 16;
+                int at = ((step + 1) % STEPS * SLICES + slice) * 16;
                 load<Left, Right>(fragments[(step + 1) % BUFFERS], last ? after : stage, at);
                 if (BUFFERS == 2) multiply(fragments[step % 2]);
             }
@@ -487,8 +488,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
         wait<0>();
     }
 
-    // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them, so
-    // that each has eight neighbours. What is there already is read eight rows and more at a time.
+    // Four threads have neighbouring pairs of a row, in four times eight columns. They exchange them,
+    // so that each has eight neighbours. What is there already is read eight rows and more at a time.
     INLINE void write(const Dense<T>& c, bool add) const {
         if (slice != 0) return;
         int lane = threadIdx.x % 32, y = top + row + lane / 4, x = left + column + lane % 4 * 8;
@@ -499,7 +500,8 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
 #pragma unroll
                 for (int r = 0; r < 4; r++)
 #pragma unroll
-                    for (int s = 0; s < WIDE / 32; s++) chunks[r][s] = c.read(y + (i + r) * 8, x + s * 32);
+                    for (int s = 0; s < WIDE / 32; s++)
+                        chunks[r][s] = c.read(y + (i + r) * 8, x + s * 32);
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll

@@ -83,7 +83,7 @@ def quantize(weight: Any) -> Nf4:
 
 
 def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What a quantised matrix of the host stands for: exactly what kernels make of it."""
+    """What a quantised matrix of the host stands for. Kernels round it to the type of the product."""
     import numpy as np
 
     if not isinstance(quantized, Nf4):

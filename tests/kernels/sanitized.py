@@ -1,0 +1,79 @@
+"""Every kind of launch of the shipped kernels once, for compute-sanitizer: `make sanitize-gpu`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import numpy as np
+
+import preheat
+from preheat import Array, Gpu
+from preheat.kernels import gemm
+from preheat.kernels.nf4 import quantize
+from preheat.kernels.ops import Ops
+
+DTYPES = "float32", "float16", "bfloat16"
+#: Rows, widths and the elements in front of each operand.
+ROWS = [
+    (5, 7, 1), (5, 33, 0), (3, 40, 1), (5, 128, 3), (5, 129, 1), (300, 1000, 1), (70, 1001, 3),
+    (3, 1001, 0), (3, 1000, 0), (2, 4096, 1), (70, 4097, 1), (2, 16384, 1), (2, 20001, 1),
+    (2, 50257, 3), (70, 50257, 0), (1, 200000, 1),
+]  # fmt: skip
+#: The sizes m, n and k of products, and the elements in front of each operand.
+PRODUCTS = [(300, 264, 72, 0), (130, 129, 65, 1), (17, 33, 31, 1), (16, 264, 520, 0), (1, 1, 1, 0)]
+
+
+def operand(gpu: Gpu, shape: tuple[int, ...], dtype: str, offset: int) -> Array:
+    """Random numbers at an address of that kind; every byte of the buffer is written."""
+    size = int(np.prod(shape))
+    values = np.random.default_rng().standard_normal(size + offset, dtype=np.float32)
+    room = gpu.array(values.astype("float16") if dtype == "float16" else values, dtype)
+    return room[offset:].reshape(shape)
+
+
+def rows(gpu: Gpu, cases: Iterable[tuple[int, int, int]], dtypes: Iterable[str] = DTYPES) -> int:
+    ops, done = Ops(gpu, blas=False), 0
+    for dtype in dtypes:
+        for number, width, offset in cases:
+            x, gy = (operand(gpu, (number, width), dtype, offset) for _ in range(2))
+            gamma = operand(gpu, (width,), dtype, offset)
+            y = ops.softmax(x)
+            ops.softmax_backward(gy, y, out=y)
+            ops.rms_norm_backward(gy, x, gamma, eps=1e-6, out=(gy, None))
+            ops.rms_norm(x, gamma, eps=1e-6, out=x)
+            ops.swiglu_backward(gy, x, y, out=(x, None))
+            ops.silu(x)
+            done += 1
+    return done
+
+
+def products(
+    gpu: Gpu, cases: Iterable[tuple[int, int, int, int]], dtypes: Iterable[str] = DTYPES
+) -> int:
+    done = 0
+    for dtype in dtypes:
+        for m, n, k, offset in cases:
+            a, b, gc = (operand(gpu, shape, dtype, offset) for shape in ((m, k), (k, n), (m, n)))
+            packed = quantize(np.random.default_rng().standard_normal((k, n))).on(gpu)
+            c, ga, gb = (gpu.empty(shape, dtype) for shape in ((m, n), (m, k), (k, n)))
+            for tile in gemm.tiles(dtype):
+                mnk = m, n, k
+                gemm.gemm(*mnk, dtype, tile=tile).launch(gpu, a, b, c, *mnk, False)
+                gemm.gemm_backward_a(*mnk, dtype, tile=tile).launch(gpu, gc, b, ga, *mnk, False)
+                gemm.gemm_backward_b(*mnk, dtype, tile=tile).launch(gpu, a, gc, gb, *mnk, False)
+                nf4 = gemm.gemm_backward_a_nf4(*mnk, dtype, tile=tile)
+                nf4.launch(gpu, gc, packed.codes, packed.scales, ga, *mnk, True)
+                done += 1
+    return done
+
+
+def main() -> None:
+    gpu = preheat.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    done = rows(gpu, ROWS), products(gpu, PRODUCTS)
+    gpu.synchronize()
+    sys.stdout.write("{} cases of rows and {} of products ran\n".format(*done))
+
+
+if __name__ == "__main__":
+    main()
