@@ -169,7 +169,18 @@ def images(root: Path, *texts: str) -> list[Path]:
     found = []
     for header in headers:
         found.append(root / f"{header.parent.stem}.img")
-        make = ["mke2fs", "-q", "-t", "ext2", "-U", "clear", "-d", header.parent, found[-1], "256k"]
+        make: list[str | Path] = [
+            "mke2fs",
+            "-q",
+            "-t",
+            "ext2",
+            "-U",
+            "clear",
+            "-d",
+            header.parent,
+            found[-1],
+            "256k",
+        ]
         fixed = {**os.environ, "E2FSPROGS_FAKE_TIME": "7"}
         try:
             subprocess.run(make, check=True, capture_output=True, env=fixed)
