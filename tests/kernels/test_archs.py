@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -29,19 +29,23 @@ def type_of(op: Op) -> str:
     return re.split("[<,>]", op.entry)[1]
 
 
-def share(family: str, at: int, archs: int) -> list[Op]:
-    """The kernels of a family for architecture number `at`: some of every type, and other ones of each.
+def templates(entries: Iterable[str]) -> set[str]:
+    """The names of kernels whatever the element type."""
+    return {re.sub("<[^,>]*", "<T", entry) for entry in entries}
 
-    Together the architectures have all of them, but for bfloat16: one each, since its code differs from
-    that of float16 in no more than how numbers are rounded.
+
+def share(family: str, at: int, archs: int) -> list[Op]:
+    """The kernels of a family for architecture number `at`: some of one type, and other ones of each.
+
+    Together the architectures have every other one of float32 and the others of float16. They have a
+    few of bfloat16, whose code differs from that of float16 in no more than how numbers are rounded.
     """
-    picked: list[Op] = []
-    for number, kind in enumerate(sorted({type_of(op) for op in EVERY.values()})):
-        ops = [op for op in EVERY.values() if (op.source.name, type_of(op)) == (family, kind)]
-        first = (at + 4 * number) % archs
-        chosen = ops[first::archs] or [ops[first % len(ops)]]
-        picked += chosen[:1] if kind == "__nv_bfloat16" else chosen
-    return picked
+    kinds = sorted({type_of(op) for op in EVERY.values()})
+    kind, turn, turns = kinds[at % 3], at // 3, max(1, archs // 3)
+    ops = [op for op in EVERY.values() if (op.source.name, type_of(op)) == (family, kind)]
+    half = ops[kind == "float" :: 2] or ops
+    chosen = half[turn % turns :: turns] or [half[turn % len(half)]]
+    return chosen[:1] if kind == "__nv_bfloat16" else chosen
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,15 +65,13 @@ def test_every_architecture_compiles_its_share_of_all_kernels(
         _check(artifact.ptx)
 
 
-@pytest.mark.parametrize("archs", [1, 2, 13, 40])
-def test_shares_leave_no_kernel_out_and_have_every_family_and_type(archs: int) -> None:
+@pytest.mark.parametrize("archs", [3, 13, 40])
+def test_shares_have_every_family_and_together_most_kernels_and_every_type(archs: int) -> None:
     shares = [[op for name in FAMILIES for op in share(name, at, archs)] for at in range(archs)]
-    found = {op.entry for each in shares for op in each}
-    assert found >= {entry for entry, op in EVERY.items() if type_of(op) != "__nv_bfloat16"}
-    pairs = {(op.source.name, type_of(op)) for op in EVERY.values()}
-    assert len(pairs) == len(FAMILIES) * len(DTYPES)
-    for each in shares:
-        assert {(op.source.name, type_of(op)) for op in each} == pairs
+    assert all({op.source.name for op in each} == set(FAMILIES) for each in shares)
+    every = [op for each in shares for op in each]
+    assert len({(op.source.name, type_of(op)) for op in every}) == len(FAMILIES) * len(DTYPES)
+    assert len(templates(op.entry for op in every)) > 0.8 * len(templates(EVERY))
 
 
 @pytest.mark.parametrize(

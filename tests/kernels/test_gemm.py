@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import preheat
 from preheat import Array, Gpu
 from preheat.arch import Arch
 from preheat.builder import Builder
@@ -186,6 +187,17 @@ def test_a_newer_dialect_of_ptx_gives_the_same_bits(open_device: Callable[..., G
         run(gpu, op_of(name, dims), a, b, c)
         found.append(c)
     assert same_bits(*found)
+
+
+@forms
+@pytest.mark.parametrize("length", [1, 16, 136])
+def test_no_product_of_halves_reads_shared_memory_that_nothing_wrote(name: str, length: int) -> None:
+    gpu = preheat.device("emulator", sanitize=True)
+    left, right, result = FORMS[name]
+    (summed,) = set(left) - set(result)
+    dims = {"m": 8, "n": 8, "k": 8, summed: length}
+    a, b = (gpu.zeros(shape_of(axes, dims), "float16").fill(1) for axes in (left, right))
+    assert np.all(exact(getattr(Ops(gpu, blas=False), name)(a, b)) == length)
 
 
 # What is compiled and launched

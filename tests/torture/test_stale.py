@@ -155,26 +155,44 @@ def mounted(what: Path, at: Path, *how: str) -> Iterator[None]:
         subprocess.run(["umount", at], check=True)
 
 
-def image(path: Path, text: str) -> Path:
-    """A file system image in which every time is fixed."""
-    tree = path.with_suffix(".tree")
-    tree.mkdir()
-    (tree / "v.h").write_text(text)
-    os.utime(tree / "v.h", (1, 1))
-    make: list[str | Path] = ["mke2fs", "-q", "-t", "ext2", "-U", "clear", "-d", tree, path, "256k"]
-    try:
-        subprocess.run(
-            make, check=True, capture_output=True, env={**os.environ, "E2FSPROGS_FAKE_TIME": "7"}
-        )
-    except (OSError, subprocess.CalledProcessError) as fault:
-        pytest.skip(f"cannot make an image: {fault}")
-    return path
+def images(root: Path, *texts: str) -> list[Path]:
+    """File system images, each with a header, in which every time is the same."""
+    headers = [root / f"{n}.tree" / "v.h" for n in range(len(texts))]
+    for header, text in zip(headers, texts, strict=True):
+        header.parent.mkdir()
+        header.write_text(text)
+    seconds: set[int] = set()
+    while len(seconds) != 1:  # images count in seconds
+        for header in headers:
+            os.utime(header, (1, 1))  # sets the time of the change, too
+        seconds = {int(header.stat().st_ctime) for header in headers}
+    found = []
+    for header in headers:
+        found.append(root / f"{header.parent.stem}.img")
+        make: list[str | Path] = [
+            "mke2fs",
+            "-q",
+            "-t",
+            "ext2",
+            "-U",
+            "clear",
+            "-d",
+            header.parent,
+            found[-1],
+            "256k",
+        ]
+        fixed = {**os.environ, "E2FSPROGS_FAKE_TIME": "7"}
+        try:
+            subprocess.run(make, check=True, capture_output=True, env=fixed)
+        except (OSError, subprocess.CalledProcessError) as fault:
+            pytest.skip(f"cannot make an image: {fault}")
+    return found
 
 
 def test_two_images_with_the_same_times_are_two_images(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (image(project.root / f"{n}.img", text) for n, text in enumerate((OLD, NEW)))
+    first, second = images(project.root, OLD, NEW)
     passed, stamps = [0.0], []
     monkeypatch.setattr("preheat.toolchain.evidence._now", lambda: passed[0])
     same = project.process()

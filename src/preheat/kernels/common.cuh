@@ -104,7 +104,6 @@ template <class T> struct Single {
 template <int LANES> constexpr bool ALONE = LANES > 32;
 template <int LANES> constexpr int ROWS = ALONE<LANES> ? 1 : 128 / LANES;  // of a block
 template <int LANES> constexpr int THREADS = LANES * ROWS<LANES>;          // at most
-template <int LANES> INLINE int lanes() { return ALONE<LANES> ? blockDim.x : LANES; }
 // Blocks that a processor shall hold at least: 1024 threads leave 64 registers to each.
 template <int LANES> constexpr int RESIDENT = 1024 / THREADS<LANES>;
 

@@ -114,15 +114,15 @@ template <class T> struct Nf4 {
     INLINE Piece read(int row, int column) const {
         if (!has(row, column)) return {0, 0, 0, SIZE};
         long long first = (long long)row * width + column;
-        // A piece at the end of a row has codes of the next row. They meet zeros of the other matrix.
+        // What a piece has beyond the end of its row is zero.
         long long last = first + min(SIZE, width - column) - 1;
-        Piece piece = {0, scales[first / 64], scales[last / 64], 64 - (int)(first % 64)};
+        Piece piece = {0x77777777, scales[first / 64], scales[last / 64], 64 - (int)(first % 64)};  // zeros
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             long long at = first + i;
             if (at <= last) {
                 unsigned code = data[at / 2] >> (1 - at % 2) * 4 & 15;
-                piece.codes |= code << (i / 2 * 8 + (1 - i % 2) * 4);
+                piece.codes ^= (code ^ 7) << (i / 2 * 8 + (1 - i % 2) * 4);
             }
         }
         return piece;
@@ -279,9 +279,10 @@ template <class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struct Simt {
 
 #if __CUDA_ARCH__ >= 800
 
-// The stages of the widest tile take 144 KB of shared memory, or 96 KB where a block cannot have more.
-constexpr bool LARGE_SHARED =
-    __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200);
+// The stages of the widest tile take 144 KB of shared memory, or 96 KB where a block cannot have more. Code
+// for sm_80 also runs on sm_86 and sm_89, whose blocks have 99 KB.
+constexpr bool LARGE_SHARED = __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200;
+constexpr int LARGE_BYTES = 144 << 10;
 
 // Four matrices of 8 by 8, each thread pointing to a row of one of them.
 template <bool TRANSPOSED> INLINE void load_matrices(unsigned (&to)[4], unsigned from) {
@@ -449,12 +450,10 @@ template <class T, class A, bool A_ALONG, class B, bool B_ALONG, int SIZE> struc
         Right from_b = {b, left};
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) {
-            if (i * LENGTH < k) {
-                from_a.fetch(i * STAGE, i * LENGTH);
-                from_b.fetch(i * STAGE + SECOND, i * LENGTH);
-                from_a.put(i * STAGE);
-                from_b.put(i * STAGE + SECOND);
-            }
+            from_a.fetch(i * STAGE, i * LENGTH);  // zeros beyond k
+            from_b.fetch(i * STAGE + SECOND, i * LENGTH);
+            from_a.put(i * STAGE);
+            from_b.put(i * STAGE + SECOND);
             commit();
         }
         wait<STAGES - 2>();
@@ -528,6 +527,8 @@ INLINE void product(const A& a, const B& b, T* c, int m, int n, int k, bool add)
     if constexpr (TENSOR_CORES<T>) {
 #if __CUDA_ARCH__ >= 800
         Mma<T, A, A_ALONG, B, B_ALONG, SIZE> tile(m, n);
+        // PTX for sm_90 can be compiled for a chip whose blocks have less.
+        if (tile.WIDEST && tile.ROOMY && dynamic_bytes() < LARGE_BYTES) __trap();
         if (a.aligned && b.aligned) tile.template run<true>(a, b, k);
         else tile.template run<false>(a, b, k);
         join<decltype(tile)::TEAM>(tile.sums, tile.slice);

@@ -32,8 +32,8 @@ _CPP = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 class Op(NamedTuple):
     """What one launch compiles and how it runs, as one value: a plan cannot differ from what runs.
 
-    The functions that make one know shape and element type alone, neither the device nor the memory,
-    so results depend on nothing else. `dims` are for people and plans; `entry` is a name expression.
+    The functions that make one know shape and element type alone, neither the device nor the memory.
+    `dims` are for people and plans; `entry` is a name expression.
     `cluster` is the number of blocks that share a row, where the device has clusters, and `shared` the
     bytes of shared memory of each. `by` is the library that does it instead, such as cuBLAS: then
     nothing is compiled for it. `slower` says why this is not the quick way to do it, where it is not;

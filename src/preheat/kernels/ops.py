@@ -161,7 +161,8 @@ class Ops:
             "rms_norm_gamma": (partial, g_gamma, groups, width),
         }
         for op in rms_norm.rms_norm_backward(rows, width, like.dtype):
-            op.launch(self.gpu, *arguments[op.name], stream=stream, aligned=whole)
+            known = whole or op.name == "rms_norm_gamma"  # whose operands are the workspace's
+            op.launch(self.gpu, *arguments[op.name], stream=stream, aligned=known)
         return gx, g_gamma
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
@@ -221,7 +222,7 @@ class Ops:
             op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
             return self._product(op, found, gc, b, ga, accumulate, stream)
         op, mnk = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype), (dims[each] for each in "mnk")
-        operands, whole = (gc, b.codes, b.scales, ga.array), aligned(ga, *found.operands)
+        operands, whole = (gc, b.codes, b.scales, ga.array), aligned(ga, found.operands[0])
         op.launch(self.gpu, *operands, *mnk, bool(accumulate), stream=stream, aligned=whole)
         return ga.array
 

@@ -58,7 +58,8 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
         block = (at.threads(width, element),)
         return Op(name, dims, _SOURCE, entry, grid, block, slower=slower(width, element)), *more
     block, strips = (_STRIP_THREADS,), -(-width // _STRIP[element.size])
-    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}>", (strips * rows,), block)
+    grid, why = (strips * rows,), slower(width, element)
+    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}>", grid, block, slower=why)
     entry = f"{name}_strips<{cpp}>"
     return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=_TWICE), *more
 
@@ -72,7 +73,7 @@ def groups(rows: int, width: int, dtype: object) -> int:
         return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP[element.size])))
     if at.lanes <= 32:
         return min(rows, at.rows if rows <= _FEW else PROCESSORS * 512 // at.lanes)
-    resident = 512 if element.size == 4 else max(1024, 2 * at.lanes % 2048)  # threads of a processor
+    resident = 512 if element.size == 4 else 1152 if at.lanes == 576 else 1024  # threads of a processor
     return min(rows, PROCESSORS * max(1, resident // at.threads(width, element)))
 
 
