@@ -209,7 +209,7 @@ template <class T> struct Pieces {
     static INLINE Item read(const T* data, Span span, int at) {
         return at < span.length && inside(at, span) ? *(const Item*)(data + span.first + at) : Item();
     }
-    // At both ends of the operand, a piece is read element by element: it is zero before.
+    // Read a piece at one of the ends of the operand element by element. Until then it is zero.
     static INLINE void complete(Item& piece, const T* data, Span span, int at) {
         if (at >= span.length || inside(at, span)) return;
         Item part;
@@ -229,7 +229,7 @@ template <class T> struct Pieces {
         if (at >= 0 && at + SIZE <= span.length) *(Item*)(data + span.first + at) = piece;
         else write_part(data, span, piece, at, 0, span.length);
     }
-    // As many elements as a chunk has, from the element `by` of `low` on; `high` follows `low`.
+    // A chunk of elements, from the element `by` of `low` on; `high` follows `low`.
     static INLINE Item between(const Item& low, const Item& high, int by) {
         int bytes = by * sizeof(T);
         unsigned words[8];
@@ -259,7 +259,7 @@ template <class T> struct Pieces {
     }
 };
 
-// The chunk that the thread `source` of every WIDTH has: one of two, as it says.
+// The chunk that the thread `source` of every WIDTH sends: `b` if it is the `other` one, else `a`.
 template <int WIDTH, class C> INLINE C received(bool other, const C& a, const C& b, int source) {
     C chunk;
 #pragma unroll
@@ -330,17 +330,25 @@ INLINE void load(A, typename A::Item (&to)[CHUNKS], const T* from, Span span, in
 
 template <class T> INLINE bool aligned(const T* p) { return (size_t)p % sizeof(Chunk<T>) == 0; }
 
-// Run `Work` by a way to access rows: single elements, chunks of rows that all are whole and `aligned`, or
-// chunks of any others. All threads of a launch take the same one.
-template <class Work, class T, int LANES, int CHUNKS, bool SINGLES, class... Args>
+// Which rows that are not aligned are accessed element by element: none, those of a launch of few small
+// blocks, whose time is the latency of their loads, or all.
+enum class Elementwise { NEVER, IF_FEW, ALWAYS };
+template <class T, int LANES, int CHUNKS>
+constexpr Elementwise ELEMENTWISE =
+    LANES <= 32 && CHUNKS == 1 && (sizeof(T) == 4 || LANES < 16) ? Elementwise::ALWAYS
+    : LANES <= 512 && (CHUNKS == 1 || sizeof(T) == 4)            ? Elementwise::IF_FEW
+                                                                 : Elementwise::NEVER;
+
+// Run `Work` with the access policy of the launch, which is the same for all of its threads: single
+// elements, chunks of rows that all are whole and `aligned`, or chunks of other rows.
+template <class Work, class T, bool SINGLES, Elementwise WHEN, class... Args>
 INLINE void by_access(int width, bool aligned, Args... args) {
-    constexpr bool FLOATS = sizeof(T) == 4;
-    constexpr int FEW = 64;  // small blocks, which are done when their operands have arrived
+    constexpr int FEW = 64, SMALL = 128;  // blocks, and threads of a block
     if constexpr (SINGLES) return Work::run(Direct<Single<T>>(), args...);
     if (aligned && width % Chunk<T>::SIZE == 0) return Work::run(Direct<Chunk<T>>(), args...);
-    if constexpr (LANES <= 32 && CHUNKS == 1 && (FLOATS || LANES < 16)) return Work::run(Loose<T>(), args...);
-    if constexpr (LANES <= 512 && (CHUNKS == 1 || FLOATS))
-        if (gridDim.x < FEW && blockDim.x <= 128) return Work::run(Loose<T>(), args...);
+    if constexpr (WHEN == Elementwise::ALWAYS) return Work::run(Loose<T>(), args...);
+    if constexpr (WHEN == Elementwise::IF_FEW)
+        if (gridDim.x < FEW && blockDim.x <= SMALL) return Work::run(Loose<T>(), args...);
     Work::run(Shifted<T>(), args...);
 }
 
@@ -367,6 +375,8 @@ template <int LANES, class V, class F> INLINE V across(V v, V* scratch, F f, V n
 
 // Wide rows: a cluster of blocks works on each of them, and every block has a segment of it. Where there are
 // no clusters, one block has the whole row.
+constexpr int WIDE = 512;  // threads of such a block, at most
+
 INLINE int cluster_rank() {
     int rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -502,7 +512,7 @@ template <class T> struct Staged {
         P::complete(piece, data, span, i * SIZE - phase);
         return piece;
     }
-    // The elements from `at` on, which may be negative: as many as a chunk has.
+    // A chunk of elements, from `at` on, which may be negative.
     INLINE Item operator[](int at) const {
         int low = (at + phase) >> (SIZE == 4 ? 2 : 3), by = (at + phase) & (SIZE - 1);
         return by ? P::between(piece(low), piece(low + 1), by) : piece(low);

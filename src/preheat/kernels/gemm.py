@@ -87,7 +87,7 @@ def _op(
 ) -> Op:
     sizes = {each: dimension(each, size, _MOST) for each, size in dims.items()}
     rows, columns = (sizes[each] for each in result)
-    kind, known = cpp_of(dtype)[1], tiles(dtype)
+    (element, kind), known = cpp_of(dtype), tiles(dtype)
     (length,) = (size for each, size in sizes.items() if each not in result)
     side = _tile(rows, columns, length, known) if tile is None else tile
     if side not in known or not isinstance(side, int):
@@ -98,7 +98,7 @@ def _op(
         raise InputError(f"{high} {rows} by {wide} {columns} is a result of more than {BLOCKS} tiles")
     shared = _SIMT if kind == "float" else _MMA[side]
     entry = f"{name}<{kind}, {side}>"
-    why = slower(sizes["n"], cpp_of(dtype)[0]) or slower(sizes["k"], cpp_of(dtype)[0])
+    why = slower(sizes["n"], element) or slower(sizes["k"], element)
     return Op(name, tuple(sizes.items()), _SOURCE, entry, (blocks,), (_BLOCK,), shared, slower=why)
 
 

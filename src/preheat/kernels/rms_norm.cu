@@ -7,8 +7,6 @@
 // rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
 // elements before they write them, so that gx may take the place of gy or x.
 
-constexpr int WIDE = 512;  // threads of a block that works on a wide row, at most
-
 // Of one row: the sums of x^2 and of x gy gamma.
 struct Sums { float squares, dot; };
 
@@ -54,7 +52,7 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     bool all = aligned(x) && aligned(gamma) && aligned(y);
-    by_access<RmsNormRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
+    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(
         width, all, x, gamma, y, eps, rows, width);
 }
 
@@ -150,14 +148,13 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
     }
 }
 
-// Rows in registers. With three of them fewer threads keep memory busy; those of floats need more
-// registers for that than the 64 that 1024 threads would leave to each.
+// Rows that a thread has in registers: the one it works on and those on their way. With three of them, few
+// threads keep memory busy.
 template <class T, int LANES, int ELEMENTS>
-constexpr int AHEAD = ELEMENTS > 16 || (ELEMENTS > 8 && sizeof(T) == 4) ? 1
-                      : ELEMENTS > 8 || (sizeof(T) == 4 && LANES == 1024) ? 2 : 3;
-template <class T, int LANES, int ELEMENTS>
-constexpr int HELD = !ALONE<LANES> ? (ELEMENTS > 16 ? 2 : 4)
-                     : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
+constexpr int AHEAD = ELEMENTS > 8 ? 4 / sizeof(T) : sizeof(T) == 4 && LANES == 1024 ? 2 : 3;
+// Blocks that a processor holds at least. Floats need more registers than the 64 that 1024 threads have.
+template <class T, int LANES>
+constexpr int HELD = !ALONE<LANES> ? 4 : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
 
 // What all groups read at a time lies together. While one row is worked on, others are on their way. The
 // threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
@@ -167,7 +164,7 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
         constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 3;
-        constexpr bool KEPT = SLOTS > 1 || sizeof(T) == 2;  // gamma in registers, too
+        constexpr bool KEPT = SLOTS > 1;     // gamma in registers, too
         __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;
         int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
@@ -219,11 +216,11 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
 };
 
 template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES, SINGLES ? CHUNKS : CHUNKS * Chunk<T>::SIZE>))
+__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
+    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(
         width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
@@ -261,7 +258,7 @@ template <class T>
 __global__ void __launch_bounds__(STRIP_THREADS)
 rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma);
-    by_access<SumStrip, T, 1024, 0, false>(width, all, gy, x, gamma, room, rows, width, groups);
+    by_access<SumStrip, T, false, Elementwise::NEVER>(width, all, gy, x, gamma, room, rows, width, groups);
 }
 
 struct GoDownStrip {
@@ -309,7 +306,7 @@ __global__ void __launch_bounds__(STRIP_THREADS, 2)
 rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
                          float eps, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<GoDownStrip, T, 1024, 0, false>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
+    by_access<GoDownStrip, T, false, Elementwise::NEVER>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
 }
 
 // The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th

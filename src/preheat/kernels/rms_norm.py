@@ -25,9 +25,9 @@ _HALVES = (
     Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8), Spread(1024, 8),
     *_SINGLES,
 )  # fmt: skip
-_ALONE = Spread(1024, 1, True)  # where rows are very few
-_FEW = 32  # rows that one block adds up by itself: a second launch takes longer
+_LATENCY = Spread(1024, 1, True)  # for at most _VERY_FEW rows, where only latency counts
 _VERY_FEW = 8
+_ONE_BLOCK = 32  # rows that one block adds up by itself: a second launch takes longer
 _STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
 _TWICE = "no registers hold rows this wide, so that they are read twice"
 _COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
@@ -72,7 +72,7 @@ def groups(rows: int, width: int, dtype: object) -> int:
     if at is None:
         return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP[element.size])))
     if at.lanes <= 32:
-        return min(rows, at.rows if rows <= _FEW else PROCESSORS * 512 // at.lanes)
+        return min(rows, at.rows if rows <= _ONE_BLOCK else PROCESSORS * 512 // at.lanes)
     resident = 512 if element.size == 4 else 1152 if at.lanes == 576 else 1024  # threads of a processor
     return min(rows, PROCESSORS * max(1, resident // at.threads(width, element)))
 
@@ -88,8 +88,8 @@ def _spread(rows: int, width: int, element: DType) -> Spread | None:
     if element.size == 4:
         return spread(rows, width, element, _FLOATS)
     odd = width % chunk_of(element) != 0
-    if odd and rows <= _VERY_FEW and _SINGLES[-1].holds(element) < width <= _ALONE.lanes:
-        return _ALONE
+    if odd and rows <= _VERY_FEW and _SINGLES[-1].holds(element) < width <= _LATENCY.lanes:
+        return _LATENCY
     return spread(rows, width, element, _HALVES)
 
 

@@ -5,7 +5,6 @@
 
 constexpr float LOWEST = -3.402823466e38f;  // not -inf: the difference of two of those is no number
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, beyond the end of a row: no part of a sum
-constexpr int WIDE = 512;                  // threads of a block that works on a wide row, at most
 
 // exp(x). Below the smallest normal number it is zero.
 INLINE float exponential(float x) {
@@ -90,7 +89,7 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
 softmax(const T* x, T* y, int rows, int width) {
     bool all = aligned(x) && aligned(y);
-    by_access<SoftmaxRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(width, all, x, y, rows, width);
+    by_access<SoftmaxRow<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(width, all, x, y, rows, width);
 }
 
 template <class T>
@@ -154,7 +153,7 @@ template <class T, int LANES, int CHUNKS, bool SINGLES>
 __global__ void __launch_bounds__(THREADS<LANES>, ALONE<LANES> ? RESIDENT<LANES> : 1)
 softmax_backward(const T* gy, const T* y, T* gx, int rows, int width) {
     bool all = aligned(gy) && aligned(y) && aligned(gx);
-    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, LANES, CHUNKS, SINGLES>(
+    by_access<SoftmaxBackwardRow<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(
         width, all, gy, y, gx, rows, width);
 }
 

@@ -319,28 +319,21 @@ class Kernel:
         programmatic: bool = False,
     ) -> base.Geometry:
         """A geometry this kernel can be launched with on its device; `LaunchError` when it cannot."""
-        made = self._sized(grid, block, shared, cluster, cooperative, programmatic)
+        made = self._sized(grid, block, shared)._replace(
+            cluster=None if cluster is None else self._dim("cluster", cluster),
+            cooperative=bool(cooperative),
+            programmatic=bool(programmatic),
+        )
         self._check_cluster(made)
         return made
 
-    def _sized(
-        self,
-        grid: object,
-        block: object,
-        shared: int = 0,
-        cluster: object = None,
-        cooperative: bool = False,
-        programmatic: bool = False,
-    ) -> base.Geometry:
+    def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """A geometry whose grid, block and shared memory are within the limits."""
         limits, uses = self._context.device.limits, self.attributes
         made = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
             self._bytes(shared),
-            None if cluster is None else self._dim("cluster", cluster),
-            bool(cooperative),
-            bool(programmatic),
         )
         threads = made.block[0] * made.block[1] * made.block[2]
         if threads > min(limits.threads, uses.threads):
