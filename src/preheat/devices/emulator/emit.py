@@ -33,6 +33,7 @@ from preheat.devices.emulator.decode import (
     Vector,
 )
 from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.fragments import emit_load, emit_product, emit_store, emit_transpose
 from preheat.devices.emulator.table import instruction
 from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer, register_type
 
@@ -52,7 +53,7 @@ def pure(w: Writer, op: Op) -> None:
         raise w.unsupported()
     sources = [w.read(o, t) for o, t in zip(op.operands[1:], row.sources, strict=True)]
     call = f"{w.constant(row.run)}({', '.join(sources)})"
-    _results(w, pair.items if pair else op.operands[:1], row.results, call)
+    w.write_all(pair.items if pair else op.operands[:1], row.results, call)
 
 
 def _logic(w: Writer, op: Op) -> None:
@@ -78,7 +79,7 @@ def _video(w: Writer, op: Op) -> None:
     mask = _parts(w, target, r"h1?0?" if halves else r"b3?2?1?0?")
     masked = f", {video.mask(mask)}" if mask else ""
     call = f"{w.constant(row.run)}({', '.join(chosen)}, {w.read(op.operands[3], U32)}{masked})"
-    _results(w, (target.register if isinstance(target, Selected) else target,), row.results, call)
+    w.write_all((target.register if isinstance(target, Selected) else target,), row.results, call)
 
 
 def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
@@ -88,16 +89,6 @@ def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
     if operand.negative or len(operand.parts) < 2 or not re.fullmatch(pattern, operand.parts):
         raise w.unsupported()
     return operand.parts
-
-
-def _results(
-    w: Writer, operands: tuple[Operand | None, ...], types: tuple[DType, ...], call: str
-) -> None:
-    """Write what `call` returns: one value, or as many as there are operands."""
-    names = [w.variable() for _ in operands]
-    w.lines.append(f"{', '.join(names)} = {call}")
-    for operand, name, dtype in zip(operands, names, types, strict=False):
-        w.write(operand, name, dtype)
 
 
 # Memory
@@ -143,7 +134,7 @@ def _load(w: Writer, op: Op) -> None:
     place, offset = w.address(source, space)
     where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
     call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
-    _results(w, items, (kind,) * count, call)
+    w.write_all(items, (kind,) * count, call)
 
 
 def _parameter(w: Writer, source: Operand | None, space: str) -> int | None:
@@ -286,7 +277,7 @@ def _move(w: Writer, op: Op) -> None:
         parts = len(target.items)
         part = np.dtype(f"u{dtype.itemsize // parts}")
         call = f"unpack({w.read(source, bits)}, {w.constant(part)}, {parts})"
-        _results(w, target.items, (part,) * parts, call)
+        w.write_all(target.items, (part,) * parts, call)
     elif isinstance(source, Register) and dtype != BOOL:
         name, held = w.read_bits(source, dtype.itemsize)
         w.write(target, w.let(name), held)
@@ -329,7 +320,7 @@ def _shuffle(w: Writer, op: Op) -> None:
     if w.code.sanitize:
         mask = w.read(op.operands[4], U32)
         w.lines.append(f"check_shuffle(G, {mode!r}, {lane}, {clamp}, {mask}, {w.site()})")
-    _results(w, items, (held, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
+    w.write_all(items, (held, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
 
 
 def _mask(w: Writer, operand: Operand | None) -> str:
@@ -356,7 +347,7 @@ def _match(w: Writer, op: Op) -> None:
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
     value, mask = w.read(op.operands[1], TYPES[kind]), _mask(w, op.operands[2])
-    _results(w, items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
+    w.write_all(items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
 
 
 def _reduce(w: Writer, op: Op) -> None:
@@ -371,80 +362,11 @@ def _reduce(w: Writer, op: Op) -> None:
 def _elect(w: Writer, op: Op) -> None:
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
-    _results(w, items, (U32, BOOL), f"elect(G, {_mask(w, op.operands[1])})")
+    w.write_all(items, (U32, BOOL), f"elect(G, {_mask(w, op.operands[1])})")
 
 
 def _active(w: Writer, op: Op) -> None:
     w.write(op.operands[0], w.let("active(G)"), U32)
-
-
-# Matrices
-
-
-def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
-    """The registers of a matrix; a single one may stand without braces."""
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count or None in items:
-        raise w.unsupported()
-    return items
-
-
-def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
-    """Space, number and transposition of matrices in memory; the order of these words is free."""
-    sync, aligned, *words, kind = (*op.modifiers, "", "", "")[: max(len(op.modifiers), 3)]
-    counts = [int(word[1:]) for word in words if word in ("x1", "x2", "x4")]
-    spaces = [word for word in words if word in ("shared", "shared::cta")]
-    known = 2 + len(spaces) + ("trans" in words)
-    if (
-        (sync, aligned, kind) != ("sync", "aligned", "b16")
-        or "m8n8" not in words
-        or len(counts) != 1
-        or len(spaces) > 1
-        or len(words) != known
-    ):
-        raise w.unsupported()
-    return "shared" if spaces else "generic", counts[0], "trans" in words
-
-
-def _load_matrices(w: Writer, op: Op) -> None:
-    space, count, transposed = _matrix_form(w, op)
-    items = _fragments(w, op.operands[0], count)
-    place, offset = w.address(op.operands[1], space)
-    call = f"load_matrices(G, {place}, {offset}, {w.site()}, {count}, {transposed})"
-    _results(w, items, (U32,) * count, call if count > 1 else f"{call}[0]")
-
-
-def _store_matrices(w: Writer, op: Op) -> None:
-    space, count, transposed = _matrix_form(w, op)
-    values = ", ".join(w.read(item, U32) for item in _fragments(w, op.operands[1], count))
-    place, offset = w.address(op.operands[0], space)
-    w.lines.append(f"store_matrices(G, {place}, {offset}, {w.site()}, {transposed}, {values})")
-
-
-def _transpose_matrix(w: Writer, op: Op) -> None:
-    if op.opcode != "movmatrix.sync.aligned.m8n8.trans.b16":
-        raise w.unsupported()
-    call = f"transpose_matrix(G, {w.site()}, {w.read(op.operands[1], U32)})"
-    w.write(op.operands[0], w.let(call), U32)
-
-
-def _multiply(w: Writer, op: Op) -> None:
-    words = op.modifiers
-    shape, kind, total = (words[2], words[6], words[5]) if len(words) == 9 else ("", "", "")
-    plain = ("sync", "aligned", shape, "row", "col", total, kind, kind, total)
-    sums = {"f16": ("f16", "f32"), "bf16": ("f32",)}.get(kind, ())
-    if words != plain or shape not in matrices.SHAPES or total not in sums:
-        raise w.unsupported()
-    form = matrices.Product(matrices.SHAPES[shape], kind, total)
-    first, second, third = form.registers
-    dtype = TYPES["f32"] if total == "f32" else U32
-    results, a, b, c = (
-        _fragments(w, operand, count)
-        for operand, count in zip(op.operands, (third, first, second, third), strict=True)
-    )
-    values = [*(w.read(item, U32) for item in (*a, *b)), *(w.read(item, dtype) for item in c)]
-    call = f"multiply(G, {w.constant(form)}, {w.site()}, {', '.join(values)})"
-    _results(w, results, (dtype,) * third, call)
 
 
 # Carries
@@ -466,7 +388,7 @@ def _carried(w: Writer, op: Op) -> None:
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
     before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
     results = (op.operands[0], carry.REGISTER if gives else None)
-    _results(w, results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
+    w.write_all(results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
     return None
 
 
@@ -574,10 +496,10 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "redux": _reduce,
     "elect": _elect,
     "activemask": _active,
-    "ldmatrix": _load_matrices,
-    "stmatrix": _store_matrices,
-    "movmatrix": _transpose_matrix,
-    "mma": _multiply,
+    "ldmatrix": emit_load,
+    "stmatrix": emit_store,
+    "movmatrix": emit_transpose,
+    "mma": emit_product,
     **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _carried),
     "bra": _branch,
     "brx": _table_branch,

@@ -187,6 +187,15 @@ class Writer:
         self.written.add(slot)
         self.places = {key: place for key, place in self.places.items() if key[0] != f"R{slot}"}
 
+    def write_all(
+        self, operands: tuple[Operand | None, ...], types: tuple[DType, ...], call: str
+    ) -> None:
+        """Write what `call` returns: one value, or as many as there are operands."""
+        names = [self.variable() for _ in operands]
+        self.lines.append(f"{', '.join(names)} = {call}")
+        for operand, name, dtype in zip(operands, names, types, strict=False):
+            self.write(operand, name, dtype)
+
     def result_type(self, operand: Operand | None, plain: DType) -> DType:
         """The type in which a register of `plain`'s size is kept, if untyped bits may go there."""
         if isinstance(operand, Register):
