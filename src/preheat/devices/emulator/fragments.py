@@ -36,6 +36,7 @@ def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
 
 
 def emit_load(w: Writer, op: Op) -> None:
+    """Emit `ldmatrix`: fragments of one, two or four matrices from shared memory."""
     space, count, transposed = _matrix_form(w, op)
     items = _fragments(w, op.operands[0], count)
     place, offset = w.address(op.operands[1], space)
@@ -44,6 +45,7 @@ def emit_load(w: Writer, op: Op) -> None:
 
 
 def emit_store(w: Writer, op: Op) -> None:
+    """Emit `stmatrix`: fragments of one, two or four matrices to shared memory."""
     space, count, transposed = _matrix_form(w, op)
     values = ", ".join(w.read(item, U32) for item in _fragments(w, op.operands[1], count))
     place, offset = w.address(op.operands[0], space)
@@ -51,6 +53,7 @@ def emit_store(w: Writer, op: Op) -> None:
 
 
 def emit_transpose(w: Writer, op: Op) -> None:
+    """Emit `movmatrix`: the fragment of the transposed matrix."""
     if op.opcode != "movmatrix.sync.aligned.m8n8.trans.b16":
         raise w.unsupported()
     call = f"transpose_matrix(G, {w.site()}, {w.read(op.operands[1], U32)})"
@@ -58,6 +61,7 @@ def emit_transpose(w: Writer, op: Op) -> None:
 
 
 def emit_product(w: Writer, op: Op) -> None:
+    """Emit `mma.sync`: a product of fragments and a sum."""
     words = op.modifiers
     shape, kind, total = (words[2], words[6], words[5]) if len(words) == 9 else ("", "", "")
     plain = ("sync", "aligned", shape, "row", "col", total, kind, kind, total)
