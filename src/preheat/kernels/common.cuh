@@ -165,30 +165,68 @@ template <class C> struct Direct {
     }
 };
 
-// Chunks at any address, element by element.
+// Chunks at any address, word by word: two halves share a word, unless they are the first and the last one
+// of a chunk at an odd address. A chunk that the row ends in is accessed element by element.
 template <class T> struct Loose {
     using Item = Chunk<T>;
+    static constexpr int SIZE = Item::SIZE;
+
+    static INLINE bool odd(const T* p) { return sizeof(T) == 2 && (size_t)p % 4 != 0; }
+    static INLINE Item read(const T* p) {
+        Item chunk;
+        if (!odd(p)) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) chunk.words[i] = ((const unsigned*)p)[i];
+            return chunk;
+        }
+        unsigned words[3];
+#pragma unroll
+        for (int i = 0; i < 3; i++) words[i] = *(const unsigned*)(p + 2 * i + 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            chunk.words[i] = __funnelshift_r(i ? words[i - 1] : 0, i < 3 ? words[i] : 0, 16);
+        chunk.put_raw(0, p[0]);
+        chunk.put_raw(SIZE - 1, p[SIZE - 1]);
+        return chunk;
+    }
+    static INLINE void write(T* p, const Item& chunk) {
+        if (!odd(p)) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) ((unsigned*)p)[i] = chunk.words[i];
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            *(unsigned*)(p + 2 * i + 1) = __funnelshift_r(chunk.words[i], chunk.words[i + 1], 16);
+        p[0] = chunk.raw(0);
+        p[SIZE - 1] = chunk.raw(SIZE - 1);
+    }
+
     template <int LANES, int CHUNKS>
     static INLINE void fetch(Item (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = place<LANES, CHUNKS>(lane, k) * SIZE;
+            if (at + SIZE <= span.length) to[k] = read(from + span.first + at);
+            else
 #pragma unroll
-            for (int i = 0; i < Item::SIZE; i++) {
-                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
-                to[k].put_raw(i, at < span.length ? from[span.first + at] : missing);
-            }
+                for (int i = 0; i < SIZE; i++)
+                    to[k].put_raw(i, at + i < span.length ? from[span.first + at + i] : missing);
+        }
     }
     template <int LANES, int CHUNKS>
     static INLINE void finish(Item (&)[CHUNKS], const T*, Span, int, T = {}) {}
     template <int LANES, int CHUNKS>
     static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
+        for (int k = 0; k < CHUNKS; k++) {
+            int at = place<LANES, CHUNKS>(lane, k) * SIZE;
+            if (at + SIZE <= span.length) write(to + span.first + at, from[k]);
+            else
 #pragma unroll
-            for (int i = 0; i < Item::SIZE; i++) {
-                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
-                if (at < span.length) to[span.first + at] = from[k].raw(i);
-            }
+                for (int i = 0; i < SIZE; i++)
+                    if (at + i < span.length) to[span.first + at + i] = from[k].raw(i);
+        }
     }
 };
 
@@ -259,12 +297,19 @@ template <class T> struct Pieces {
     }
 };
 
-// The chunk that the thread `source` of every WIDTH sends: `b` if it is the `other` one, else `a`.
-template <int WIDTH, class C> INLINE C received(bool other, const C& a, const C& b, int source) {
+// A copy of `a` or of `b`, word by word: a reference to one of them would move both out of registers.
+template <class C> INLINE C either(bool second, const C& a, const C& b) {
     C chunk;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        chunk.words[i] = __shfl_sync(0xffffffffu, other ? b.words[i] : a.words[i], source, WIDTH);
+    for (int i = 0; i < 4; i++) chunk.words[i] = second ? b.words[i] : a.words[i];
+    return chunk;
+}
+
+// The chunk that the thread `source` of every WIDTH sends.
+template <int WIDTH, class C> INLINE C received(const C& sent, int source) {
+    C chunk;
+#pragma unroll
+    for (int i = 0; i < 4; i++) chunk.words[i] = __shfl_sync(0xffffffffu, sent.words[i], source, WIDTH);
     return chunk;
 }
 
@@ -297,28 +342,37 @@ template <class T> struct Shifted {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             bool more = k + 1 < CHUNKS;
-            Item next = received<WIDTH>(more && first, to[k], to[more ? k + 1 : k], (lane + 1) % WIDTH);
+            Item sent = either(more && first, to[k], to[more ? k + 1 : k]);
+            Item next = received<WIDTH>(sent, (lane + 1) % WIDTH);
             if (!more && last) next = beyond;
             to[k] = P::between(to[k], next, phase);
             P::limit(to[k], span, place<LANES, CHUNKS>(lane, k) * SIZE, missing);
         }
     }
-    // A thread writes the piece in which its chunk begins. What the first and the last chunk of a warp
-    // have in pieces that they share with other warps is written element by element.
+    // A thread writes the piece in which its chunk begins. What the first and the last chunk of a warp have
+    // in pieces that they share with other warps, and the piece in which the span ends, are written element
+    // by element.
     template <int LANES, int CHUNKS>
     static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
         constexpr int WIDTH = GROUP<LANES>;
         int phase = P::phase_of(to, span), first = lane % WIDTH == 0, last = lane % WIDTH == WIDTH - 1;
+        Item tail;
+        int tail_at = span.length;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            int at = place<LANES, CHUNKS>(lane, k) * SIZE, end = at + SIZE - phase;
-            int source = (lane + WIDTH - 1) % WIDTH;
-            Item before = received<WIDTH>(k && last, from[k], from[k ? k - 1 : 0], source);
-            if (phase == 0) P::write(to, span, from[k], at);
-            else if (k == 0 && first) P::write_part(to, span, from[k], at, 0, min(end, span.length));
-            else P::write(to, span, P::between(before, from[k], SIZE - phase), at - phase);
-            if (k == CHUNKS - 1 && last && phase) P::write_part(to, span, from[k], at, end, span.length);
+            int at = place<LANES, CHUNKS>(lane, k) * SIZE - phase;
+            Item sent = either(k && last, from[k], from[k ? k - 1 : 0]);
+            Item before = received<WIDTH>(sent, (lane + WIDTH - 1) % WIDTH);
+            Item piece = P::between(either(phase == 0, before, from[k]), from[k], (SIZE - phase) % SIZE);
+            if (k == 0 && first && phase) continue;
+            if (at + SIZE <= span.length) *(Item*)(to + span.first + at) = piece;
+            else if (at < span.length) tail = piece, tail_at = at;
         }
+        if (tail_at < span.length) P::write_part(to, span, tail, tail_at, 0, span.length);
+        if (phase == 0 || !(first || last)) return;
+        int at = place<LANES, CHUNKS>(lane, last ? CHUNKS - 1 : 0) * SIZE, cut = at + SIZE - phase;
+        int end = last ? span.length : min(cut, span.length);
+        P::write_part(to, span, either(last, from[0], from[CHUNKS - 1]), at, last ? cut : at, end);
     }
 };
 

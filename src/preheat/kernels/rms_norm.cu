@@ -205,9 +205,10 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
 #pragma unroll
                 for (int i = 0; i < CHUNKS * C::SIZE; i++) all[i][threadIdx.x] = columns[i / C::SIZE][i % C::SIZE];
                 __syncthreads();
+#pragma unroll 1
+                for (int other = 1; other < groups; other++)
 #pragma unroll
-                for (int i = 0; i < CHUNKS * C::SIZE; i++)
-                    for (int other = 1; other < groups; other++)
+                    for (int i = 0; i < CHUNKS * C::SIZE; i++)
                         columns[i / C::SIZE][i % C::SIZE] += all[i][other * LANES + lane];
             }
         if (gridDim.x == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
@@ -240,9 +241,9 @@ struct SumStrip {
         using C = typename A::Item;
         constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
         __shared__ Sums scratch[32];
-        int strips = (width - 1) / STRIP<T> + 1, start = blockIdx.x % strips * STRIP<T>;
-        int length = min(STRIP<T>, width - start), lane = threadIdx.x;
-        Span span = part_span(blockIdx.x / strips, rows, width, start, length);
+        int strips = (width - 1) / STRIP<T> + 1, strip = gridDim.x - 1 - blockIdx.x;  // the first rows last:
+        int start = strip % strips * STRIP<T>, length = min(STRIP<T>, width - start), lane = threadIdx.x;
+        Span span = part_span(strip / strips, rows, width, start, length);  // the next launch begins there
         C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
         A::template fetch<STRIP_THREADS>(g, gy, span, lane);
         A::template fetch<STRIP_THREADS>(v, x, span, lane);
@@ -250,7 +251,7 @@ struct SumStrip {
         A::template finish<STRIP_THREADS>(g, gy, span, lane);
         A::template finish<STRIP_THREADS>(v, x, span, lane);
         Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
-        if (threadIdx.x == 0) strip_sums(room, width, groups)[blockIdx.x] = s;
+        if (threadIdx.x == 0) strip_sums(room, width, groups)[strip] = s;
     }
 };
 

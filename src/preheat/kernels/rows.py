@@ -82,12 +82,13 @@ _FLOATS = (
     *_SINGLES, _ONE_BY_ONE,
 )  # fmt: skip
 _HALVES = (
-    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), _LARGE, *_SINGLES
+    Spread(8, 8), Spread(16, 8), Spread(32, 8), Spread(32, 16), Spread(32, 32), Spread(512, 32), _LARGE,
+    *_SINGLES,
 )  # fmt: skip
 # More of them, for narrow rows on which there is little to do besides.
 _NARROW = Spread(8, 2, True), Spread(32, 2, True)
 _NARROW_FLOATS = Spread(4, 4), Spread(16, 4), *_NARROW
-_NARROW_HALVES = Spread(4, 8), Spread(16, 8), *_NARROW
+_NARROW_HALVES = Spread(4, 8), *_NARROW
 
 
 def once(dtype: object) -> tuple[Spread, ...]:
