@@ -153,6 +153,8 @@ def test_every_function_that_touches_memory_has_its_check() -> None:
 
 def test_without_sanitize_no_check_is_generated() -> None:
     text = entry(".param .u64 out", f"{HEAD} shfl.sync.down.b32 %r5, %r1, 1, 31, -1; ret;")
+    for on in (False, True):  # a block is compiled when it first runs
+        Machine(text, sanitize=on)(1, 32, np.zeros(64, np.int32))
     plain, checked = (
         [step.run for step in image(text, sanitize=on).code("k").steps.values()] for on in (False, True)
     )

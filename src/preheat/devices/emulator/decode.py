@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,12 +144,18 @@ class Op(NamedTuple):
     @property
     def mnemonic(self) -> str:
         """`ld` of `ld.global.f32`."""
-        return self.opcode.partition(".")[0]
+        return _parts(self.opcode)[0]
 
     @property
     def modifiers(self) -> tuple[str, ...]:
         """`("global", "f32")` of `ld.global.f32`."""
-        return tuple(self.opcode.split(".")[1:])
+        return _parts(self.opcode)[1]
+
+
+@cache
+def _parts(opcode: str) -> tuple[str, tuple[str, ...]]:
+    mnemonic, *modifiers = opcode.split(".")
+    return mnemonic, tuple(modifiers)
 
 
 @dataclass

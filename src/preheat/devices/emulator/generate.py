@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from preheat.toolchain import ptx
 
 __all__ = ["Code", "Generator", "Step", "generate"]
 
+Generated = Callable[[Any, list[Any], Any], Any]
+
 _ALL_LANES = Number("0xffffffff")
 _NOBODY: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
 _KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
@@ -48,8 +50,8 @@ class Step:
     live_in: frozenset[int]
     live_out: frozenset[int]
     writes: frozenset[int]
-    run: Callable[[Any, list[Any], Any], Any]
-    mask: Callable[[Any, list[Any], Any], Any] | None = None  # the threads of the warp it waits for
+    run: Generated = field(init=False)
+    mask: Generated | None = None  # the threads of the warp it waits for
     callee: str | None = None
     arguments: tuple[str, ...] = ()
     returns: tuple[str, ...] = ()
@@ -162,13 +164,12 @@ class Generator:
 
     def code(self) -> Code:
         """The function, ready to run."""
-        reachable = [block for block in self.blocks if block.reachable]
-        text = "\n".join(source for block in reachable for source in self._sources(block))
         self.globals.update(NAMESPACE)
         if self.sanitize:
             self.globals.update(checks.NAMESPACE)
-        exec(compile(text, f"<{self.function.name}>", "exec"), self.globals)
-        steps = {block.index: self._step(block) for block in reachable}
+        reachable = [block for block in self.blocks if block.reachable]
+        texts = {block.index: dict(self._texts(block)) for block in reachable}  # names all registers
+        steps = {block.index: self._step(block, texts[block.index]) for block in reachable}
         offsets = self.offsets
         return Code(
             name=self.function.name,
@@ -190,16 +191,16 @@ class Generator:
             takes_parameter_address=any(name in self.parameters for _, name in self.registers.symbols),
         )
 
-    def _sources(self, block: Block) -> Iterator[str]:
-        """The text of a block's functions: what it does and, at a rendezvous, for whom it waits."""
-        yield Writer(self, block).function(f"b{block.index}", emit)
+    def _texts(self, block: Block) -> Iterator[tuple[str, str]]:
+        """The text of a block's functions: `run` and, at a rendezvous, `mask`."""
+        yield "run", Writer(self, block).function("run", emit)
         first = block.ops[0]
         if is_rendezvous(first):
             mask = _ALL_LANES if is_of_matrices(first) else first.operands[-1]
             asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
-            yield asks.question(f"m{block.index}", mask)
+            yield "mask", asks.question("mask", mask)
 
-    def _step(self, block: Block) -> Step:
+    def _step(self, block: Block, texts: dict[str, str]) -> Step:
         number, end = self.registers.number, block.end
         kind = "next"
         if end is not None and (end.mnemonic != "bra" or end.guard):
@@ -207,7 +208,7 @@ class Generator:
             kind = "cluster" if is_cluster_barrier(end) else kind
         calls = end is not None and end.mnemonic == "call"
         callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
-        return Step(
+        step = Step(
             index=block.index,
             kind=kind,
             targets=block.targets,
@@ -216,13 +217,26 @@ class Generator:
             live_in=frozenset(number[name] for name in block.live_in),
             live_out=frozenset(number[name] for name in block.live_out),
             writes=frozenset(number[name] for name in block.defines),
-            run=self.globals[f"b{block.index}"],
-            mask=self.globals.get(f"m{block.index}"),
             callee=callee,
             arguments=arguments,
             returns=returns,
             leaves=kind in ("ret", "exit") and len(block.ops) == 1,
         )
+        for name, text in texts.items():
+            setattr(step, name, _compiled_when_called(step, name, text, self.globals))
+        return step
+
+
+def _compiled_when_called(step: Step, name: str, text: str, names: dict[str, Any]) -> Generated:
+    """A function that compiles `text` at its first call: many blocks of large kernels never run."""
+
+    def first(group: Any, registers: list[Any], wave: Any) -> Any:
+        found: dict[str, Generated] = {}
+        exec(compile(text, f"<block {step.index}>", "exec"), names, found)
+        setattr(step, name, found[name])
+        return found[name](group, registers, wave)
+
+    return first
 
 
 def _laid_out(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], int]:
