@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -141,8 +142,11 @@ def frozen_heap() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """One cache for all tests that only need kernels: each is compiled once a session."""
-    root = tmp_path_factory.mktemp("shared")
+    """One cache for all tests that only need kernels: each is compiled once, by one of the workers."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # then it has a directory of its own in that of the run
+        root = root.parent
+    root = root / "shared"
     config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
     builder = Builder.open(config, events=Events(Recorder()))
     yield builder

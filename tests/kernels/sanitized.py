@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 import preheat
 from preheat import Array, Gpu
-from preheat.kernels import gemm
+from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.nf4 import quantize
+from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
+from preheat.warm.manifest import Manifest, Wanted
 
 DTYPES = "float32", "float16", "bfloat16"
 #: Rows, widths and the elements in front of each operand.
@@ -68,8 +71,27 @@ def products(
     return done
 
 
+def every_op() -> Iterator[Op]:
+    """What the cases launch."""
+    for dtype in DTYPES:
+        for number, width, _ in ROWS:
+            yield softmax.softmax(number, width, dtype)
+            yield softmax.softmax_backward(number, width, dtype)
+            yield rms_norm.rms_norm(number, width, dtype)
+            yield from rms_norm.rms_norm_backward(number, width, dtype)
+            yield elementwise.swiglu_backward(number * width, dtype)
+            yield elementwise.silu(number * width, dtype)
+        for (m, n, k, _), tile in itertools.product(PRODUCTS, gemm.tiles(dtype)):
+            yield gemm.gemm(m, n, k, dtype, tile=tile)
+            yield gemm.gemm_backward_a(m, n, k, dtype, tile=tile)
+            yield gemm.gemm_backward_b(m, n, k, dtype, tile=tile)
+            yield gemm.gemm_backward_a_nf4(m, n, k, dtype, tile=tile)
+
+
 def main() -> None:
     gpu = preheat.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
+    gpu.warm(Manifest(tuple(wanted.values())))  # compiled on all processors at once
     done = rows(gpu, ROWS), products(gpu, PRODUCTS)
     gpu.synchronize()
     sys.stdout.write("{} cases of rows and {} of products ran\n".format(*done))
