@@ -1,8 +1,10 @@
-"""Every kind of launch of the shipped kernels once, for compute-sanitizer: `make sanitize-gpu`."""
+"""Every kind of launch of the shipped kernels once, under compute-sanitizer: `make sanitize-gpu`."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -16,6 +18,7 @@ from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
 from preheat.warm.manifest import Manifest, Wanted
 
+TOOLS = "memcheck", "initcheck", "racecheck"
 DTYPES = "float32", "float16", "bfloat16"
 #: Rows, widths and the elements in front of each operand.
 ROWS = [
@@ -88,14 +91,47 @@ def every_op() -> Iterator[Op]:
             yield gemm.gemm_backward_a_nf4(m, n, k, dtype, tile=tile)
 
 
-def main() -> None:
-    gpu = preheat.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
-    wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
-    gpu.warm(Manifest(tuple(wanted.values())))  # compiled on all processors at once
-    done = rows(gpu, ROWS), products(gpu, PRODUCTS)
+def case(dtype: str) -> None:
+    """All cases of an element type, told one by one: what a tool makes of one may take seconds."""
+    gpu = preheat.device("cuda")
+    for each in ROWS:
+        rows(gpu, [each], [dtype])
+        _say("{} rows of {} at +{}".format(*each))
+    for product in PRODUCTS:
+        products(gpu, [product], [dtype])
+        _say("a product of m={} n={} k={} at +{}".format(*product))
     gpu.synchronize()
-    sys.stdout.write("{} cases of rows and {} of products ran\n".format(*done))
+
+
+def main() -> None:
+    """Every tool on every element type, all at the same time, and what each of them found."""
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+    wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
+    preheat.device("cuda").warm(Manifest(tuple(wanted.values())))  # compiled on all processors at once
+    _say(f"{len(wanted)} kernels are compiled")
+    running = {
+        (tool, dtype): subprocess.Popen(
+            ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1",
+             sys.executable, "-m", "tests.kernels.sanitized", dtype],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for tool, dtype in itertools.product(TOOLS, DTYPES)
+    }  # fmt: skip
+    failed = 0
+    for (tool, dtype), process in running.items():
+        said = process.communicate()[0]
+        _say(f"{tool} {dtype}: {said.splitlines()[-1]}")
+        if process.returncode:
+            failed += 1
+            _say(said)
+    sys.exit(failed)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    case(*sys.argv[1:]) if sys.argv[1:] else main()

@@ -165,68 +165,30 @@ template <class C> struct Direct {
     }
 };
 
-// Chunks at any address, word by word: two halves share a word, unless they are the first and the last one
-// of a chunk at an odd address. A chunk that the row ends in is accessed element by element.
+// Chunks at any address, element by element.
 template <class T> struct Loose {
     using Item = Chunk<T>;
-    static constexpr int SIZE = Item::SIZE;
-
-    static INLINE bool odd(const T* p) { return sizeof(T) == 2 && (size_t)p % 4 != 0; }
-    static INLINE Item read(const T* p) {
-        Item chunk;
-        if (!odd(p)) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) chunk.words[i] = ((const unsigned*)p)[i];
-            return chunk;
-        }
-        unsigned words[3];
-#pragma unroll
-        for (int i = 0; i < 3; i++) words[i] = *(const unsigned*)(p + 2 * i + 1);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            chunk.words[i] = __funnelshift_r(i ? words[i - 1] : 0, i < 3 ? words[i] : 0, 16);
-        chunk.put_raw(0, p[0]);
-        chunk.put_raw(SIZE - 1, p[SIZE - 1]);
-        return chunk;
-    }
-    static INLINE void write(T* p, const Item& chunk) {
-        if (!odd(p)) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) ((unsigned*)p)[i] = chunk.words[i];
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            *(unsigned*)(p + 2 * i + 1) = __funnelshift_r(chunk.words[i], chunk.words[i + 1], 16);
-        p[0] = chunk.raw(0);
-        p[SIZE - 1] = chunk.raw(SIZE - 1);
-    }
-
     template <int LANES, int CHUNKS>
     static INLINE void fetch(Item (&to)[CHUNKS], const T* from, Span span, int lane, T missing = {}) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            int at = place<LANES, CHUNKS>(lane, k) * SIZE;
-            if (at + SIZE <= span.length) to[k] = read(from + span.first + at);
-            else
+        for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-                for (int i = 0; i < SIZE; i++)
-                    to[k].put_raw(i, at + i < span.length ? from[span.first + at + i] : missing);
-        }
+            for (int i = 0; i < Item::SIZE; i++) {
+                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
+                to[k].put_raw(i, at < span.length ? from[span.first + at] : missing);
+            }
     }
     template <int LANES, int CHUNKS>
     static INLINE void finish(Item (&)[CHUNKS], const T*, Span, int, T = {}) {}
     template <int LANES, int CHUNKS>
     static INLINE void store(T* to, const Item (&from)[CHUNKS], Span span, int lane) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            int at = place<LANES, CHUNKS>(lane, k) * SIZE;
-            if (at + SIZE <= span.length) write(to + span.first + at, from[k]);
-            else
+        for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
-                for (int i = 0; i < SIZE; i++)
-                    if (at + i < span.length) to[span.first + at + i] = from[k].raw(i);
-        }
+            for (int i = 0; i < Item::SIZE; i++) {
+                int at = place<LANES, CHUNKS>(lane, k) * Item::SIZE + i;
+                if (at < span.length) to[span.first + at] = from[k].raw(i);
+            }
     }
 };
 
