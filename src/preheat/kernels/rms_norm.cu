@@ -151,7 +151,7 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
 // Rows that a thread has in registers: the one it works on and those on their way. With three of them, few
 // threads keep memory busy.
 template <class T, int LANES, int ELEMENTS>
-constexpr int AHEAD = ELEMENTS > 8 ? 4 / sizeof(T) : sizeof(T) == 4 && LANES == 1024 ? 2 : 3;
+constexpr int AHEAD = ELEMENTS > 8 || (sizeof(T) == 4 && LANES == 1024) ? 2 : 3;
 // Blocks that a processor holds at least. Floats need more registers than the 64 that 1024 threads have.
 template <class T, int LANES>
 constexpr int HELD = !ALONE<LANES> ? 4 : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
@@ -163,9 +163,8 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* partial,
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
-        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>, TURNS = SLOTS > 1 ? SLOTS : 3;
-        constexpr bool KEPT = SLOTS > 1;     // gamma in registers, too
-        __shared__ Sums scratch[TURNS][32];  // in turn, so that one barrier a row is enough
+        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>;
+        __shared__ Sums scratch[SLOTS][32];  // in turn, so that one barrier a row is enough
         int lane = threadIdx.x % LANES;
         int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
         unsigned row = group;
@@ -180,21 +179,18 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
         };
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++) begin(slot, row + slot * groups);
-        if constexpr (KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+        load<LANES>(access, weight, gamma, gammas, lane);
         bool more = true;
         while (more)
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++, row += groups) {
+            for (int slot = 0; slot < SLOTS; slot++, row += groups) {
                 bool mine = row < end;
                 more = LANES < 32 ? __any_sync(0xffffffffu, mine) : mine;
                 if (!more) break;
-                int slot = turn % SLOTS;
                 Span span = row_span(row, end, width);
                 A::template finish<LANES>(g[slot], gy, span, lane);
                 A::template finish<LANES>(v[slot], x, span, lane);
-                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
-                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[turn], both);
-                if constexpr (!KEPT) load<LANES>(access, weight, gamma, gammas, lane);
+                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
                 if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
                 A::template store<LANES>(gx, g[slot], span, lane);
                 begin(slot, row + SLOTS * groups);
