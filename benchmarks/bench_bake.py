@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from common import options, ratio, report
+from preheat.ahead.manifest import Manifest, Wanted
 from preheat.arch import Arch
 from preheat.program import Program
-from preheat.warm.manifest import Manifest, Wanted
 
 SMALL = 200
 HEAVY = {

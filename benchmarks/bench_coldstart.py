@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import preheat
 from common import options, report, spread
-from preheat.warm.manifest import Wanted
+from preheat.ahead.manifest import Wanted
 
 COUNT, N = 50, 1000
 SOURCE = """

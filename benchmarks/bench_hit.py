@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from common import median_us, program_cache, ratio, report, us
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program

@@ -28,12 +28,12 @@ from typing import Any
 import preheat
 import widths
 from common import options, report, us
+from preheat.ahead.manifest import Manifest, Wanted
 from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, nf4, rms_norm, softmax
 from preheat.kernels.blas import Blas, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.warm.manifest import Manifest, Wanted
 
 try:
     torch: Any = importlib.import_module("torch")

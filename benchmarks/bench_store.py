@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import median_us, program_cache, ratio, report, us
-from preheat import container
+from preheat.cache import DiskStore, MemoryStore, codec
 from preheat.events import Events
-from preheat.store import DiskStore, MemoryStore
 
 SIZES = (4_096, 20_000, 100_000, 200_000)
 COUNTS = (100, 10_000, 100_000)
@@ -27,7 +26,7 @@ PUTS = 200
 
 def entry(size: int) -> tuple[str, bytes]:
     digest = os.urandom(32).hex()
-    return digest, container.pack(digest, {"kind": "artifact"}, {"cubin": os.urandom(size)})
+    return digest, codec.pack(digest, {"kind": "artifact"}, {"cubin": os.urandom(size)})
 
 
 def bench_get(root: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
@@ -49,7 +49,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that is cut short so that nobody waits for it is not cut short by a busy machine."""
-    monkeypatch.setattr("preheat.builder._SEARCH", PATIENCE)
+    monkeypatch.setattr("preheat.build.builder._SEARCH", PATIENCE)
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ def wait_for(what: Callable[[], T | None]) -> T:
 
 #: Comes before code that builds: it says which key it waits for, and for how long at most.
 TELL_WAITS = """
-from preheat.store.lock import FileLock
+from preheat.cache.lock import FileLock
 
 def telling(lock, timeout, acquire=FileLock.acquire):
     if acquire(lock, 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import (
     Artifact,
@@ -15,6 +14,7 @@ from preheat.artifact import (
     Resources,
     without_types,
 )  # fmt: skip
+from preheat.cache import codec
 from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
 
@@ -47,7 +47,7 @@ FULL = artifact(
 
 
 def decoded(blob: bytes) -> Artifact:
-    return Artifact.decode(DIGEST, *container.unpack(DIGEST, blob))
+    return Artifact.decode(DIGEST, *codec.unpack(DIGEST, blob))
 
 
 def test_an_artifact_survives_its_bytes() -> None:
@@ -56,16 +56,16 @@ def test_an_artifact_survives_its_bytes() -> None:
 
 def test_what_varies_by_run_is_one_section_of_its_own() -> None:
     again = artifact(*FULL.entries, names=FULL.names, headers=FULL.headers, log=FULL.log)
-    one, other = (container.unpack(DIGEST, a.encode()) for a in (FULL, again))
+    one, other = (codec.unpack(DIGEST, a.encode()) for a in (FULL, again))
     assert one.meta == other.meta
     assert {n for n in one.sections if one.sections[n] != other.sections[n]} == {"provenance"}
 
 
 @pytest.mark.parametrize("missing", ["label", "arch", "entries", "parts", "names", "headers"])
 def test_an_entry_without_a_field_is_damaged(missing: str) -> None:
-    meta, sections = container.unpack(DIGEST, FULL.encode())
+    meta, sections = codec.unpack(DIGEST, FULL.encode())
     del meta[missing]
-    with pytest.raises(container.DamagedEntryError):
+    with pytest.raises(codec.DamagedEntryError):
         Artifact.decode(DIGEST, meta, sections)
 
 
@@ -190,7 +190,7 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
 def test_an_unknown_name_lists_the_templates_that_could_be_compiled(name: str, hint: str) -> None:
     templates = ("tk<class T, int N>", "ns::inner<class T>")
     code = artifact(named("saxpy"), templates=templates)
-    stored = Artifact.decode(code.digest, *container.unpack(code.digest, code.encode()))
+    stored = Artifact.decode(code.digest, *codec.unpack(code.digest, code.encode()))
     with pytest.raises(UnknownEntryError) as caught:
         stored.entry(name)
     has = "it has: saxpy and the templates tk<class T, int N>, ns::inner<class T>"

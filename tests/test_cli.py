@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
+from preheat.cache import DiskStore, codec
+from preheat.cache.bundle import write
+from preheat.cache.journal import Journal
+from preheat.cache.lock import FileLock
 from preheat.cli import doctor
 from preheat.cli.output import columns, complain, count, duration, progress, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
-from preheat.store import DiskStore
-from preheat.store.bundle import write
-from preheat.store.journal import Journal
-from preheat.store.lock import FileLock
 from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
@@ -341,7 +340,7 @@ def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str
 
 def test_cache_commands_pass_over_entries_of_another_layout(cli: Cli, key: str, tmp_path: Path) -> None:
     (file,) = (tmp_path / "cache").rglob("*.heat")
-    file.write_bytes(container.pack(key, {"kind": "artifact", "label": "older"}, {}))
+    file.write_bytes(codec.pack(key, {"kind": "artifact", "label": "older"}, {}))
     assert cli("cache", "ls") == Ran(0, "", "The cache is empty\n")
     assert cli("cache", "why", "saxpy.cu", "--arch", "sm_100").code == 0
     assert cli("cache", "verify").code == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.events import EVENTS, Events, JsonLines, log_events, merge
 from preheat.program import Program

@@ -11,7 +11,7 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.cli.demo import KERNELS
 from preheat.program import Program
 from tests.conftest import SAXPY

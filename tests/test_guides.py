@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.manifest import Manifest
+from preheat.build.promise import promises
+from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
-from preheat.promise import promises
-from preheat.store.bundle import Bundle
-from preheat.warm.manifest import Manifest
 from tests.test_docs import ALL, ROOT, compare
 
 GUIDES = sorted(ROOT.glob("docs/guides/*.md"))

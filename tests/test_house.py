@@ -18,21 +18,18 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "errors", "container", "files", "lazy", "lexer", "locks"},
-    {"callers", "seal"},
+    {"_version", "errors", "files", "lazy", "lexer", "locks"},
+    {"callsite"},
     {"events", "config", "arch", "dtypes"},
-    {"flights", "spelling", "tracebacks"},
+    {"singleflight", "spelling", "tracebacks"},
+    {"cache"},
     {"program"},
     {"key"},
     {"artifact"},
-    {"store"},
     {"toolchain"},
-    {"promise"},
-    {"shelf"},
-    {"builder"},
-    {"reload"},
-    {"warm"},
-    {"api"},
+    {"build"},
+    {"ahead"},
+    {"default"},
     {"devices"},
     {"runtime"},
     {"graph"},
@@ -81,9 +78,9 @@ def test_devices_do_not_know_each_other() -> None:
             assert f"preheat.devices.{other}" not in file.read_text(), file
 
 
-def test_the_store_knows_nothing_of_cuda() -> None:
-    for file in (SOURCE / "store").glob("*.py"):
-        below = {"store", "container", "events", "errors", "locks", "files"}
+def test_the_cache_knows_nothing_of_cuda() -> None:
+    for file in (SOURCE / "cache").glob("*.py"):
+        below = {"cache", "events", "errors", "locks", "files"}
         assert set(imported(file)) <= below, file
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from preheat.events import Events
 from preheat.files import Descriptor, opened
-from preheat.flights import Flights
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
+from preheat.singleflight import Flights
 from tests.processes import PATIENCE, wait_for
 
 

@@ -21,11 +21,16 @@ from preheat.locks import no_fork
 TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
     from preheat import lora as lora
-    from preheat.api import compile, default_builder
+    from preheat.ahead.bake import Baked, Checked, bake, check
+    from preheat.ahead.manifest import Manifest
+    from preheat.ahead.report import WarmReport
     from preheat.arch import Arch
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-    from preheat.builder import Builder
+    from preheat.build.builder import Builder
+    from preheat.build.seal import seal, sealed, unseal
+    from preheat.cache.bundle import Bundle
     from preheat.config import Config
+    from preheat.default import compile, default_builder
     from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
@@ -77,15 +82,10 @@ if TYPE_CHECKING:
     from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
-    from preheat.seal import seal, sealed, unseal
-    from preheat.store.bundle import Bundle
-    from preheat.warm.bake import Baked, Checked, bake, check
-    from preheat.warm.manifest import Manifest
-    from preheat.warm.report import WarmReport
 
 # Where each public name lives; loaded when it is first used.
 _HOME = {
-    "preheat.api": ("compile", "default_builder"),
+    "preheat.default": ("compile", "default_builder"),
     "preheat.arch": ("Arch",),
     "preheat.artifact": (
         "Artifact",
@@ -95,7 +95,7 @@ _HOME = {
         "Provenance",
         "Resources",
     ),
-    "preheat.builder": ("Builder",),
+    "preheat.build.builder": ("Builder",),
     "preheat.config": ("Config",),
     "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
@@ -148,11 +148,11 @@ _HOME = {
     "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
     "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
-    "preheat.seal": ("seal", "sealed", "unseal"),
-    "preheat.store.bundle": ("Bundle",),
-    "preheat.warm.bake": ("Baked", "Checked", "bake", "check"),
-    "preheat.warm.manifest": ("Manifest",),
-    "preheat.warm.report": ("WarmReport",),
+    "preheat.build.seal": ("seal", "sealed", "unseal"),
+    "preheat.cache.bundle": ("Bundle",),
+    "preheat.ahead.bake": ("Baked", "Checked", "bake", "check"),
+    "preheat.ahead.manifest": ("Manifest",),
+    "preheat.ahead.report": ("WarmReport",),
 }
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

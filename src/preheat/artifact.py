@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from preheat import container
 from preheat.arch import Arch
-from preheat.container import rows, text
+from preheat.cache import codec
+from preheat.cache.codec import rows, text
 from preheat.errors import InputError, UnknownEntryError, brief
 from preheat.key import Part
 from preheat.lazy import lazy
@@ -168,7 +168,7 @@ class Artifact:
         return {**short, **full}
 
     def encode(self) -> bytes:
-        """The bytes of this artifact as one entry; see `preheat.container`."""
+        """The bytes of this artifact as one entry; see `preheat.cache.codec`."""
         meta = {
             "kind": "artifact",
             "label": self.label,
@@ -188,7 +188,7 @@ class Artifact:
         }
         if self.sources:
             sections["sources"] = json.dumps(dict(self.sources), sort_keys=True).encode()
-        return container.pack(self.digest, meta, sections)
+        return codec.pack(self.digest, meta, sections)
 
     @classmethod
     def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
@@ -211,7 +211,7 @@ class Artifact:
                 provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
-            raise container.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
+            raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
 
 
 # Reading: under a right checksum there may still be anything.

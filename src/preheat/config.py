@@ -7,19 +7,36 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from preheat.errors import ConfigError, InputError
-from preheat.seal import Mode
 
-__all__ = ["VARIABLES", "Config", "Variable", "environ"]
+__all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ"]
 
 _MOST_SECONDS = 1_000_000_000  # thirty years: more is a slip of the hand
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+class SealMode(IntEnum):
+    """What becomes of a compile: it is done, it is done and told, or it is a `SealedError`."""
+
+    OFF = 0
+    WARN = 1
+    ERROR = 2
+
+    @classmethod
+    def of(cls, text: str | SealMode) -> SealMode:
+        """`"warn"` or `"error"`; anything else is an `InputError`."""
+        if isinstance(text, SealMode):
+            return text
+        if text not in ("warn", "error"):
+            raise InputError(f"a seal is 'error' or 'warn', not {text!r}")
+        return cls.WARN if text == "warn" else cls.ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +97,12 @@ def seconds(name: str, text: str) -> float:
     return value
 
 
-def strictness(name: str, text: str) -> Mode:
+def strictness(name: str, text: str) -> SealMode:
     """A switch, or `warn`."""
     if text.strip().lower() == "warn":
-        return Mode.WARN
+        return SealMode.WARN
     try:
-        return Mode.ERROR if boolean(name, text) else Mode.OFF
+        return SealMode.ERROR if boolean(name, text) else SealMode.OFF
     except ConfigError:
         raise ConfigError(name, text, "a switch: use 1 or 0 (true, yes, on, …), or warn") from None
 
@@ -235,7 +252,7 @@ class Config:
     memory_limit: int = 256 << 20
     layers: tuple[Path, ...] = ()
     bundles: tuple[Path, ...] = ()
-    sealed: Mode = Mode.OFF
+    sealed: SealMode = SealMode.OFF
     record: Path | None = None
     trust_cache_dir: bool = False
     lock_wait: float = 300.0

@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
-from preheat.api import default_builder
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact, check_name, without_types
-from preheat.builder import Builder
-from preheat.config import Config
+from preheat.build.builder import Builder
+from preheat.build.reload import Files
+from preheat.config import Config, SealMode
+from preheat.default import default_builder
 from preheat.devices import base
 from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.dtypes import dtype_of
@@ -32,7 +33,6 @@ from preheat.errors import (
     did_you_mean,
 )
 from preheat.events import Events, JsonLines
-from preheat.flights import Flights
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
@@ -40,7 +40,6 @@ from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_std
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.program import Program, file_of, header_rows, several
-from preheat.reload import Files
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -52,12 +51,12 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
-from preheat.seal import Mode
+from preheat.singleflight import Flights
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
+    from preheat.ahead.report import WarmReport
     from preheat.graph.warmup import WarmSource
-    from preheat.warm.report import WarmReport
 
 __all__ = ["Gpu", "device"]
 
@@ -108,7 +107,7 @@ def _fill_kernel(gpu: weakref.ref[Gpu]) -> Kernel | None:
     alive, program = gpu(), Program.of(FILL, label="preheat-fill.cu")
     if alive is None:
         return None
-    if alive.builder.sealed is not Mode.OFF and alive.builder.find(program, alive.arch) is None:
+    if alive.builder.sealed is not SealMode.OFF and alive.builder.find(program, alive.arch) is None:
         return None
     return alive.kernel(program, "preheat_fill8")
 
@@ -287,7 +286,7 @@ class Gpu:
 
     def _files(self, source: Source) -> Files | None:
         """What decides whether the program of `source` has to be built again; None for nothing."""
-        if not self.reload or self.builder.sealed is Mode.ERROR:
+        if not self.reload or self.builder.sealed is SealMode.ERROR:
             return None
         return Files(self.builder, file_of(source))
 

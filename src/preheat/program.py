@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from preheat.callers import place
+from preheat.callsite import place
 from preheat.errors import InputError, brief
 from preheat.files import read_whole
 from preheat.lazy import lazy

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.program import Program
 from tests.emulator.support import ARCHS, Machine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import EmulatorFault
 from preheat.gpu import Gpu
 from tests.emulator.support import Machine, entry

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import EmulatorFault, LaunchError
 from preheat.gpu import Gpu
 from tests.emulator.support import Machine, dim3, entry

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from preheat.arch import Arch
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices import base
 from preheat.devices.emulator.device import COUNT, EmulatorDevice
 from preheat.errors import DeviceError, DriverError, InputError, InvalidCodeError, OutOfMemoryError

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import preheat
-from preheat.builder import Builder
+from preheat.build.builder import Builder
+from preheat.build.seal import sealed
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
     ContextLostError,
@@ -22,7 +23,6 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.program import Program
-from preheat.seal import sealed
 from preheat.toolchain import ptx
 from preheat.toolchain.lines import Lines, has_lines
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import preheat
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import (
     CaptureError,
     ContextLostError,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices import base
 from preheat.devices.base import Geometry
 from preheat.devices.emulator.device import EmulatorDevice

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from preheat import Array, Builder, Gpu
+from preheat.ahead.manifest import Manifest, Wanted
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.warm.manifest import Manifest, Wanted
 from tests.kernels.cublas import Cublas
 
 DTYPES = "float32", "float16", "bfloat16"

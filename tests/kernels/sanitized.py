@@ -12,11 +12,11 @@ import numpy as np
 
 import preheat
 from preheat import Array, Gpu
+from preheat.ahead.manifest import Manifest, Wanted
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.warm.manifest import Manifest, Wanted
 
 TOOLS = "memcheck", "initcheck", "racecheck"
 DTYPES = "float32", "float16", "bfloat16"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from preheat import Gpu
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import CaptureError, DeviceError
 from preheat.kernels import blas as module
 from preheat.kernels.blas import Blas, Found, find

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import preheat
 from preheat import Array, Gpu
 from preheat.arch import Arch
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import InputError
 from preheat.kernels import gemm
 from preheat.kernels.nf4 import quantize

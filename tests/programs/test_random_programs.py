@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from tests.programs.libraries import Library, RealCuPy, RealTorch, Standin

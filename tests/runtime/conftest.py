@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices.faults import Faulty
 from preheat.gpu import Gpu
 from tests.runtime.support import Bench, Flaky, bench

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import DriverError, InputError, LaunchError
 from preheat.gpu import Gpu
 from preheat.program import Program

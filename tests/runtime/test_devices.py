@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from preheat import gpu as module
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
 from preheat.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.faults import Faulty
 from preheat.errors import (

@@ -14,7 +14,7 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import (
     CompileError,
     DeviceError,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import CaptureError, LaunchError
 from preheat.gpu import Gpu

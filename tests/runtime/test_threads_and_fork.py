@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.errors import ContextLostError, StaleBufferError
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY

@@ -16,7 +16,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from preheat.artifact import Artifact, Header
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.errors import CompileError, InputError
 from preheat.events import Events

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from preheat import container
 from preheat.arch import Arch
+from preheat.cache import codec
 from preheat.errors import InputError, ToolchainNotFoundError
 from preheat.events import Events
 from preheat.program import Program
@@ -49,14 +49,14 @@ def memo(tmp_path: Path) -> Path:
 
 def row_of(path: Path) -> dict[str, Any]:
     """What a memo says."""
-    row: dict[str, Any] = json.loads(container.unpack_checked(path.read_bytes()).sections["memo"])
+    row: dict[str, Any] = json.loads(codec.unpack_checked(path.read_bytes()).sections["memo"])
     return row
 
 
 def rewrite(path: Path, row: dict[str, Any]) -> None:
     """Let a memo say something else, with the checksum that belongs to it."""
     sections = {"memo": json.dumps(row).encode()}
-    path.write_bytes(container.pack(path.read_bytes()[10:42].hex(), {}, sections))
+    path.write_bytes(codec.pack(path.read_bytes()[10:42].hex(), {}, sections))
 
 
 def test_both_compilers_and_the_headers_are_found(first: Located) -> None:

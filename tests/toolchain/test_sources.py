@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat import container
 from preheat.artifact import Artifact
-from preheat.builder import Builder
+from preheat.build.builder import Builder
+from preheat.cache import codec
 from preheat.program import Program
 from preheat.toolchain.sources import sources_of
 
@@ -31,7 +31,7 @@ def test_source_and_headers_survive_the_bytes_of_an_entry(program: Program, buil
     assert made.sources["/preheat/k.cu"] == INCLUDES
     kept = made.sources["/proc/self/cwd/@0/v.h"].encode("utf-8", "surrogateescape")
     assert kept == HEADER.encode("latin-1")
-    again = Artifact.decode(made.digest, *container.unpack(made.digest, made.encode()))
+    again = Artifact.decode(made.digest, *codec.unpack(made.digest, made.encode()))
     assert again.sources == made.sources
 
 
@@ -43,7 +43,7 @@ def test_any_kind_of_line_information_will_do(option: str) -> None:
 def test_without_line_information_nothing_is_kept(builder: Builder) -> None:
     made = builder.build(Program.of("__global__ void k() {}"), "sm_90")
     assert made.sources == {}
-    assert "sources" not in container.unpack(made.digest, made.encode()).sections
+    assert "sources" not in codec.unpack(made.digest, made.encode()).sections
 
 
 def test_a_header_that_changed_since_the_compile_is_left_out(
@@ -57,12 +57,12 @@ def test_a_header_that_changed_since_the_compile_is_left_out(
 
 def test_bundles_have_no_sources(program: Program, builder: Builder) -> None:
     for digest, blob in builder.promise(program, "sm_90").encode().items():
-        assert "sources" not in container.unpack(digest, blob).sections
+        assert "sources" not in codec.unpack(digest, blob).sections
 
 
 @pytest.mark.parametrize("text", [b"[]", b'{"a": 1}', b"{"])
 def test_sources_that_are_no_texts_are_damage(program: Program, builder: Builder, text: bytes) -> None:
     made = builder.build(program, "sm_90")
-    meta, sections = container.unpack(made.digest, made.encode())
-    with pytest.raises(container.DamagedEntryError):
+    meta, sections = codec.unpack(made.digest, made.encode())
+    with pytest.raises(codec.DamagedEntryError):
         Artifact.decode(made.digest, meta, {**sections, "sources": text})

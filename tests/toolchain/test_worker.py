@@ -461,7 +461,7 @@ def test_a_worker_amid_a_compile_ends_with_the_process_that_asked(
 FORK = """
 import json, os, sys
 from pathlib import Path
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program
@@ -505,7 +505,7 @@ def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> Non
 CRAMPED = """
 import json, os, subprocess, sys
 from pathlib import Path
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program

@@ -16,10 +16,10 @@ VICTIM, ATTACKER = 61001, 61002
 _BECOME = """
 import json, os, shutil, sys
 from pathlib import Path
-from preheat.builder import open_disk
+from preheat.build.builder import open_disk
 from preheat.config import Config
 from preheat.events import Events
-from preheat.store.lock import FileLock
+from preheat.cache.lock import FileLock
 place = Path(sys.argv[2])
 os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1])); os.umask(0)
 """

@@ -13,19 +13,18 @@ from typing import Any
 import pytest
 import xxhash
 
-from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-from preheat.container import DamagedEntryError
+from preheat.cache import DiskStore, codec
+from preheat.cache.codec import DamagedEntryError
+from preheat.cache.journal import Journal
 from preheat.events import Events, JsonLines
 from preheat.key import Part
-from preheat.store import DiskStore
-from preheat.store.journal import Journal
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 from preheat.toolchain.locate import Library, Located, _Memo
+from tests.cache.entries import blob_of, digest_of
 from tests.command import Cli, command_line
 from tests.conftest import Recorder
-from tests.store.entries import blob_of, digest_of
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 
@@ -176,7 +175,7 @@ def forged(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def use(artifact: Artifact) -> None:
     """All that is done with an artifact's fields on the way to a person or back to a file."""
-    assert Artifact.decode(KEY, *container.unpack(KEY, artifact.encode())) == artifact
+    assert Artifact.decode(KEY, *codec.unpack(KEY, artifact.encode())) == artifact
     repr(artifact).encode()
     for entry in artifact.entries:
         assert artifact.entry(entry.name) in artifact.entries
@@ -186,7 +185,7 @@ def use(artifact: Artifact) -> None:
 
 
 def test_every_field_of_an_artifact_is_checked() -> None:
-    meta, sections = container.unpack(KEY, ARTIFACT.encode())
+    meta, sections = codec.unpack(KEY, ARTIFACT.encode())
     refused = 0
     for path, other in forged(json.loads(json.dumps(meta))):
         try:
@@ -203,7 +202,7 @@ def test_every_field_of_an_artifact_is_checked() -> None:
 
 
 def test_every_field_of_the_provenance_is_checked() -> None:
-    meta, sections = container.unpack(KEY, ARTIFACT.encode())
+    meta, sections = codec.unpack(KEY, ARTIFACT.encode())
     good = json.loads(sections["provenance"])
     others = [other for _, other in forged(good)] + list(VALUES)
     for text in [*map(json.dumps, others), "", "{", "[" * 100_000, "\x00", '"\\ud800"']:
@@ -235,7 +234,7 @@ def test_every_field_of_a_header_list_is_checked() -> None:
 
 def pack_anything(meta: Any, sections: dict[str, bytes]) -> bytes:
     """An entry whose checksum is right, whatever its JSON says; lone halves of characters too."""
-    blob = container.pack(KEY, {}, sections)
+    blob = codec.pack(KEY, {}, sections)
     table = [[name, len(section)] for name, section in sections.items()]
     head = bytearray(blob[:46])
     text = json.dumps({"meta": meta, "sections": table}).encode()
@@ -254,7 +253,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_commands_tell_of_forged_entries(
     cli: Cli, disk: DiskStore, field: str, value: object
 ) -> None:
-    meta, sections = container.unpack(KEY, ARTIFACT.encode())
+    meta, sections = codec.unpack(KEY, ARTIFACT.encode())
     disk.put(KEY, pack_anything({**json.loads(json.dumps(meta)), field: value}, sections))
     assert cli("cache", "ls").code == 0
     shown = cli("cache", "show", KEY[:12])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from preheat.artifact import Artifact
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.program import Program

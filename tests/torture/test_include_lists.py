@@ -13,20 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.bake import bake, check
+from preheat.ahead.bundles import faults, merge
+from preheat.ahead.manifest import Manifest, Wanted
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.builder import Builder
-from preheat.config import Config
+from preheat.build.builder import Builder
+from preheat.build.promise import promises
+from preheat.cache.bundle import Bundle
+from preheat.config import Config, SealMode
 from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.program import Program
-from preheat.promise import promises
-from preheat.seal import Mode
-from preheat.store.bundle import Bundle
-from preheat.warm.bake import bake, check
-from preheat.warm.bundles import faults, merge
-from preheat.warm.manifest import Manifest, Wanted
 from tests.processes import ended, launch
 from tests.torture.conftest import Campaign
 
@@ -175,7 +174,7 @@ def test_a_listing_tells_namesakes_apart(project: Project) -> None:
 
 def sealed_builder(bundle: Path, place: Path) -> Builder:
     config = Config(
-        cache_dirs=(place / "none",), lock_dir=place / "l", bundles=(bundle,), sealed=Mode.ERROR
+        cache_dirs=(place / "none",), lock_dir=place / "l", bundles=(bundle,), sealed=SealMode.ERROR
     )
     return Builder.open(config, events=Events())
 
@@ -300,7 +299,7 @@ def test_whatever_list_is_asked_for_a_sealed_process_never_gives_the_code_of_ano
     Manifest(tuple(Wanted(program, (SM_90,)) for program in recorded)).write(tmp_path / "k.toml")
     assert bake(tmp_path / "k.toml", output=tmp_path / "k.heat", builder=shared_builder).ok
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
-    monkeypatch.setattr("preheat.builder._SEARCH", 0)
+    monkeypatch.setattr("preheat.build.builder._SEARCH", 0)
     refused = 0
     for program, value in asked:
         try:

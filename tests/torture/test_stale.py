@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from preheat.arch import Arch
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.program import Program

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
 from preheat.program import Program
 from preheat.toolchain import ptx, report, signature
 from preheat.toolchain.includes import includes, questions, wrappers
-from preheat.warm.manifest import Manifest
 from tests.torture.conftest import LONG, Campaign
 
 SHORT = 0.02  # seconds of processor time below which nothing can be said about a ratio

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from preheat.ahead.bake import Baked, Failed, Job, Row, bake, plan
+from preheat.ahead.manifest import Manifest, listed
 from preheat.arch import Arch
 from preheat.cli.check import prove
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
 from preheat.errors import InputError, PreheatError
-from preheat.warm.bake import Baked, Failed, Job, Row, bake, plan
-from preheat.warm.manifest import Manifest, listed
 
 __all__ = ["command"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from preheat.ahead.bundles import faults, graphs, held, merge
 from preheat.arch import Arch
+from preheat.build.promise import Promise
+from preheat.cache.bundle import Bundle
 from preheat.cli.output import columns, count, data, emit_json, say, size
 from preheat.errors import BundleError
-from preheat.promise import Promise
 from preheat.spelling import shown
-from preheat.store.bundle import Bundle
-from preheat.warm.bundles import faults, graphs, held, merge
 
 __all__ = ["command"]
 

@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from preheat import config as settings
-from preheat import container
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
-from preheat.builder import Builder, open_disk
+from preheat.build.builder import Builder, open_disk
+from preheat.build.promise import Near, nearest
+from preheat.cache import DiskStore, codec
+from preheat.cache.disk import Item
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
@@ -21,9 +23,6 @@ from preheat.errors import InputError, PreheatError
 from preheat.events import Events, Stats, log_events
 from preheat.key import explain
 from preheat.program import Program
-from preheat.promise import Near, nearest
-from preheat.store import DiskStore
-from preheat.store.disk import Item
 from preheat.toolchain.headers import TOOLKIT, decode_states, is_header_list
 
 __all__ = ["artifact_at", "artifacts", "command"]
@@ -323,12 +322,12 @@ def _damage(store: DiskStore, digest: str) -> str | None:
     if blob is None:
         return told[0] if told else None
     try:
-        meta, sections = container.unpack_checked(blob)
+        meta, sections = codec.unpack_checked(blob)
         if meta.get("kind") == "artifact":
             Artifact.decode(digest, meta, sections)
         elif meta.get("kind") == "headers":
             decode_states(meta)
-    except container.DamagedEntryError as bad:
+    except codec.DamagedEntryError as bad:
         return str(bad)
     return None
 
@@ -423,8 +422,8 @@ def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[s
     reader, found = store.reader(Events()), {}
     for item in store.items():
         if not _is_entry(store, item) and (blob := reader.get(item.digest)):
-            with suppress(container.DamagedEntryError):
-                meta, _ = container.unpack_checked(blob)
+            with suppress(codec.DamagedEntryError):
+                meta, _ = codec.unpack_checked(blob)
                 found[item.digest] = {digest for _, digest in decode_states(meta)}
     return {listing: referred for listing, referred in found.items() if referred & set(entries)}
 
@@ -451,8 +450,8 @@ def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
             blob = reader.get(item.digest)
             if blob is None:
                 continue
-            with suppress(container.DamagedEntryError):
-                meta, sections = container.unpack_checked(blob)
+            with suppress(codec.DamagedEntryError):
+                meta, sections = codec.unpack_checked(blob)
                 if meta.get("kind") == "artifact":
                     yield item, Artifact.decode(item.digest, meta, sections)
 
@@ -478,9 +477,9 @@ def artifact_at(key: str) -> Artifact:
     blob = store.reader(Events()).get(digest)
     try:
         if blob is None:
-            raise container.DamagedEntryError
-        return Artifact.decode(digest, *container.unpack_checked(blob))
-    except container.DamagedEntryError:
+            raise codec.DamagedEntryError
+        return Artifact.decode(digest, *codec.unpack_checked(blob))
+    except codec.DamagedEntryError:
         raise PreheatError(
             f"entry {digest[:12]} is damaged; 'preheat cache verify --repair' removes it"
         ) from None

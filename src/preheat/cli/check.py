@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 
-from preheat.builder import Builder
+from preheat.ahead.bake import Checked, check
+from preheat.ahead.manifest import listed
+from preheat.build.builder import Builder
 from preheat.cli.output import count, data, emit_json, say
-from preheat.config import Config
-from preheat.seal import Mode
-from preheat.warm.bake import Checked, check
-from preheat.warm.manifest import listed
+from preheat.config import Config, SealMode
 
 __all__ = ["command", "prove"]
 
@@ -54,7 +53,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
     wanted = listed(manifest)
-    config = replace(Config.from_env(), sealed=Mode.ERROR)
+    config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's
         config = replace(config, bundles=(), layers=(), cache=False)

@@ -12,7 +12,7 @@ import click
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.builder import Builder
+from preheat.build.builder import Builder
 from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.errors import InputError, PreheatError

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
 from preheat.cli.output import columns, count, data, duration, emit_json, say, size
 from preheat.config import environ
 from preheat.errors import PreheatError
-from preheat.warm.manifest import Manifest
 
 __all__ = ["APP", "KERNELS", "Row", "bare_python", "closing", "command"]
 

@@ -18,14 +18,13 @@ import click
 
 from preheat._version import __version__
 from preheat.arch import Arch
-from preheat.builder import Builder
+from preheat.build.builder import Builder
+from preheat.cache.trust import unusable
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
-from preheat.config import VARIABLES, Config, environ
+from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
-from preheat.seal import Mode
-from preheat.store.trust import unusable
 from preheat.toolchain.locate import Located
 
 __all__ = ["command"]
@@ -134,7 +133,7 @@ def _compilers() -> Iterator[Finding]:
         try:
             library = located.library(name)
         except PreheatError as error:
-            sealed = builder.sealed is Mode.ERROR
+            sealed = builder.sealed is SealMode.ERROR
             detail = f"{error} (sealed, so none is needed)" if sealed else str(error)
             yield Finding(name, "ok" if sealed else "fail", detail, "" if sealed else error.hint or "")
         else:

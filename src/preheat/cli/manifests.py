@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from preheat.cache.publish import obstacle
 from preheat.errors import InputError
-from preheat.store.publish import obstacle
 
 __all__ = ["require_file", "require_writable"]
 

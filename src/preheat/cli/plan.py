@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
+from preheat.ahead.manifest import Manifest
+from preheat.ahead.recorder import merge
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, data, emit_json, say
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Model, Plan, Request, backward_plan
-from preheat.warm.manifest import Manifest
-from preheat.warm.recorder import merge
 
 __all__ = ["command"]
 

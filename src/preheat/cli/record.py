@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
+from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.recorder import known, merge, spool_of
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import complain, count, emit_json, say
 from preheat.config import environ
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.warm.manifest import Manifest, Wanted
-from preheat.warm.recorder import known, merge, spool_of
 
 __all__ = ["command"]
 

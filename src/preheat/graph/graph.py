@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from preheat.callers import caller
+from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.errors import (

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from preheat.callers import caller
+from preheat.callsite import caller
 from preheat.dtypes import dtype_of
 from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.graph import Graph

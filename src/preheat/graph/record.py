@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from preheat.callers import Place, shown
+from preheat.callsite import Place, shown
 from preheat.devices import base
 from preheat.dtypes import DType
 from preheat.runtime.arguments import Slot

@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
-from preheat.callers import warn_caller
+from preheat.callsite import warn_caller
 from preheat.devices import base
 from preheat.errors import (
     CaptureError,

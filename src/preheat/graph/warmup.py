@@ -14,21 +14,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from preheat import container
+from preheat.ahead.bundles import graphs as graphs_of
+from preheat.ahead.manifest import Manifest, Wanted, listed
+from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, ladder, mismatch
-from preheat.builder import Builder
+from preheat.build.builder import Builder
+from preheat.build.promise import Promise, promised
+from preheat.cache import codec
+from preheat.cache.bundle import Bundle
+from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
 from preheat.graph.warmers import Warmable, Warmers
 from preheat.program import Program
-from preheat.promise import Promise, promised
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
 from preheat.runtime.kernel import Module
-from preheat.seal import Mode
-from preheat.store.bundle import Bundle
-from preheat.warm.bundles import graphs as graphs_of
-from preheat.warm.manifest import Manifest, Wanted, listed
-from preheat.warm.report import WarmReport
 
 __all__ = ["WarmSource", "WarmUp"]
 
@@ -190,7 +190,7 @@ class WarmUp:
 
     def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
         make = [partial(self._code, job.wanted.program, job.target) for job in jobs]
-        if len(make) < 2 or self._builder.sealed is Mode.ERROR:
+        if len(make) < 2 or self._builder.sealed is SealMode.ERROR:
             return self._made(jobs, deque(make))
         from concurrent.futures import ThreadPoolExecutor  # costs milliseconds that a hot start has not
 
@@ -280,7 +280,7 @@ def _at_once(jobs: Any) -> int:
 
 def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> Promise | None:
     """A promise for one of these architectures; others, and code, are not taken apart."""
-    meta = container.unpack_checked(bundle.get(digest) or b"").meta
+    meta = codec.unpack_checked(bundle.get(digest) or b"").meta
     if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in rungs:
         return None
     found = promised(bundle, digest)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
-from preheat.callers import caller
+from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
 from preheat.dtypes import DTYPES, DType

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.report import WarmReport
 from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
@@ -15,8 +17,6 @@ from preheat.kernels.op import Op
 from preheat.lazy import lazy
 from preheat.lora.shape import ADAPTED, Shape, require_shape
 from preheat.program import Program
-from preheat.warm.manifest import Manifest, Wanted
-from preheat.warm.report import WarmReport
 
 __all__ = ["Plan", "Request", "backward_plan"]
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from preheat.callers import caller
+from preheat.callsite import caller
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
 from preheat.events import Events

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
 
-from preheat.callers import caller
+from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError, DeviceError, DriverError

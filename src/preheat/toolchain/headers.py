@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from preheat import container
 from preheat.artifact import Header
+from preheat.cache import codec
 from preheat.errors import InputError
 from preheat.lexer import joined, pasted
 from preheat.program import Program, clock_macro
@@ -84,12 +84,12 @@ class HeaderState:
 def pack_states(digest: str, label: str, states: Sequence[tuple[HeaderState, str]]) -> bytes:
     """The entry of a header list: what leads from a request to its code, by the files there are."""
     meta = {"kind": "headers", "label": label, "states": encode_states(states)}
-    return container.pack(digest, meta, {})
+    return codec.pack(digest, meta, {})
 
 
 def is_header_list(front: bytes) -> bool:
     """Whether an entry that begins like this is a header list."""
-    return front.startswith(_LIST, container.JSON_AT)
+    return front.startswith(_LIST, codec.JSON_AT)
 
 
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
@@ -112,16 +112,16 @@ def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
             raise TypeError("its states are not a list")
         return [_decode_state(row) for row in meta["states"]]
     except (KeyError, TypeError, ValueError) as bad:
-        raise container.DamagedEntryError(f"not a header list: {bad!r:.200}") from None
+        raise codec.DamagedEntryError(f"not a header list: {bad!r:.200}") from None
 
 
 def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
     """One state and the digest of its entry; each field may be anything, and only the right will do."""
-    headers, absent = container.rows(row["headers"], 3), container.rows(row["absent"], 2)
-    (roots,) = container.rows([row["roots"]], len(row["roots"]))
+    headers, absent = codec.rows(row["headers"], 3), codec.rows(row["absent"], 2)
+    (roots,) = codec.rows([row["roots"]], len(row["roots"]))
     if any("\0" in name for root, name, *_ in (*headers, *absent)):
         raise ValueError("a name has a NUL character in it")
-    digest = container.text(row["entry"])
+    digest = codec.text(row["entry"])
     if not re.fullmatch("[0-9a-f]{64}", digest):  # it names a file
         raise ValueError(f"{digest!r} is not a digest")
     state = HeaderState(

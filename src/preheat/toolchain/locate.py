@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preheat import container
+from preheat.cache import codec
+from preheat.cache.codec import text
+from preheat.cache.publish import replace
+from preheat.cache.trust import read_file
 from preheat.config import environ
-from preheat.container import text
 from preheat.errors import ToolchainNotFoundError
-from preheat.store.publish import replace
-from preheat.store.trust import read_file
 from preheat.toolchain.elf import build_id
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _Memo:
     def recall(self) -> Located | None:
         """What was found before; None when the file is missing, damaged, or no longer true."""
         try:
-            row = json.loads(container.unpack(self._digest, read_file(self._path)[0]).sections["memo"])
+            row = json.loads(codec.unpack(self._digest, read_file(self._path)[0]).sections["memo"])
             known, stamps = _decoded(row), row["stamps"]
             return known if _stamps(known) == stamps else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -143,7 +143,7 @@ class _Memo:
                 "stamps": _stamps(located),
             }
             sections = {"memo": json.dumps(row).encode()}  # a section: the order of roots matters
-            replace(self._path, [container.pack(self._digest, {}, sections)], durable=False)
+            replace(self._path, [codec.pack(self._digest, {}, sections)], durable=False)
 
 
 def _decoded(row: Mapping[str, Any]) -> Located:

@@ -1,0 +1,156 @@
+"""Bundles made by a bake, as a whole: what they say about themselves, whether they hold it, merging."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from preheat.ahead.manifest import GraphKeys, Manifest
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.build.promise import Promise, code_keys, promised, promises
+from preheat.cache.bundle import MAGIC, Bundle, write
+from preheat.cache.codec import DamagedEntryError
+from preheat.cache.publish import obstacle
+from preheat.errors import BundleError, InputError
+from preheat.key import explain
+
+__all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place", "united"]
+
+
+def meta(
+    toolchains: Iterable[str], targets: Iterable[Arch], keys: Iterable[GraphKeys]
+) -> dict[str, Any]:
+    """What a bundle says about itself: nothing that differs from one bake to the next."""
+    return {
+        "format": "preheat bundle",
+        "toolchains": sorted(set(toolchains)),
+        "archs": [str(arch) for arch in sorted(set(targets))],
+        "graphs": [{"name": graph.name, "keys": list(graph.keys)} for graph in sorted(keys)],
+    }
+
+
+def archs(bundle: Bundle) -> tuple[Arch, ...]:
+    """The architectures there is code for; `BundleError` when the list makes no sense."""
+    try:
+        return tuple(map(Arch.parse, bundle.meta.get("archs", ())))
+    except (TypeError, InputError):
+        raise BundleError(f"bundle {bundle.path} lists architectures that cannot be read") from None
+
+
+def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
+    """The graph keys to capture, as the manifest listed them; `BundleError` when they make no sense."""
+    try:
+        rows = bundle.meta.get("graphs", [])
+        return tuple(GraphKeys(str(row["name"]), tuple(map(str, row["keys"]))) for row in rows)
+    except (KeyError, TypeError):
+        raise BundleError(f"bundle {bundle.path} lists graphs that cannot be read") from None
+
+
+def held(bundle: Bundle) -> Iterator[Promise]:
+    """Everything `bundle` promises; `BundleError` when it is damaged."""
+    try:
+        yield from promises(bundle)
+    except DamagedEntryError as bad:
+        hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy it again or bake anew"
+        raise BundleError(f"bundle {bundle.path} is damaged: {bad}", hint=hint) from None
+
+
+def faults(bundle: Bundle) -> list[str]:
+    """Everything that is wrong with `bundle`, a line each, having read all of it.
+
+    An entry is named by the key of its code, as everywhere; one that cannot be read by its own digest.
+    """
+    keys = code_keys(bundle)
+    wrong = bundle.verify().items() or _unkept(bundle)
+    return [f"entry {keys.get(digest, digest)[:12]}: {why}" for digest, why in wrong]
+
+
+def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
+    """Promises without their code, code that no promise leads to, and what is neither; and why."""
+    reached: set[str] = set()
+    for digest in bundle.digests():
+        try:
+            promise = promised(bundle, digest)
+            if promise is not None:
+                reached |= {digest, promise.artifact.digest}
+                for name in promise.entries:
+                    promise.artifact.entry(name)
+        except (DamagedEntryError, InputError) as bad:
+            reached.add(digest)
+            yield digest, str(bad)
+    yield from (
+        (digest, "no promise leads to it") for digest in bundle.digests() if digest not in reached
+    )
+
+
+def require_place(output: str | os.PathLike[str]) -> None:
+    """`InputError` unless `output` can become a bundle: it is new, or a bundle is there to replace."""
+    path = Path(output)
+    if why := obstacle(path) or _not_to_replace(path):
+        raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
+
+
+def _not_to_replace(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        with open(path, "rb") as file:  # a bundle that was cut short is one, too
+            return None if MAGIC.startswith(file.read(len(MAGIC))) else "what is there is not a bundle"
+    except OSError as fault:
+        return fault.strerror or str(fault)
+
+
+def merge(
+    bundles: Sequence[Bundle], output: str | os.PathLike[str], *, prefer: str | None = None
+) -> tuple[int, int]:
+    """Write one bundle with the promises of all; their number, and its size.
+
+    Two that answer a request with different code are an error that names them, unless the "first" or
+    the "last" of them is preferred.
+    """
+    require_place(output)
+    merged: dict[str, tuple[Promise, Bundle]] = {}
+    for bundle in reversed(bundles) if prefer == "last" else bundles:
+        for promise in held(bundle):
+            known, other = merged.setdefault(promise.key, (promise, bundle))
+            if known.artifact == promise.artifact:
+                merged[promise.key] = united(known, promise), other
+            elif prefer is None:
+                raise _conflict((known.artifact, other), (promise.artifact, bundle))
+    kept = [promise for promise, _ in merged.values()]
+    made = [promise.artifact for promise in kept]
+    keys = Manifest().merged(*(Manifest(graphs=graphs(bundle)) for bundle in bundles)).graphs
+    about = meta((a.toolchain for a in made), (a.arch for a in made), keys)
+    entries = {digest: blob for promise in kept for digest, blob in promise.encode().items()}
+    return len(kept), write(output, entries, about)
+
+
+def united(a: Promise, b: Promise) -> Promise:
+    """One of two equal answers, with the kernels that either wants; none listed means all."""
+    both = tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
+    return replace(a, entries=both)
+
+
+def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleError:
+    (one, first), (two, second) = a, b
+    return BundleError(
+        "\n  ".join(
+            [
+                f"{one.label} for {one.arch} is not the same in {first.path} and {second.path}:",
+                *(_differences(one, two) or ["the same request was compiled to different code"]),
+            ]
+        ),
+        hint="bake both alike, or say whose code to take: --prefer first or --prefer last",
+    )
+
+
+def _differences(a: Artifact, b: Artifact) -> list[str]:
+    told = [] if a.toolchain == b.toolchain else [f"compiler: {a.toolchain} and {b.toolchain}"]
+    told += explain(a.parts, b.parts) if not told else ()
+    left, right = ({(h.root, h.name): h.digest for h in each.headers} for each in (a, b))
+    changed = (key for key in {**left, **right} if left.get(key) != right.get(key))
+    return told + [f"header {name} differs" for _, name in sorted(changed)]

@@ -1,0 +1,1 @@
+"""From a program to an artifact: looked up, or compiled once."""

@@ -1,0 +1,70 @@
+"""Whether the files of a loaded program have changed, so that it has to be built again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.config import SealMode
+from preheat.program import Program
+from preheat.toolchain.evidence import Memo, View
+
+__all__ = ["Files"]
+
+_EVERY = 1.0  # seconds between two looks at the headers of one program
+
+_sources = Memo()  # hashes of the source files of this process
+
+
+class Files:
+    """The files that a loaded program was made from.
+
+    The source file is compared at each call of `changed`, the headers at most once a second. The
+    headers of the toolkit are not compared: replacing a toolkit needs a new process.
+    """
+
+    def __init__(self, builder: Builder, path: Path | None) -> None:
+        """Remember the content of the source file, before the program is read from it."""
+        self._builder = builder
+        self._path = None if path is None else os.fspath(path)
+        self._digest = _digest(self._path)
+        self._header_change: Callable[[], str | None] | None = None
+        self._due = 0.0
+        self._changed = False
+
+    def track(self, program: Program, artifact: Artifact) -> Files | None:
+        """Compare the headers of `artifact` as well. Return None when there is no file to compare."""
+        self._header_change = self._builder.header_change(program, artifact)
+        self._due = monotonic() + _EVERY
+        return None if self._path is None and self._header_change is None else self
+
+    def changed(self) -> bool:
+        """Return whether a file has changed since the program was loaded.
+
+        A sealed process keeps what it has loaded: a change could only be an error.
+        """
+        if self._builder.sealed is SealMode.ERROR:
+            return False
+        if not self._changed:
+            self._changed = _digest(self._path) != self._digest or self._header_changed()
+        return self._changed
+
+    def _header_changed(self) -> bool:
+        if self._header_change is None or (now := monotonic()) < self._due:
+            return False
+        self._due = now + _EVERY
+        return self._header_change() is not None
+
+
+def _digest(path: str | None) -> str | None:
+    """The hash of a file; None when there is no file to read."""
+    if path is None:
+        return None
+    try:
+        return View(_sources).evidence(path).digest
+    except (OSError, ValueError):  # a name with a NUL character is the latter
+        return None

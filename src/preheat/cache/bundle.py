@@ -1,0 +1,295 @@
+"""Many entries in one file: read-only, relocatable, the same bytes for the same content.
+
+    offset  size  what
+    0       8     magic  89 'B' 'A' 'K' 'E' 0d 0a 1a
+    8       2     format version, little-endian
+    10      4     length m of the meta part, little-endian
+    14      4     number n of entries, little-endian
+    18      m     meta: a JSON object
+    18+m    40n   the index, ascending by digest: the digest in 32 bytes, and in 8, little-endian,
+                  where in the file its entry ends
+    …       16    XXH3-128 of everything before it
+    …       …     the entries (preheat.cache.codec), end to end in the order of the index
+
+An entry starts where the one before it ends and the last one ends the file, so an index that ascends
+cannot overlap, leave gaps or point outside. Every byte is under a checksum: that of the index or that
+of its entry. They find damage, not malice: who may write the file may write code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from preheat.cache import codec
+from preheat.cache.codec import DamagedEntryError
+from preheat.cache.publish import publish
+from preheat.cache.trust import DistrustedError, NotAFileError, open_file
+from preheat.errors import BundleError
+from preheat.files import Descriptor
+
+__all__ = ["VERSION", "Bundle", "write"]
+
+MAGIC = b"\x89BAKE\r\n\x1a"
+VERSION = 1
+_HEAD = struct.Struct("<8sHII")
+_RECORD = struct.Struct("<32sQ")
+_CHECKSUM = 16
+# What a file can make its reader do, whatever it claims.
+_MAX_META = 4 << 20
+_MAX_ENTRIES = 1 << 20
+_MAX_ENTRY = 1 << 30  # less than what one read gives
+
+
+class Bundle:
+    """A bundle open for reading, by any number of threads and forked processes.
+
+    The index is held in memory; an entry is read when it is asked for. Replacing the file by a rename
+    changes nothing for those who have it open; `stamp` tells it from its successor. One that is
+    overwritten in place has damaged entries.
+    """
+
+    def __init__(self, path: Path, file: Descriptor, front: _Front, *, trust: bool) -> None:
+        self.path, self.nbytes, self.stamp = path, front.file_size, front.stamp
+        self._trust = trust
+        self.meta: Mapping[str, Any] = front.meta
+        self._records, self._first = front.records, front.end
+        self._file: Descriptor | None = file
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, trust: bool = True) -> Bundle:
+        """The bundle at `path`, its index checked; `BundleError` when it is not a sound one.
+
+        Without `trust` it has to be a file that only this user and root can have put there.
+        """
+        path = Path(path)
+        try:
+            return cls(path, *_opened(path, trust=trust), trust=trust)
+        except DistrustedError as distrusted:
+            raise BundleError(f"bundle {path} cannot be trusted: {distrusted}") from None
+        except OSError as fault:
+            raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
+        except _RefusedError as refused:
+            raise BundleError(f"{path} is not a sound bundle: {refused}", hint=refused.hint) from None
+
+    def get(self, digest: str) -> bytes | None:
+        """The verified entry or None; `DamagedEntryError` for a damaged one, `OSError` for a fault."""
+        file = self._held()
+        at = bisect_left(range(len(self)), digest, key=self._digest)
+        if at == len(self) or self._digest(at) != digest:
+            return None
+        return self._read(file, at)
+
+    def digests(self) -> Iterator[str]:
+        """Every digest there is an entry for, ascending."""
+        return map(self._digest, range(len(self)))
+
+    def verify(self) -> dict[str, str]:
+        """Read the whole file: what is wrong with which entry, or nothing."""
+        file, wrong = self._held(), {}
+        for at, digest in enumerate(self.digests()):
+            try:
+                codec.unpack(digest, self._unchecked(file, at))
+            except (DamagedEntryError, OSError) as bad:
+                wrong[digest] = str(bad)
+        return wrong
+
+    def close(self) -> None:
+        """Let go of the file; a `get` under way in another thread still ends well."""
+        self._file = None
+
+    def __len__(self) -> int:
+        return len(self._records) // _RECORD.size
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
+        """Opened anew by whom it is sent to: a descriptor means nothing in another process."""
+        return _open_anew, (self.path, self._trust)
+
+    def __repr__(self) -> str:
+        count = f"{len(self):,} entr{'y' if len(self) == 1 else 'ies'}"
+        state = ", closed" if self._file is None else ""
+        return f"<Bundle {self.path}: {count}, {self.nbytes:,} bytes{state}>"
+
+    def _held(self) -> Descriptor:
+        file = self._file
+        if file is None:
+            raise BundleError(f"bundle {self.path} is closed")
+        return file
+
+    def _digest(self, at: int) -> str:
+        start = at * _RECORD.size
+        return self._records[start : start + 32].hex()
+
+    def _end(self, at: int) -> int:
+        end: int = _RECORD.unpack_from(self._records, at * _RECORD.size)[1]
+        return end
+
+    def _read(self, file: Descriptor, at: int) -> bytes:
+        digest, blob = self._digest(at), self._unchecked(file, at)
+        if why := codec.damage(digest, blob):
+            raise DamagedEntryError(f"entry {digest} of {self.path}: {why}")
+        return blob
+
+    def _unchecked(self, file: Descriptor, at: int) -> bytes:
+        start = self._end(at - 1) if at else self._first
+        # Not from a mapping: touching one of a file that was cut short would end the process.
+        return os.pread(file, self._end(at) - start, start)
+
+
+def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
+    """Make or replace the bundle at `path`, in one step and for good; its size in bytes.
+
+    `meta` is JSON. `BundleError` when an entry is damaged or the file cannot be written: then what was
+    at `path` is still there.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():  # a rename would replace even a device
+            raise _RefusedError("what is there is not a file")
+        return publish(path, _parts(entries, meta))
+    except OSError as fault:
+        raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault
+    except _RefusedError as refused:
+        raise BundleError(f"bundle {path} is not written: {refused}") from None
+
+
+# Reading
+
+
+class _RefusedError(Exception):
+    """Why something is not a bundle, and what to do about it."""
+
+    def __init__(
+        self, why: str, hint: str = "copy it again, or make it anew with preheat bake"
+    ) -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+class _Front(NamedTuple):
+    """What comes before the entries."""
+
+    meta: dict[str, Any]
+    records: bytes
+    end: int
+    file_size: int
+    stamp: tuple[int, ...]
+
+
+def _open_anew(path: Path, trust: bool) -> Bundle:
+    return Bundle.open(path, trust=trust)
+
+
+def _opened(path: Path, *, trust: bool) -> tuple[Descriptor, _Front]:
+    try:
+        file = open_file(path, trust=trust)
+    except NotAFileError:
+        raise _RefusedError("it is not a file", "name the file itself") from None
+    try:
+        return file, _front(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _front(descriptor: int) -> _Front:
+    """Read and check everything up to the first entry."""
+    found = os.fstat(descriptor)
+    meta_length, count = _checked_head(os.pread(descriptor, _HEAD.size, 0))
+    meta_end = _HEAD.size + meta_length
+    records_end = meta_end + count * _RECORD.size
+    end = records_end + _CHECKSUM
+    if found.st_size < end:
+        raise _RefusedError("it is cut short within its index")
+    front = os.pread(descriptor, end, 0)
+    if xxhash.xxh3_128_digest(memoryview(front)[:records_end]) != front[records_end:]:
+        raise _RefusedError("the checksum of its index does not match")
+    records = front[meta_end:records_end]
+    _check_records(records, end, found.st_size)
+    meta = _parsed(front[_HEAD.size : meta_end])
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _Front(meta, records, end, found.st_size, stamp)
+
+
+def _checked_head(head: bytes) -> tuple[int, int]:
+    """The length of the meta part and the number of entries."""
+    if len(head) < _HEAD.size:
+        raise _RefusedError("it is too short")
+    magic, version, meta_length, count = _HEAD.unpack(head)
+    if magic == codec.MAGIC:
+        raise _RefusedError("it is a single entry of a cache", "name a file made by preheat bake")
+    if magic != MAGIC:
+        raise _RefusedError("it does not begin like one", "name a file made by preheat bake")
+    if version != VERSION:
+        raise _RefusedError(
+            f"it has format version {version}, where {VERSION} is expected",
+            "make it with the release of preheat that reads it",
+        )
+    if meta_length > _MAX_META or count > _MAX_ENTRIES:
+        raise _RefusedError(f"it claims {count:,} entries and {meta_length:,} bytes of meta")
+    return meta_length, count
+
+
+def _check_records(records: bytes, start: int, size: int) -> None:
+    """Digests ascend, and so do the ends of entries, up to the end of the file."""
+    before = b""
+    for digest, end in _RECORD.iter_unpack(records):
+        if digest <= before:
+            raise _RefusedError(f"its index is out of order at {digest.hex()}")
+        if not start < end <= start + _MAX_ENTRY:
+            raise _RefusedError(f"its index puts entry {digest.hex()} at bytes {start:,} to {end:,}")
+        before, start = digest, end
+    if size < start:
+        raise _RefusedError(f"it is cut short: {size:,} of {start:,} bytes")
+    if size > start:
+        raise _RefusedError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(text)
+    except (ValueError, RecursionError) as bad:
+        raise _RefusedError(f"its meta part cannot be read: {bad}") from None
+    if not isinstance(meta, dict):
+        raise _RefusedError("its meta part is not an object")
+    return meta
+
+
+# Writing
+
+
+def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]:
+    """The bytes of a bundle in pieces, the same for equal arguments."""
+    blobs = dict(sorted(entries.items()))
+    for digest, blob in blobs.items():
+        if len(blob) > _MAX_ENTRY:
+            raise _RefusedError(f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most")
+        if why := codec.damage(digest, blob):
+            raise _RefusedError(f"entry {digest} is damaged: {why}")
+    text = json.dumps(dict(meta), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > _MAX_META or len(blobs) > _MAX_ENTRIES:
+        raise _RefusedError(f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many")
+    front = _packed_front(text, {digest: len(blob) for digest, blob in blobs.items()})
+    return [front, *blobs.values()]
+
+
+def _packed_front(text: bytes, lengths: Mapping[str, int]) -> bytes:
+    front = bytearray(_HEAD.pack(MAGIC, VERSION, len(text), len(lengths)) + text)
+    end = len(front) + len(lengths) * _RECORD.size + _CHECKSUM
+    for digest, length in lengths.items():
+        end += length
+        front += _RECORD.pack(bytes.fromhex(digest), end)
+    return bytes(front) + xxhash.xxh3_128_digest(front)

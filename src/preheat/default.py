@@ -1,0 +1,76 @@
+"""The short way in: compile with the settings of the environment."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.config import Config
+from preheat.errors import PreheatError
+from preheat.locks import Lock, no_fork
+from preheat.program import Program
+from preheat.tracebacks import shorten
+
+__all__ = ["compile", "default_builder"]
+
+
+_opening = Lock()
+
+
+def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
+    """The process's own builder, opened from the environment when first asked for.
+
+    With `cache_dir` it is the one that keeps its cache in that directory.
+    """
+    where = None if cache_dir is None else Config.from_env(cache_dir=cache_dir).cache_dirs[0]
+    if where == Config.from_env().cache_dirs[0]:
+        where = None
+    with _opening:  # the cache alone would let two threads open one each
+        return _builder(where)
+
+
+@functools.cache
+def _builder(cache_dir: Path | None) -> Builder:
+    config = Config.from_env(cache_dir=cache_dir)
+    builder = Builder.open(config)
+    if config.record is not None:
+        with no_fork:
+            from preheat.ahead.recorder import Recorder
+
+        Recorder.attach(builder, config.record)
+    return builder
+
+
+def compile(
+    source: str | os.PathLike[str] | Program,
+    arch: Arch | str,
+    *,
+    label: str | None = None,
+    options: Sequence[str] | None = (),
+    include: Iterable[str | os.PathLike[str]] | None = (),
+    headers: Mapping[str, str] | None = None,
+    names: Iterable[str] | None = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Artifact:
+    """Machine code for `source`, compiled at most once, ever.
+
+    `source` is a path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
+    text, or a `Program`. `names` are needed for template instances alone, such as `"tk<float>"`.
+    `headers` are in memory, by name; `include` are directories. `cache_dir` is where the cache is; the
+    environment says so where it is not given.
+
+    Raises `CompileError` with the compiler's log.
+    """
+    try:
+        program = Program.read(
+            source, label=label, options=options, include=include, headers=headers, names=names
+        )
+        return default_builder(cache_dir).build(program, arch)
+    except PreheatError as error:
+        shorten(error)
+        raise

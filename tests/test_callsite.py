@@ -1,0 +1,61 @@
+"""Which line of the program called: the first outside preheat and Python's own library."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from preheat import callsite
+from preheat.callsite import caller, place, shown
+
+
+def test_it_is_the_line_that_called() -> None:
+    line = sys._getframe().f_lineno + 1
+    assert place() == (__file__, line)
+    assert caller() == f"test_callers.py:{line + 1}"
+
+
+def test_frames_of_the_standard_library_are_passed_over() -> None:
+    @contextlib.contextmanager
+    def block() -> Iterator[str]:
+        yield next(told)
+
+    told = (caller() for _ in [0])
+    with block() as inside:
+        assert inside.startswith("test_callers.py:")
+
+
+def test_an_installed_package_counts_as_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib" / "python3"
+    package = library / "site-packages" / "theirs"
+    package.mkdir(parents=True)
+    (package / "ask.py").write_text("def ask(whom):\n    return whom()\n")
+    monkeypatch.setattr(callsite, "_PYTHON", f"{library}/")
+    monkeypatch.setattr(callsite, "_INSIDE", (callsite._HERE, f"{library}/"))
+    monkeypatch.syspath_prepend(package)
+    from ask import ask  # type: ignore[import-not-found]
+
+    assert ask(caller) == "ask.py:2"
+
+
+def test_a_thread_that_began_inside_has_no_line() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(caller).result() == "?"
+    told: list[str] = []
+    thread = threading.Thread(target=lambda: told.append(caller()))  # the lambda is ours
+    thread.start()
+    thread.join()
+    assert told[0].startswith("test_callers.py:")
+
+
+def test_no_line_is_a_question_mark() -> None:
+    assert shown(("?", 0)) == "?"
+    assert shown(("/a/b.py", 3)) == "b.py:3"
