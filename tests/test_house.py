@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "errors", "files", "lazy", "lexer", "locks"},
+    {"_version", "errors", "files", "fork", "lazy", "lexer", "locks"},
     {"callsite"},
     {"events", "config", "arch", "dtypes"},
     {"singleflight", "spelling", "tracebacks"},
@@ -80,7 +80,7 @@ def test_devices_do_not_know_each_other() -> None:
 
 def test_the_cache_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "cache").glob("*.py"):
-        below = {"cache", "events", "errors", "locks", "files"}
+        below = {"cache", "events", "errors", "fork", "locks", "files"}
         assert set(imported(file)) <= below, file
 
 

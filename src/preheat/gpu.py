@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
+from preheat import fork
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact, check_name, without_types
 from preheat.build.builder import Builder
@@ -39,6 +39,7 @@ from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
+from preheat.locks import Lock
 from preheat.program import Program, file_of, header_rows, several
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
@@ -136,7 +137,7 @@ class Gpu:
         self._life = _Life(self, device, builder.events)
         self._warmers = Warmers()
         self._closed = False
-        _alive.add(self)
+        fork.register(self)
 
     @property
     def _context(self) -> Context:
@@ -651,6 +652,11 @@ class Gpu:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]
 
+    def after_fork(self) -> None:
+        """Start without the loads that other threads of the parent were in."""
+        self._life.asking = Flights(self.builder.events)
+        self._life.loading = Flights(self.builder.events)
+
     def __enter__(self) -> Gpu:
         return self
 
@@ -718,19 +724,7 @@ def _plain(data: object) -> object:
 # Opening a device
 
 _open: dict[str, Gpu] = {}  # by name
-_opening = threading.Lock()
-_alive: weakref.WeakSet[Gpu] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()
-    for gpu in list(_alive):
-        gpu._life.asking = Flights(gpu.builder.events)
-        gpu._life.loading = Flights(gpu.builder.events)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_opening = Lock()
 
 
 _SAME = "close it first, or ask for it with the same settings everywhere"

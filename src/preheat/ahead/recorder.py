@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from preheat import fork
 from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, literal
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -63,7 +63,7 @@ class Recorder:
         self._programs: dict[str, dict[Program, None]] = {}  # by the digest of their artifact
         self._broken = False
         self._begin()
-        _alive.add(self)
+        fork.register(self)
 
     @classmethod
     def attach(cls, builder: Builder, manifest: Path) -> Recorder:
@@ -355,14 +355,3 @@ def _program(row: Mapping[str, Any]) -> Program:
     lists = {name: tuple(row[name]) for name in ("options", "include", "names")}
     pairs = {name: tuple(map(tuple, row.get(name, ()))) for name in ("headers", "spellings")}
     return Program(**{**row, **lists, **pairs})
-
-
-_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for recorder in list(_alive):
-        recorder.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from preheat import fork
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.build.promise import Near, Promise, search
@@ -157,6 +158,7 @@ class Builder:
         self._in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         _alive.add(self)
+        fork.register(self)
 
     @classmethod
     def open(
@@ -790,15 +792,9 @@ def open_disk(config: Config, events: Events) -> DiskStore | None:
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    for builder in list(_alive):
-        builder.after_fork()
-
-
 def _at_exit() -> None:
     for builder in list(_alive):
         builder.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

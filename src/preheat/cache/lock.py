@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from preheat import fork
 from preheat.cache.trust import DistrustedError, NotAFileError
 from preheat.files import Descriptor, opened
 from preheat.locks import Call, Lock
@@ -117,17 +118,17 @@ def _require_file(found: os.stat_result, path: Path, *, trust: bool) -> None:
         raise DistrustedError(f"the lock file {path} belongs to user {found.st_uid}, not to you")
 
 
-# Locks held by this process. A forked child closes its copies at once: with them open the lock would
-# outlive a parent that died.
-_held: set[FileLock] = set()
+class _HeldLocks(set["FileLock"]):
+    """The locks that this process holds."""
+
+    def after_fork(self) -> None:
+        """Close the child's copies: with one of them open, a lock would outlive a parent that died."""
+        for lock in list(self):
+            lock._close()
 
 
-def _close_in_child() -> None:
-    for lock in list(_held):
-        lock._close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+_held = _HeldLocks()
+fork.register(_held)
 
 
 def release_lost() -> None:

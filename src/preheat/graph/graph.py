@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import os
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from preheat import fork
 from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
@@ -120,7 +119,7 @@ class Graph:
         self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
         self._stale = False
         self._doubts: set[Callable[[Graph], None]] = set()  # to be asked before the next replay
-        _alive.add(self)
+        fork.register(self)
         context.holders.add(self)
 
     # Capture
@@ -148,6 +147,10 @@ class Graph:
             self.state = State.NEW
             raise
         return self
+
+    def after_fork(self) -> None:
+        """Give the graph back in a forked child, where no thread is replaying it."""
+        self._turn[0] = True
 
     def _abandon(self) -> None:
         """End a capture whose body did not come to its end."""
@@ -644,15 +647,3 @@ def _close(
     for part in parts:
         if part is not None:
             part.close()
-
-
-_alive: weakref.WeakSet[Graph] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """No thread of the child is replaying."""
-    for graph in list(_alive):
-        graph._turn[0] = True
-
-
-os.register_at_fork(after_in_child=_after_fork)

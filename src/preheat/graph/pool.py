@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import threading
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from preheat import fork
 from preheat.callsite import caller
 from preheat.dtypes import dtype_of
 from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, PoolSealedError
@@ -220,9 +220,14 @@ class Pool:
         self._asked: weakref.WeakKeyDictionary[Window, int] = weakref.WeakKeyDictionary()
         self._wanted = 0  # by a capture that found no room
         self._sealed = self._closed = False
-        _alive.add(self)
+        fork.register(self)
         if size is not None:
             self.reserve(size)
+
+    def after_fork(self) -> None:
+        """Renew the locks in a forked child, where no thread is inside the pool."""
+        self._lock = threading.Lock()
+        self._sharing.lock = threading.Lock()
 
     # What it is
 
@@ -559,15 +564,3 @@ def _count_of_bytes(given: Any) -> int:
     if size < 0:
         raise InputError(f"{size} is not a number of bytes: it is negative")
     return size
-
-
-_alive: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """No thread of the child is inside a pool."""
-    for pool in list(_alive):
-        pool._lock, pool._sharing.lock = threading.Lock(), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

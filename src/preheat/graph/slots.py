@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import re
 import threading
 import weakref
@@ -13,6 +12,7 @@ from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple, TypeVar
 
+from preheat import fork
 from preheat.callsite import warn_caller
 from preheat.devices import base
 from preheat.errors import (
@@ -134,7 +134,7 @@ class Graphs:
         self._title = "graphs"  # what a program calls them
         self._warned: set[object] = set()  # kinds of failures that were told
         self._lock = threading.Lock()
-        _alive.add(self)
+        fork.register(self)
 
     # Running steps
 
@@ -507,7 +507,7 @@ class Graphs:
         name = self.name if place.owner is None else None
         self._life.events.emit("graph", what=what, device=device, name=name, key=key, reason=reason)
 
-    def _forked(self) -> None:
+    def after_fork(self) -> None:
         """Only one thread came along: nobody holds a lock or captures."""
         self._lock = threading.Lock()
         self._claims.clear()
@@ -685,14 +685,3 @@ def _reason(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
     others = (note for note in getattr(error, "__notes__", ()) if note != f"hint: {hint}")
     return "\n".join((text, *others))
-
-
-_alive: weakref.WeakSet[Graphs] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for graphs in list(_alive):
-        graphs._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -11,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from preheat import fork
 from preheat.callsite import caller
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
@@ -106,7 +106,7 @@ class Context:
         # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
         self.gate = threading.RLock()
         self._waiting = False
-        _alive.add(self)
+        fork.register(self)
 
     # Streams
 
@@ -374,27 +374,24 @@ class Context:
                 return
         self._wait_for_streams()
 
+    def after_fork(self) -> None:
+        """Renew the locks in a forked child, where a GPU cannot be used any more."""
+        self._drainer = {0: True}
+        self._alerting = {0: True}
+        self.resolving = threading.Lock()
+        self.gate = threading.RLock()
+        self.order.renew()
+        mine = threading.get_ident()  # The child has no other thread.
+        self.windows = {thread: one for thread, one in self.windows.items() if thread == mine}
+        self.alert = self.lost or self.windows or None
+        if self.device.forks:
+            self.device.after_fork()
+        else:
+            self.forked()
+
     def _wait_for_streams(self) -> None:
         for stream in self.order.streams():
             stream.synchronize()
 
 
-_alive: weakref.WeakSet[Context] = weakref.WeakSet()
 _leaked: list[object] = []
-
-
-def _after_fork() -> None:
-    for context in list(_alive):
-        context._drainer, context.resolving = {0: True}, threading.Lock()
-        context._alerting, context.gate = {0: True}, threading.RLock()
-        context.order.renew()
-        mine = threading.get_ident()  # the child has no other thread
-        context.windows = {thread: one for thread, one in context.windows.items() if thread == mine}
-        context.alert = context.lost or context.windows or None
-        if context.device.forks:
-            context.device.after_fork()
-        else:
-            context.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

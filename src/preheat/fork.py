@@ -1,0 +1,41 @@
+"""What a forked child must renew: the one registry of the package.
+
+A child process has a copy of everything and only the thread that forked. Locks that other threads held
+stay held, worker processes belong to the parent, and a GPU context cannot be used. An object that has
+such a thing registers itself once, and its `after_fork` runs in every child.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from itertools import count
+
+TYPE_CHECKING = False  # `typing` costs more than the rest
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Renewable(Protocol):
+        """An object that renews what a forked child cannot use."""
+
+        def after_fork(self) -> None:
+            """Renew it; the child has one thread, which runs this."""
+
+
+__all__ = ["register"]
+
+_registered: weakref.WeakValueDictionary[int, Renewable] = weakref.WeakValueDictionary()  # in order
+_numbers = count()
+
+
+def register(renewable: Renewable) -> None:
+    """Call `renewable.after_fork()` in every forked child, for as long as the object lives."""
+    _registered[next(_numbers)] = renewable
+
+
+def _renew_all() -> None:
+    for renewable in list(_registered.values()):
+        renewable.after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all)
