@@ -18,7 +18,7 @@ from preheat.callsite import caller, place, shown
 def test_it_is_the_line_that_called() -> None:
     line = sys._getframe().f_lineno + 1
     assert place() == (__file__, line)
-    assert caller() == f"test_callers.py:{line + 1}"
+    assert caller() == f"test_callsite.py:{line + 1}"
 
 
 def test_frames_of_the_standard_library_are_passed_over() -> None:
@@ -28,7 +28,7 @@ def test_frames_of_the_standard_library_are_passed_over() -> None:
 
     told = (caller() for _ in [0])
     with block() as inside:
-        assert inside.startswith("test_callers.py:")
+        assert inside.startswith("test_callsite.py:")
 
 
 def test_an_installed_package_counts_as_the_program(
@@ -53,7 +53,7 @@ def test_a_thread_that_began_inside_has_no_line() -> None:
     thread = threading.Thread(target=lambda: told.append(caller()))  # the lambda is ours
     thread.start()
     thread.join()
-    assert told[0].startswith("test_callers.py:")
+    assert told[0].startswith("test_callsite.py:")
 
 
 def test_no_line_is_a_question_mark() -> None:
