@@ -15,7 +15,9 @@ from preheat import fork
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact, check_name, without_types
 from preheat.build.builder import Builder
+from preheat.build.lookup import Hit
 from preheat.build.reload import Files
+from preheat.build.source_lines import source_lines
 from preheat.config import Config, SealMode
 from preheat.default import default_builder
 from preheat.devices import base
@@ -351,7 +353,7 @@ class Gpu:
 
     def _lines(self, code: Code) -> base.FindLines:
         """How a device finds the source lines of what it loads."""
-        return partial(self.builder.lines, code.program, code.artifact)
+        return partial(source_lines, self.builder, code.program, code.artifact)
 
     def _artifact(
         self, program: Program, target: Arch, *, strict: bool, ladder: bool
@@ -364,13 +366,13 @@ class Gpu:
         why = mismatch(target, self.arch, strict=strict)
         if why is not None:
             raise TargetError(program.label, str(target), f"{self.name} ({self.arch})", why)
-        found = self.builder.find(program, target, exact=strict or not ladder)
-        if found is not None:
-            return found, False
-        self.builder.require_open(program, target)
+        found = self.builder.lookup(program, target, exact=strict or not ladder)
+        if isinstance(found, Hit):
+            return found.artifact, False
+        self.builder.permit(program, target, found)
         newest = self.builder.toolchain.newest(target)
         if newest == target or program.language == "ptx":
-            return self.builder.build(program, target), False
+            return self.builder.build(program, target, missed=found), False
         if newest is None or not self.jit:
             known = self.builder.toolchain.version(program.language)
             raise DeviceError(
