@@ -43,7 +43,7 @@ class Descriptor(int):
 
 def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
     """Return the descriptor that `make(*arguments)` returns, with an owner from the beginning."""
-    return next(map(Descriptor, map(make, *((each,) for each in arguments))))
+    return next(map(Descriptor, map(make, *zip(arguments))))  # `zip` makes 1-tuples for `map`.
 
 
 def opened(

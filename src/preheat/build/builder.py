@@ -365,6 +365,8 @@ class Builder:
 
         Headers of the toolkit are not compared, but a file that would hide one of them is found.
         """
+        if not artifact.headers:
+            return None
         return self._lookup.header_change(self._request(program, artifact.arch), artifact)
 
     # What this process remembers

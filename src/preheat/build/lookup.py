@@ -188,12 +188,7 @@ class Lookup:
         return HeaderState(artifact.headers, (), tuple(request.roots))
 
     def header_change(self, request: Request, artifact: Artifact) -> Callable[[], str | None] | None:
-        """Return a function that names the header of `artifact` that has changed; None without headers.
-
-        Headers of the toolkit are not compared, but a file that would hide one of them is found.
-        """
-        if not artifact.headers:
-            return None
+        """Return a function that names the header of `artifact` that has changed; see the builder's."""
         entry = self.bundle_entry(request, artifact)
         state = self.header_state(request, artifact) if entry is None else entry.state
         own = tuple(header for header in state.headers if header.root not in TOOLKIT)

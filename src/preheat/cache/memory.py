@@ -21,11 +21,13 @@ class MemoryStore:
         self._lock = Lock()
 
     def get(self, digest: str) -> bytes | None:
-        with self._lock:
-            blob = self._blobs.get(digest)
-            if blob is not None:
+        blob = self._blobs.get(digest)
+        if blob is not None:
+            try:
                 self._blobs.move_to_end(digest)
-            return blob
+            except KeyError:  # Another thread evicted it in the meantime.
+                return blob
+        return blob
 
     def put(self, digest: str, blob: bytes) -> None:
         """Store `blob` and evict the least recently used ones; a blob above the limit is not stored."""

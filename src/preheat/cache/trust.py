@@ -113,7 +113,7 @@ def distrust(path: Path, me: int | None = None) -> str | None:
 
 def foreign(found: os.stat_result, me: int | None = None) -> str | None:
     """Return why users other than this one and root can write to a file, or None when they cannot."""
-    if found.st_uid not in _trusted(me):
+    if found.st_uid not in (os.geteuid() if me is None else me, 0):
         return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
     if found.st_mode & _OTHERS_WRITE:
         return f"others can write to it ({_mode(found)}); chmod go-w it, or {_OVERRIDE}"
