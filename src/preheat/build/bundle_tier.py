@@ -149,12 +149,18 @@ class BundleTier:
         self._events = events
         self._trust = trust
         self._mounted: dict[Path, Bundle] = {}
+        # The digest of the artifact of entries that were read, and their other fields. Such an entry is
+        # not read again while its artifact is in use.
+        self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
         self.rejected: list[str] = []
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """The mounted bundles."""
         return tuple(self._mounted.values())
+
+    def __len__(self) -> int:
+        return len(self._mounted)
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
         """Mount the bundle at `path`; `BundleError` when it cannot be used.
@@ -167,6 +173,7 @@ class BundleTier:
         if known is not None and known.stamp == opened.stamp:
             return known
         self._mounted[path] = opened
+        self._decoded = {place: row for place, row in self._decoded.items() if place[0] is not known}
         return opened
 
     def mount_or_reject(self, path: Path) -> None:
@@ -179,7 +186,12 @@ class BundleTier:
 
     def entries(self, key: str, in_use: Mapping[str, Artifact]) -> Iterator[BundleEntry | str]:
         """Yield the entry of each bundle that has the request `key`, or why it cannot be read."""
-        for bundle in self.bundles:
+        for bundle in tuple(self._mounted.values()):
+            known = self._decoded.get((bundle, key))
+            artifact = None if known is None else in_use.get(known[0])
+            if known is not None and artifact is not None:
+                yield BundleEntry(key, artifact, *known[1])
+                continue
             try:
                 found = read(bundle, key, in_use)
             except OSError as fault:
@@ -189,4 +201,6 @@ class BundleTier:
                 yield "damaged: the entry failed its check"
             else:
                 if found is not None:
+                    rest = (found.state, found.entries, found.note, found.include)
+                    self._decoded[bundle, key] = found.artifact.digest, rest
                     yield found

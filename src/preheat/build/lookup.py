@@ -38,6 +38,10 @@ class Miss(NamedTuple):
     reason: str
 
 
+_ABSENT = Miss("absent: nothing is stored under this key")
+_IN_NO_BUNDLE = Miss("absent: no bundle has it, and no cache")
+
+
 class Lookup:
     """Looks requests up in the mounted bundles and then in the tiers of the cache."""
 
@@ -56,8 +60,8 @@ class Lookup:
         With `verify`, the header files of an artifact from a bundle must still be what they were. That
         is the default, unless the process is `sealed`: then bundles are trusted.
         """
-        miss = Miss("absent: nothing is stored under this key")
-        if self.bundles.bundles:
+        miss = _ABSENT
+        if self.bundles:
             check = not sealed if verify is None else verify
             found = self._in_bundles(request, sealed=sealed, verify=check)
             if isinstance(found, Hit):
@@ -101,7 +105,7 @@ class Lookup:
     # In a bundle
 
     def _in_bundles(self, request: Request, *, sealed: bool, verify: bool) -> Hit | Miss:
-        miss = Miss("absent: no bundle has it, and no cache")
+        miss = _IN_NO_BUNDLE
         for entry in self.bundles.entries(request.bundle_key.digest, self.in_use):
             if isinstance(entry, str):
                 miss = Miss(entry)
