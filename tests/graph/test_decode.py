@@ -416,7 +416,9 @@ def test_a_state_of_nothing_is_refused(device: Gpu, given: dict[str, Any]) -> No
 
 def test_sampled_tokens_are_one_int32_for_each_sequence(device: Gpu) -> None:
     state = DecodeState(device, 3)
-    with pytest.raises(InputError, match=r"sampled of shape \(4,\) is not one token for each of 3 sequences"):
+    with pytest.raises(
+        InputError, match=r"sampled of shape \(4,\) is not one token for each of 3 sequences"
+    ):
         state.advance(device.zeros(4, "int32"))
     with pytest.raises(InputError, match="sampled tokens must be int32, not int64") as refused:
         state.advance(device.zeros(3, "int64"))
@@ -606,7 +608,9 @@ def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:
 
 def test_by_value_is_for_one_sequence(device: Gpu) -> None:
     state, kernel, out = DecodeState(device, 2), tell(device), device.zeros(6, "int32")
-    with pytest.raises(InputError, match="of one sequence can be passed by value, not one of 2") as refused:
+    with pytest.raises(
+        InputError, match="of one sequence can be passed by value, not one of 2"
+    ) as refused:
         kernel[1, 1](out, state=state, device_state=False)
     assert "device_state=True" in str(refused.value.hint)
 

@@ -102,7 +102,9 @@ def test_arrays_that_do_not_fit_are_named(
         with pytest.raises(InputError, match=f"^{re.escape(message)}"):
             LoraBlock(gpu, GQA, arrays | change)
     for eps in (-1e-6, np.nan, np.inf, "1e-6", None):
-        with pytest.raises(InputError, match=f"^eps {re.escape(repr(eps))} is not a non-negative number"):
+        with pytest.raises(
+            InputError, match=f"^eps {re.escape(repr(eps))} is not a non-negative number"
+        ):
             LoraBlock(gpu, GQA, arrays, eps=eps)  # type: ignore[arg-type]
     block = LoraBlock(gpu, GQA, arrays)
     for gy, message in (

@@ -49,7 +49,6 @@ from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
     TOOLKIT,
     HeaderState,
-    Survey,
     Unexpected,
     Untrackable,
     change,
@@ -59,6 +58,7 @@ from preheat.toolchain.headers import (
     pack_states,
 )
 from preheat.toolchain.sources import own_texts, sources_of
+from preheat.toolchain.survey import Survey
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
