@@ -327,7 +327,7 @@ def test_what_could_not_be_tracked_is_served_sealed_alone(
     source += "__global__ void k(int* x) { *x = BY; }"
     program = Program.of(source, label="maybe.cu", include=[tmp_path])
     promise = shared_builder.bundle_entry(program, "sm_90")[0]
-    assert promise.note == "__has_include of maybe.h, which is not the toolkit's"
+    assert promise.note == "__has_include of maybe.h, which is not a toolkit header, cannot be tracked"
     write(tmp_path / "maybe.heat", promise.encode(), {})
     builder = open_builder(replace(config, bundles=(tmp_path / "maybe.heat",)))
     with sealed():

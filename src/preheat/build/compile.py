@@ -16,7 +16,6 @@ from preheat.key import Key
 from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
     HeaderState,
-    Survey,
     Unexpected,
     Untrackable,
     decode_states,
@@ -24,6 +23,7 @@ from preheat.toolchain.headers import (
     pack_states,
 )
 from preheat.toolchain.sources import sources_of
+from preheat.toolchain.survey import Survey
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled

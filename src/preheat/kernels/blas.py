@@ -17,7 +17,7 @@ from preheat.devices.base import ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.op import Op, cpp_of, dimension, tell
+from preheat.kernels.op import Op, cpp_of, dimension, notify_traces
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -188,10 +188,10 @@ class Blas:
     ) -> None:
         """Do what `op` describes, with matrices of `dtype`; `add` leaves in `c` what it held.
 
-        Everyone who is watching sees it.
+        The op is appended to all open traces.
         """
         _Product(self, op, dtype, add, stream).run(a, b, c)
-        tell(by_cublas(op))
+        notify_traces(by_cublas(op))
 
 
 def _no_workspace() -> CaptureError:

@@ -46,7 +46,7 @@ class Plan:
 
     @lazy
     def operations(self) -> tuple[Op, ...]:
-        """All that it does, in order: exactly what `watching` sees of a step."""
+        """All that it does, in order: exactly what `trace_ops` collects in a step."""
         done = _backward(self.shape)
         return tuple(map(by_cublas, done) if self.blas is True else done)
 
