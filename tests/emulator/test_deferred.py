@@ -17,9 +17,9 @@ import preheat
 from preheat.devices import base
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.emulator.memory import POISON
-from preheat.devices.faults import Faulty
 from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError
 from tests.emulator.support import artifact, entry
+from tests.faulty import Faulty
 
 SEEDS = range(200)
 SIZE = 64
