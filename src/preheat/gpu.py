@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -18,19 +17,17 @@ from preheat.build.builder import Builder
 from preheat.build.reload import Files
 from preheat.config import Config, SealMode
 from preheat.default import default_builder
-from preheat.devices import base
+from preheat.devices import base, registry
 from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.dtypes import dtype_of
 from preheat.errors import (
     DeviceError,
     InputError,
     InvalidCodeError,
-    NoGpuError,
     PreheatError,
     SealedError,
     TargetError,
     brief,
-    did_you_mean,
 )
 from preheat.events import Events, JsonLines
 from preheat.graph.graph import RESERVED, Graph
@@ -756,26 +753,22 @@ def device(
         if not isinstance(wanted, bool | None):
             raise InputError(f"{setting} must be True or False, not {wanted!r}")
     config = Config.from_env()
-    kind, index, settings = _parsed(config.device if which is None else which)
     given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
-    settings |= {setting: value for setting, value in given.items() if value is not None}
+    settings = {setting: value for setting, value in given.items() if value is not None}
     with _opening:
-        if kind == "auto":
-            kind = _whichever()
-        if kind == "emulator":
-            settings.setdefault("sanitize", config.emulator_sanitize)
-        name, make = _offer(kind, index, settings)
-        if name not in _open:
-            made, builder = make(), default_builder(cache_dir)
-            _open[name] = Gpu(
-                made,
+        offer = registry.find(config.device if which is None else which, settings, config)
+        if offer.name not in _open:
+            opened = offer.open()
+            builder = default_builder(cache_dir)
+            _open[offer.name] = Gpu(
+                opened,
                 builder,
                 jit=config.jit if jit is None else jit,
                 blocking=config.blocking if blocking is None else blocking,
                 reload=config.reload,
                 switches=_switches(config, builder.events),
             )
-        gpu = _open[name]
+        gpu = _open[offer.name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)
@@ -789,55 +782,3 @@ def _switches(config: Config, events: Events) -> Switches:
     write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
     profile = Profile(write) if config.graph_profile else None
     return Switches(profile, config.graph_upload, config.graph_sync)
-
-
-def _parsed(which: str | int) -> tuple[str, int, dict[str, Any]]:
-    """A device's name as its kind, its number, and the settings in brackets."""
-    if isinstance(which, int) and not isinstance(which, bool):
-        return "cuda", which, {}
-    found = _NAME.fullmatch(str(which).strip())
-    if found is None:
-        hint = did_you_mean(str(which).partition(":")[0].strip(), ("cuda", "emulator", "auto"))
-        raise InputError(
-            f"{which!r} is not a device", hint=hint or "use cuda, cuda:1, emulator, emulator:1 or auto"
-        )
-    settings: dict[str, Any] = {}
-    for part in filter(None, (found["settings"] or "").split(",")):
-        setting, equals, value = part.partition("=")
-        if setting.startswith("sm_"):
-            settings["arch"] = setting
-        else:
-            settings[setting] = int(value) if equals else True
-    return found["kind"] or "auto", int(found["number"] or 0), settings
-
-
-_NAME = re.compile(
-    r"(auto|(?P<kind>cuda|emulator)(:(?P<number>\d+))?)"
-    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+|sanitize)(,|(?=\])))*)\])?"
-)
-
-
-def _offer(kind: str, index: int, settings: Mapping[str, Any]) -> tuple[str, Callable[[], base.Device]]:
-    """The name of a device, and what makes it."""
-    if kind == "emulator":
-        from preheat.devices.emulator.device import EmulatorDevice, name_of
-
-        return name_of(index, **settings), partial(EmulatorDevice, index, **settings)
-    if settings.get("sanitize"):
-        raise InputError(
-            "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
-        )
-    if set(settings) - {"sanitize"}:
-        raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
-    from preheat.devices.cuda.device import CudaDevice
-
-    return f"cuda:{index}", partial(CudaDevice, index)
-
-
-def _whichever() -> str:
-    from preheat.devices.cuda.device import count
-
-    try:
-        return "cuda" if count() else "emulator"
-    except NoGpuError:
-        return "emulator"
