@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from preheat import fork
-from preheat.arch import Arch, mismatch
-from preheat.artifact import Artifact, check_name, without_types
+from preheat.arch import Arch
+from preheat.artifact import check_name
 from preheat.build.builder import Builder
-from preheat.build.reload import Files
-from preheat.config import Config, SealMode
+from preheat.config import Config
 from preheat.default import default_builder
 from preheat.devices import base, registry
-from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.dtypes import dtype_of
 from preheat.errors import (
-    DeviceError,
     InputError,
-    InvalidCodeError,
     PreheatError,
     SealedError,
-    TargetError,
     brief,
 )
 from preheat.events import Events, JsonLines
@@ -37,19 +29,16 @@ from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_std
 from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
-from preheat.program import Program, file_of, header_rows, several
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.code import Code
 from preheat.runtime.context import Context
-from preheat.runtime.fill import FILL, KernelFill
-from preheat.runtime.host import host_array, shape_of
+from preheat.runtime.create import copy_of, new_array
+from preheat.runtime.host import shape_of
 from preheat.runtime.kernel import Kernel, Module
-from preheat.runtime.launch import Gathered, ordered
 from preheat.runtime.memory import Buffer
-from preheat.runtime.operands import Kind, kind_of
-from preheat.runtime.stream import Event, Stream, raw_stream, record
-from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
-from preheat.singleflight import Flights
+from preheat.runtime.request import ModuleRequest, Source
+from preheat.runtime.session import Session
+from preheat.runtime.stream import Event, Stream, record
+from preheat.runtime.window import LOAD, RECORD, RESET
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -58,56 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gpu", "device"]
 
-Source = str | Path | Program
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
-_LISTS = ("options", "include", "names")
-
-
-class _Entry(NamedTuple, Generic[T]):
-    """A module or kernel in the memo, and the files it was made from, where there are any."""
-
-    value: T
-    files: Files | None = None
-
-    @property
-    def current(self) -> bool:
-        """Whether it is still what its files say."""
-        return self.files is None or not self.files.changed()
-
-
-class _Life:
-    """What one life of a device has loaded: a load that outlives it ends up in the old one.
-
-    `modules` and `kernels` are kept by what was asked for; all that live are in `loaded`, by artifact.
-    """
-
-    def __init__(self, gpu: Gpu, device: base.Device, events: Events) -> None:
-        self.context = Context(device, events)
-        if device.dlpack[0] == ON_GPU:
-            load = partial(_fill_kernel, weakref.ref(gpu))
-            self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, _Entry[Module]] = {}
-        self.kernels: dict[object, _Entry[Kernel]] = {}
-        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self.asking: Flights[_Entry[Module]] = Flights(events)  # by what was asked for
-        self.loading: Flights[Module] = Flights(events)  # by artifact
-
-    def end(self) -> None:
-        """Keep nothing of it: its context has ended."""
-        self.kernels.clear()
-        self.modules.clear()
-
-
-def _fill_kernel(gpu: weakref.ref[Gpu]) -> Kernel | None:
-    """The kernel for large fills; None where it is not stored and the process is sealed."""
-    alive, program = gpu(), Program.of(FILL, label="preheat-fill.cu")
-    if alive is None:
-        return None
-    if alive.builder.sealed is not SealMode.OFF and alive.builder.find(program, alive.arch) is None:
-        return None
-    return alive.kernel(program, "preheat_fill8")
 
 
 class Gpu:
@@ -128,17 +69,24 @@ class Gpu:
         reload: bool = True,
         switches: Switches = OFF,
     ) -> None:
+        self.builder = builder
+        self.jit = jit
+        self.blocking = blocking
+        self.reload = reload
         self._switches = switches
-        self.builder, self.jit, self.blocking, self.reload = builder, jit, blocking, reload
         self._device = device
-        self._life = _Life(self, device, builder.events)
+        self._session = self._new_session()
         self._warmers = Warmers()
         self._closed = False
-        fork.register(self)
+
+    def _new_session(self) -> Session:
+        return Session(
+            self._device, self.builder, jit=self.jit, blocking=self.blocking, reload=self.reload
+        )
 
     @property
     def _context(self) -> Context:
-        return self._life.context
+        return self._session.context
 
     # What it is
 
@@ -172,37 +120,42 @@ class Gpu:
 
     # Kernels
 
-    def kernel(self, source: Source, name: str, **program: Any) -> Kernel:
-        """The kernel `name` of `source`, compiled at most once, ever, and loaded once.
+    def kernel(
+        self,
+        source: Source,
+        name: str,
+        *,
+        label: str | None = None,
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] | None = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> Kernel:
+        """Return the kernel `name` of `source`, compiled at most once, ever, and loaded once.
 
         `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
-        be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types behind it
-        choose an overload: `"f(float*)"`. Everything else is as for `module`. Asking again gives the
-        same kernel, unless a file was edited: then the new code is compiled and loaded, and a kernel
-        that is held goes on with the old one. The source file is compared at each call, its headers
+        be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types after it
+        choose an overload: `"f(float*)"`. The other arguments are those of `module`. A second call
+        returns the same kernel, unless a file was edited: then the new code is compiled and loaded, and
+        kernels that are in use keep the old code. The source file is compared at each call, its headers
         at most once a second.
         """
-        check_name("a kernel", name)
-        source = _whole_path(source)
-        if program:
-            program |= {what: several(what, program[what]) for what in _LISTS if what in program}
-        key = (source, name, _start(program), *_frozen(program)) if program else (source, name)
-        life = self._life
-        found = life.kernels.get(key)
-        if found is not None:
-            if found.current:
+        if headers is None:  # Headers are a mapping, which cannot be part of a key.
+            # This is a `ModuleRequest` unless an argument has another form, which it gets below.
+            request = (source, label, options, include, None, names, arch, strict, "")
+            try:
+                found = self._session.kernels.get((request, name))
+            except TypeError:  # An argument is a list, which cannot be part of a key either.
+                found = None
+            if found is not None and (found.files is None or not found.files.changed()):
                 return found.value
-            life.kernels.pop(key, None)
-        instance = without_types(name)
-        if "<" in instance and not isinstance(source, Program):
-            program = {**program, "names": (instance, *program.get("names", ()))}
+        check_name("a kernel", name)
         try:
-            module, files = self._module(source, **program)
-            made = _Entry(module[name], files)
-            kept = life.kernels.setdefault(key, made)
-            if not kept.current:  # another thread put it there, before the last edit
-                kept = life.kernels[key] = made
-            return kept.value
+            return self._session.kernel(
+                ModuleRequest.of(source, label, options, include, headers, names, arch, strict), name
+            )
         except SealedError as error:
             raise error.naming(name) from None
         except PreheatError as error:
@@ -221,161 +174,19 @@ class Gpu:
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> Module:
-        """A whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
+        """Return a whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
 
-        `arch` compiles for another architecture than the device reports (`sm_90a` on an sm_90 device);
-        `strict` takes code made for exactly that one. A file or header that was edited is compiled
-        again; modules and kernels that are in use keep the code they have.
+        `label`, `options`, `include`, `headers` and `names` are those of `Program`. `arch` compiles for
+        another architecture than the device reports (`sm_90a` on an sm_90 device); `strict` accepts
+        only code for exactly that one. A file or header that was edited is compiled again; modules and
+        kernels that are in use keep the code they have.
         """
         try:
-            return self._module(
-                source, label=label, options=options, include=include, headers=headers,
-                names=names, arch=arch, strict=strict,
-            ).value  # fmt: skip
+            request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
+            return self._session.module(request).value
         except PreheatError as error:
             shorten(error)
             raise
-
-    def _module(
-        self,
-        source: Source,
-        *,
-        label: str | None = None,
-        options: Sequence[str] | None = (),
-        include: Iterable[str | os.PathLike[str]] | None = (),
-        headers: Mapping[str, str] | None = None,
-        names: Iterable[str] | None = (),
-        arch: Arch | str | None = None,
-        strict: bool = False,
-    ) -> _Entry[Module]:
-        """The module of a program and the files it was made from."""
-        options, include, names = map(several, _LISTS, (options, include, names))
-        frozen = header_rows(headers)
-        source, target = _whole_path(source), None if arch is None else Arch.parse(arch)
-        start = _start({"options": options, "include": include})
-        key = (source, label, options, include, start, frozen, names, target, strict)
-        life = self._life
-        found = life.modules.get(key)
-        if found is not None and found.current:
-            return found
-        life.context.require()
-        more = {"label": label, "options": options, "include": include, "names": names}
-        read = partial(Program.read, source, headers=headers, **more)
-        if life.context.captures():
-            files, program = self._files(source), read()
-            ready = self._ready(life, program, target, strict=strict)
-            if ready is not None:
-                return self._remember(life, key, ready, program, files)
-        life.context.forbid(LOAD)
-
-        def load() -> _Entry[Module]:
-            kept = life.modules.get(key)
-            if kept is not None and kept.current:  # the thread before us made it
-                return kept
-            files, program = self._files(source), read()
-            code = self._code(program, target, strict=strict)
-            return self._remember(life, key, self._loaded(life, code), program, files)
-
-        kept = life.asking.share(key, load, title=f"load on {self.name}")
-        if kept.current:
-            return kept
-        # A file was edited while another thread was building it.
-        return life.asking.share(key, load, title=f"load on {self.name}")
-
-    def _files(self, source: Source) -> Files | None:
-        """What decides whether the program of `source` has to be built again; None for nothing."""
-        if not self.reload or self.builder.sealed is SealMode.ERROR:
-            return None
-        return Files(self.builder, file_of(source))
-
-    def _remember(
-        self, life: _Life, key: object, module: Module, program: Program, files: Files | None
-    ) -> _Entry[Module]:
-        """Put a module into the memo, until a file changes that it was made from."""
-        if files is not None:
-            files = files.track(program, module.artifact)
-        kept = life.modules[key] = _Entry(module, files)
-        return kept
-
-    def _ready(
-        self, life: _Life, program: Program, target: Arch | None, *, strict: bool
-    ) -> Module | None:
-        """The module of a program that nobody has asked for yet, where a warm-up has loaded it."""
-        exact = strict or target is not None
-        artifact = self.builder.find(program, target or self.arch, exact=exact)
-        found = None if artifact is None else life.loaded.get(artifact.digest)
-        return None if found is None or found.artifact != artifact else found
-
-    def _code(self, program: Program, target: Arch | None, *, strict: bool = False) -> Code:
-        ladder, target = target is None, target or self.arch
-        artifact, jit = self._artifact(program, target, strict=strict, ladder=ladder)
-        return Code(artifact, program, jit)
-
-    def _loaded(self, life: _Life, code: Code) -> Module:
-        """The module of an artifact: one for all that ask for equal ones, by whatever program."""
-        artifact = code.artifact
-
-        def load() -> Module:
-            found = life.loaded.get(artifact.digest)
-            # Older bundles hold code under a digest that does not tell it apart: that of a program that
-            # reads the clock, say.
-            if found is None or found.artifact != artifact:
-                found = life.loaded[artifact.digest] = self._load(life.context, code)
-            return found
-
-        return life.loading.share(artifact, load, title=f"load on {self.name}")
-
-    def _kept(self, life: _Life, code: Code) -> Module:
-        """The same, in the device's memo, although no program has asked for it."""
-        module = self._loaded(life, code)
-        life.modules[code.artifact.digest] = _Entry(module)
-        return module
-
-    def _load(self, context: Context, code: Code) -> Module:
-        started, (artifact, program, jit) = time.perf_counter(), code
-        try:
-            raw = self._device.load(artifact, jit=jit, lines=self._lines(code))
-        except InvalidCodeError as error:
-            if jit or program is None:
-                raise
-            artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self._device.load(artifact, lines=self._lines(Code(artifact, program)))
-        seconds = time.perf_counter() - started
-        self.builder.events.emit(
-            "load", device=self.name, program=artifact.label, key=artifact.digest, seconds=seconds
-        )
-        return Module(context, artifact, raw, blocking=self.blocking)
-
-    def _lines(self, code: Code) -> base.FindLines:
-        """How a device finds the source lines of what it loads."""
-        return partial(self.builder.lines, code.program, code.artifact)
-
-    def _artifact(
-        self, program: Program, target: Arch, *, strict: bool, ladder: bool
-    ) -> tuple[Artifact, bool]:
-        """Code for this device, and whether its driver has to compile it."""
-        if strict and program.language == "ptx":
-            from preheat.toolchain import lint
-
-            target = Arch.parse(lint.check(program.source, program.label).target[0])
-        why = mismatch(target, self.arch, strict=strict)
-        if why is not None:
-            raise TargetError(program.label, str(target), f"{self.name} ({self.arch})", why)
-        found = self.builder.find(program, target, exact=strict or not ladder)
-        if found is not None:
-            return found, False
-        self.builder.require_open(program, target)
-        newest = self.builder.toolchain.newest(target)
-        if newest == target or program.language == "ptx":
-            return self.builder.build(program, target), False
-        if newest is None or not self.jit:
-            known = self.builder.toolchain.version(program.language)
-            raise DeviceError(
-                f"{self.name} is {target}, which {known} cannot compile for",
-                hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
-                "PTX at every start: PREHEAT_JIT=1",
-            )
-        return self.builder.build(program, newest), True
 
     def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
         """Have everything ready: code compiled and loaded, kernels resolved, graphs captured.
@@ -388,13 +199,13 @@ class Gpu:
         """
         from preheat.graph.warmup import WarmUp  # costs milliseconds that others need not spend
 
-        life = self._life
-        life.context.require()
-        life.context.forbid(LOAD)
-        life.context.forbid(WARM)
+        session = self._session
+        session.context.require()
+        session.context.forbid(LOAD)
+        session.context.forbid(WARM)
         up = WarmUp(
-            self.builder, life.context, self._warmers, life.loaded,
-            code=self._code, load=partial(self._kept, life),
+            self.builder, session.context, self._warmers, session.loaded,
+            code=session.code, load=session.preload,
         )  # fmt: skip
         try:
             return up.run(sources, jobs)
@@ -409,45 +220,11 @@ class Gpu:
 
         bfloat16 and float8 take their raw bits (uint16, uint8); bfloat16 also numbers, rounded.
         """
-        kind = kind_of(data)
-        if isinstance(data, Array) or (kind is not None and _on_device(data)):
-            return self._copied(data, kind, dtype, stream)
-        wanted = None if dtype is None else dtype_of(dtype)
-        host = host_array(_plain(data), wanted)
-        made = self._new(host.shape, wanted or dtype_of(host.dtype), stream)
-        return made.write(host)
-
-    def _copied(self, data: Any, kind: Kind | None, dtype: object, stream: object) -> Array:
-        """A copy of memory that is on a device already; the two sides must agree in place and type."""
-        if isinstance(data, Array):
-            data.require("array()")
-        home = self._home(stream)
-        found = None if kind is None else kind.read(data, home.handle)
-        held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
-        if held is None or (dtype is not None and dtype_of(dtype) is not held):
-            hint = "convert it where it is, or on the host: gpu.array(a.numpy(), dtype)"
-            what = f"{type(data).__name__} of {data.dtype}"
-            raise InputError(f"{what} cannot be copied as {dtype}", hint=hint)
-        if place != self._device.dlpack or (found is None and data.buffer.context is not self._context):
-            what = repr(data) if found is None else type(data).__name__
-            raise InputError(f"{what} is on another device than {self.name}")
-        if found is not None and not found.contiguous:
-            raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
-        made = self._new(tuple(data.shape), held, stream)
-        if found is None or kind is None:
-            return made.copy_from(data)
-        gathered = Gathered(uses={made.uses: True}, held=[found.owner])
-        if kind.source is not None and kind.source.place == place[0]:
-            gathered.others[kind.source.current(place[1])] = kind.library
-        if found.ready is not None:
-            gathered.others[found.ready] = kind.library
-        with ordered(self._context, gathered, home):
-            self._device.copy(made.address, found.address, made.nbytes, home)
-        return made
+        return copy_of(self._context, data, dtype, stream)
 
     def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
         """A new array, holding nothing in particular."""
-        return self._new(shape_of(shape), dtype_of(dtype), stream)
+        return new_array(self._context, shape_of(shape), dtype_of(dtype), stream)
 
     def zeros(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
         """A new array of zeros."""
@@ -465,18 +242,6 @@ class Gpu:
         made = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
         made.set(value)
         return made
-
-    def _new(self, shape: tuple[int, ...], dtype: Any, stream: object) -> Array:
-        home, allocator = self._home(stream), self._context.allocator()
-        if allocator is not None:
-            return allocator.empty(shape, dtype)
-        return Array.new(self._context, shape, dtype, home)
-
-    def _home(self, stream: object) -> base.Stream:
-        """The stream of ours that memory belongs to; another library's may be gone before it is."""
-        self._context.require()
-        raw = self._context.stream if stream is None else raw_stream(self._context, stream)
-        return raw if self._context.order.owns(raw) else self._context.stream
 
     # Streams
 
@@ -614,15 +379,7 @@ class Gpu:
 
     def trim(self) -> int:
         """Unload every module that nobody but this device's memo holds; returns how many went."""
-        life = self._life
-        life.context.require()
-        life.context.forbid(UNLOAD)
-        count = len({module for module, _ in life.modules.values()})
-        _drop_unused(life.kernels)
-        _drop_unused(life.modules)
-        life.context.drain(modules=True)
-        self._device.trim()
-        return count - len({module for module, _ in life.modules.values()})
+        return self._session.trim()
 
     def reset(self) -> None:
         """Begin anew after a fault: every array, kernel and stream of this device is gone."""
@@ -630,9 +387,9 @@ class Gpu:
             self._context.require()
         self._context.forbid(RESET)
         self._context.reset()
-        self._life.end()
+        self._session.end()
         self._device.reset()
-        self._life = _Life(self, self._device, self.builder.events)
+        self._session = self._new_session()
 
     def close(self) -> None:
         """Give the device back. Nothing of it can be used again; twice is fine."""
@@ -644,30 +401,16 @@ class Gpu:
             self._context.close()
             self._device.close()
         self._context.closed()
-        self._life.end()
+        self._session.end()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]
-
-    def after_fork(self) -> None:
-        """Start without the loads that other threads of the parent were in."""
-        self._life.asking = Flights(self.builder.events)
-        self._life.loading = Flights(self.builder.events)
 
     def __enter__(self) -> Gpu:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _drop_unused(memo: dict[object, _Entry[T]]) -> None:
-    """Remove what nobody but `memo` holds."""
-    held = {key: (weakref.ref(value), files) for key, (value, files) in memo.items()}
-    memo.clear()
-    for key, (value, files) in held.items():
-        if (alive := value()) is not None:
-            memo[key] = _Entry(alive, files)
 
 
 def _row_sink(given: Any) -> RowSink:
@@ -681,41 +424,6 @@ def _row_sink(given: Any) -> RowSink:
         hint = 'gpu.profile("replays.jsonl", rows.append)'
         raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
     return partial(JsonLines(Path(given)), "replay")
-
-
-def _whole_path(source: Source) -> Source:
-    """A file by its whole path, so that a later chdir means another file; anything else as it is."""
-    if not isinstance(source, str | os.PathLike | Program):
-        raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
-    path = file_of(source)
-    return source if path is None else Path(os.path.abspath(path))
-
-
-def _start(program: Mapping[str, Any]) -> str:
-    """Where relative include directories start, so that after a chdir they are other directories."""
-    fixed = all(os.path.isabs(directory) for directory in program.get("include", ()))
-    options = program.get("options", ())
-    moved = any(str(option).startswith(("-I", "--include-path")) for option in options)
-    return "" if fixed and not moved else os.getcwd()
-
-
-def _frozen(program: Mapping[str, Any]) -> tuple[object, ...]:
-    """Keyword arguments of `module` as something that can be looked up."""
-    return tuple(
-        (name, header_rows(value) if name == "headers" else value)
-        for name, value in sorted(program.items())
-    )
-
-
-def _on_device(tensor: Any) -> bool:
-    if hasattr(tensor, "__dlpack_device__"):
-        return bool(tensor.__dlpack_device__()[0] != ON_HOST)
-    return hasattr(tensor, "__cuda_array_interface__")
-
-
-def _plain(data: object) -> object:
-    """A torch tensor without its gradient, which NumPy refuses to read."""
-    return data.detach() if hasattr(data, "detach") else data
 
 
 # Opening a device
