@@ -26,7 +26,7 @@ from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
-from preheat.graph.slots import WARM, Graphs, text_of
+from preheat.graph.slots import Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
 from preheat.runtime.array import Array, Scalar
@@ -38,12 +38,12 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record
-from preheat.runtime.window import LOAD, RECORD, RESET
+from preheat.runtime.window import RECORD, RESET
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
-    from preheat.graph.warmup import WarmSource
+    from preheat.warmup import WarmSource
 
 __all__ = ["Gpu", "device"]
 
@@ -197,18 +197,10 @@ class Gpu:
         and `Graphed.warmer`. It tries everything, then raises `WarmError` with all that failed. Again
         is quick: it does what is missing.
         """
-        from preheat.graph.warmup import WarmUp  # costs milliseconds that others need not spend
+        from preheat.warmup import warm  # the one import that points up; costs milliseconds
 
-        session = self._session
-        session.context.require()
-        session.context.forbid(LOAD)
-        session.context.forbid(WARM)
-        up = WarmUp(
-            self.builder, session.context, self._warmers, session.loaded,
-            code=session.code, load=session.preload,
-        )  # fmt: skip
         try:
-            return up.run(sources, jobs)
+            return warm(self, sources, jobs)
         except PreheatError as error:
             shorten(error)
             raise

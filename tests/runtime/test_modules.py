@@ -108,8 +108,8 @@ def test_a_hot_kernel_takes_two_calls_at_most(device: Gpu) -> None:
 def test_arguments_of_another_form_find_the_same_kernel(device: Gpu) -> None:
     made = device.kernel(SAXPY, "saxpy", options=["-DA=1"], arch="sm_90", label="a.cu")
     assert made is device.kernel(SAXPY, "saxpy", options=("-DA=1",), arch=Arch(9, 0), label="a.cu")
-    again = {"options": iter(["-DA=1"]), "arch": "9.0", "headers": {}, "names": None}
-    more: dict[str, Any] = {"label": "a.cu", **again}
+    more: dict[str, Any] = {"options": iter(["-DA=1"]), "label": "a.cu", "headers": {}}
+    more |= {"arch": "9.0", "names": None}
     assert made is device.kernel(SAXPY, "saxpy", **more)
 
 

@@ -1,4 +1,7 @@
-"""Warm-up: what manifests and bundles list, ready on a device before traffic arrives."""
+"""Warm-up: compiles, loads and captures what manifests and bundles list, before traffic arrives.
+
+It works through `Gpu` and lies above it; `Gpu.warm` forwards to `warm`.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, Wanted, listed
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, ladder, mismatch
-from preheat.build.builder import Builder
 from preheat.build.promise import Promise, promised
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
-from preheat.graph.warmers import Warmable, Warmers
-from preheat.program import Program
+from preheat.gpu import Gpu
+from preheat.graph.slots import WARM
+from preheat.graph.warmers import Warmable
 from preheat.runtime.code import Code
-from preheat.runtime.context import Context
-from preheat.runtime.kernel import Module
+from preheat.runtime.session import Session
+from preheat.runtime.window import LOAD
 
-__all__ = ["WarmSource", "WarmUp"]
+__all__ = ["WarmSource", "warm"]
 
 T = TypeVar("T")
 WarmSource = str | os.PathLike[str] | Manifest | Bundle
@@ -58,25 +61,23 @@ class _LostError(Exception):
     """The device is gone: everything else would fail alike."""
 
 
-class WarmUp:
-    """One warm-up of one device.
+def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> WarmReport:
+    """Compile, load and capture what `sources` list: see `Gpu.warm`."""
+    session = gpu._session
+    session.context.require()
+    session.context.forbid(LOAD)
+    session.context.forbid(WARM)
+    return _WarmUp(gpu, session).run(sources, jobs)
 
-    `code` finds or makes the code of a program, `load` loads code; `loaded` is what was loaded so far,
-    by digest.
-    """
 
-    def __init__(
-        self,
-        builder: Builder,
-        context: Context,
-        warmers: Warmers,
-        loaded: Mapping[str, Module],
-        *,
-        code: Callable[[Program, Arch | None], Code],
-        load: Callable[[Code], Module],
-    ) -> None:
-        self._builder, self._context, self._warmers, self._loaded = builder, context, warmers, loaded
-        self._code, self._load = code, load
+class _WarmUp:
+    """One warm-up of one device."""
+
+    def __init__(self, gpu: Gpu, session: Session) -> None:
+        self._session = session
+        self._builder = session.builder
+        self._context = session.context
+        self._warmers = gpu._warmers
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._failures: list[tuple[str, Exception]] = []
@@ -189,7 +190,7 @@ class WarmUp:
         return [] if found is None else [Code(found, program)]
 
     def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
-        make = [partial(self._code, job.wanted.program, job.target) for job in jobs]
+        make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
         if len(make) < 2 or self._builder.sealed is SealMode.ERROR:
             return self._made(jobs, deque(make))
         from concurrent.futures import ThreadPoolExecutor  # costs milliseconds that a hot start has not
@@ -212,8 +213,8 @@ class WarmUp:
     def _resolve(self, ready: _Ready) -> None:
         """Load code and resolve its kernels."""
         artifact = ready.code.artifact
-        new = artifact.digest not in self._loaded
-        module = self._attempt(artifact.label, partial(self._load, ready.code))
+        new = artifact.digest not in self._session.loaded
+        module = self._attempt(artifact.label, partial(self._session.preload, ready.code))
         if module is None:
             return
         if new:
