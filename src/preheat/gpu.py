@@ -41,6 +41,7 @@ from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
 from preheat.program import Program, file_of, header_rows, several
+from preheat.runtime.active_capture import LOAD, RECORD_EVENT, RESET, UNLOAD
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.code import Code
 from preheat.runtime.context import Context
@@ -51,7 +52,6 @@ from preheat.runtime.launch import Gathered, ordered
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
-from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
 from preheat.singleflight import Flights
 from preheat.tracebacks import shorten
 
@@ -264,7 +264,7 @@ class Gpu:
         life.context.require()
         more = {"label": label, "options": options, "include": include, "names": names}
         read = partial(Program.read, source, headers=headers, **more)
-        if life.context.captures():
+        if life.context.active_captures():
             files, program = self._files(source), read()
             ready = self._ready(life, program, target, strict=strict)
             if ready is not None:
@@ -492,7 +492,7 @@ class Gpu:
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted to the device's own stream."""
         self._context.require()
-        self._context.forbid(RECORD)
+        self._context.forbid(RECORD_EVENT)
         return record(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
