@@ -29,6 +29,7 @@ from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_std
 from preheat.graph.slots import Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
+from preheat.runtime.active_capture import RECORD_EVENT, RESET
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.create import copy_of, new_array
@@ -38,7 +39,6 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record
-from preheat.runtime.window import RECORD, RESET
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class Gpu:
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted to the device's own stream."""
         self._context.require()
-        self._context.forbid(RECORD)
+        self._context.forbid(RECORD_EVENT)
         return record(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:

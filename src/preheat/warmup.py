@@ -29,9 +29,9 @@ from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.slots import WARM
 from preheat.graph.warmers import Warmable
+from preheat.runtime.active_capture import LOAD
 from preheat.runtime.code import Code
 from preheat.runtime.session import Session
-from preheat.runtime.window import LOAD
 
 __all__ = ["WarmSource", "warm"]
 

@@ -48,7 +48,7 @@ def captured(made: Bench, **more: Any) -> Graph:
 def usable(made: Bench, launches: int = 0) -> None:
     """That the device works as before, with and without a capture."""
     context = made.gpu._context
-    assert (context.windows, context.alert) == ({}, None)
+    assert (context.captures_by_thread, context.alert) == ({}, None)
     made.check(launches)
     made.launch()
     graph = captured(made)

@@ -245,7 +245,7 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
         lines = [*order._own.values(), *order._kept.values()]
         return [
             len(order._others),
-            len(order._own) + len(order._lanes) + len(order._kept),
+            len(order._own) + len(order._capture_streams) + len(order._kept),
             len(context._held) + len(context.garbage) + len(context.idle),
             max(len(line.seen) for line in lines),
             len(read.uses._reads),

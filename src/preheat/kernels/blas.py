@@ -18,12 +18,12 @@ from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels.op import Op, cpp_of, dimension, tell
+from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Call, Gathered
 from preheat.runtime.stream import raw_stream
-from preheat.runtime.window import ALLOCATE, Window
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 
@@ -105,7 +105,7 @@ class Blas:
         self._library = _Library(gpu._context, found.cublas)
         self._making = threading.RLock()
         self._seats: dict[int, _Seat] = {}  # by the id of the stream, those used last at the end
-        self._lent: list[tuple[weakref.ref[Window], _Seat]] = []  # to captures
+        self._lent: list[tuple[weakref.ref[ActiveCapture], _Seat]] = []  # to captures
         # Those that graphs of other libraries keep, by the id of the stream while it is captured.
         self._retained: weakref.WeakValueDictionary[int, _Seat] = weakref.WeakValueDictionary()
         self._ready: list[_Seat] = []
@@ -133,7 +133,7 @@ class Blas:
         foreign = [key for key in self._seats if key not in own]
         for key in foreign[: max(len(foreign) - _FOREIGN_SEATS, 0)]:
             del self._seats[key]
-        under_way = context.captures()
+        under_way = context.active_captures()
         self._lent = [each for each in self._lent if each[0]() in under_way]
 
     @property
@@ -167,16 +167,16 @@ class Blas:
                 stream.retain(found)
             return found
 
-    def _seat_within(self, window: Window) -> _Seat:
+    def _seat_within(self, capture: ActiveCapture) -> _Seat:
         """Handle and workspace of a capture."""
         with self._making:
             for lent, seat in self._lent:
-                if lent() is window:
+                if lent() is capture:
                     return seat
             if not self._ready:
                 raise _no_workspace()
-            seat = self._bound(window.stream)
-            self._lent.append((weakref.ref(window), seat))
+            seat = self._bound(capture.stream)
+            self._lent.append((weakref.ref(capture), seat))
             return seat
 
     def _bound(self, stream: base.Stream) -> _Seat:
@@ -313,11 +313,11 @@ class _Product(Call):
         with self.context.order.section(stream, {seat.room.buffer.uses: True}, captured=False):
             self._call(seat, *gathered.values)
 
-    def _capture(self, gathered: Gathered, window: Window) -> None:
-        seat = self._blas._seat_within(window)
+    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
+        seat = self._blas._seat_within(capture)
         self._call(seat, *gathered.values)
-        window.used(gathered)
-        window.exported(seat.room)
+        capture.add_uses(gathered)
+        capture.add_export(seat.room)
 
     def _call(self, seat: _Seat, a: int, b: int, c: int) -> None:
         # cuBLAS takes columns for rows, and so sees every matrix of ours transposed: it is asked for

@@ -88,8 +88,8 @@ class DecodeState:
 
         `sampled` is int32 on the device, one for each sequence. Captured, every replay advances.
         """
-        window = self._values.buffer.context.window()
-        with nullcontext() if window is None else window.attempt():
+        capture = self._values.buffer.context.active_capture()
+        with nullcontext() if capture is None else capture.note_errors():
             self._check(sampled)
             self._advance.launch(
                 self._values, sampled, self.limit, self.batch,
@@ -128,9 +128,9 @@ class DecodeState:
 
     def by_value(self) -> tuple[int, ...]:
         """Token, position and length of the one sequence as the host knows them, for one launch."""
-        window = self._values.buffer.context.window()
-        if window is not None:
-            with window.attempt():
+        capture = self._values.buffer.context.active_capture()
+        if capture is not None:
+            with capture.note_errors():
                 raise CaptureError(
                     "a decode state by value would be baked into the graph",
                     where=caller(),

@@ -12,6 +12,7 @@ from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, StaleBufferError, brief
 from preheat.runtime import dlpack
+from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
 from preheat.runtime.libraries import consumers, working
@@ -19,7 +20,6 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import FROM_HOST, SET, TO_HOST
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,13 +188,13 @@ class Array:
     def fill(self, value: complex) -> Array:
         """Set every element; returns the array."""
         self.require("fill()")
-        window = self.buffer.context.window()
-        if window is None:
+        capture = self.buffer.context.active_capture()
+        if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with window.attempt():
+        with capture.note_errors():
             pattern = element_bytes(value, self.dtype)
-            window.filled(self, pattern, self._fill(pattern, window.stream))
+            capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
 
     def _fill(self, pattern: bytes, captured: base.Stream | None = None) -> int:
@@ -241,11 +241,11 @@ class Array:
             raise InputError(f"cannot copy {other!r} into {self!r}")
         if not self.nbytes:
             return self
-        window = context.window()
-        if window is not None:
-            with window.attempt():
-                self._device.copy(self.address, other.address, self.nbytes, window.stream)
-                window.copied(self, other)
+        capture = context.active_capture()
+        if capture is not None:
+            with capture.note_errors():
+                self._device.copy(self.address, other.address, self.nbytes, capture.stream)
+                capture.add_copy(self, other)
             return self
         stream = self._stream
         with context.order.section(stream, {other.buffer.uses: False} | {self.buffer.uses: True}):
@@ -318,9 +318,9 @@ class Array:
     def _expose(self, handles: Iterable[int], *, shared: bool) -> None:
         """Let another library use the memory in the streams with these handles from here on."""
         context = self.buffer.context
-        window = context.window()
-        if window is not None:
-            window.exported(self)
+        capture = context.active_capture()
+        if capture is not None:
+            capture.add_export(self)
             handles = ()  # Whoever replays the graph orders it.
         context.order.expose(self.buffer.uses, handles, shared=shared)
         self.buffer.export()
@@ -334,7 +334,9 @@ class Array:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
         self._give_away()
-        captured = self.buffer.context.window() is not None  # A captured stream cannot be waited for.
+        captured = (
+            self.buffer.context.active_capture() is not None
+        )  # A captured stream cannot be waited for.
         stream = None if captured else self.buffer.home.handle or _LEGACY_STREAM
         return {**self._interface(), "stream": stream}
 
@@ -396,7 +398,7 @@ class Scalar(Array):
         self.require("set()")
         context, device = self.buffer.context, self._device
         target = self._stream if stream is None else raw_stream(context, stream)
-        context.forbid(SET, target)
+        context.forbid(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
         with self._section(target, write=True):
             status = device.setter([(self.address, self.dtype.size)], target)([data])

@@ -16,15 +16,15 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
+from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
+from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
-from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Allocator, Window
 
 __all__ = ["Context"]
 
-_ELSEWHERE = Act(
+_ELSEWHERE = Operation(
     "work in another stream than the captured one",
     "leave the stream out: work of the capturing thread goes to the captured one by itself",
     relaxed=True,
@@ -71,8 +71,8 @@ class Context:
     """One life of a device: what is allocated or loaded in it ends with it.
 
     `lost` is None while it lives, then the reason; `recovers` says whether a reset of the device can
-    begin another life. `windows` are the captures under way, each by the thread it belongs to. Where
-    there is neither, `alert` is None: that is the one thing every launch tests. Finalizers take no
+    begin another life. `captures_by_thread` has the active captures. Where there is neither a
+    reason nor a capture, `alert` is None: that is the one thing every launch tests. Finalizers take no
     lock and call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
     `drain` does it at the next safe point, which is never inside a capture. Nor do they use a global
     name: at exit Python sets those to None before it collects what is left. Streams are never
@@ -85,14 +85,16 @@ class Context:
         self._cause: DeviceError | None = None
         self.recovers = True
         self._remedy = ""
-        self.windows: dict[int, Window] = {}
+        self.captures_by_thread: dict[int, ActiveCapture] = {}
         self.alert: object = None
         self.replayed: str | None = None  # the graph that was replayed last
-        self._alerting: Turn = {0: True}
+        self._alert_lock: DictLock = {0: True}
         self.garbage: deque[Callable[[], None]] = deque()
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
-        self.lanes: deque[base.Stream] = deque()  # for captures alone: nothing else is done there
+        self.capture_streams: deque[base.Stream] = (
+            deque()
+        )  # for captures alone: nothing else is done there
         self._held: deque[tuple[Done, object]] = deque()
         self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
@@ -102,7 +104,7 @@ class Context:
         self.order = Order(device, partial(working, device), self.garbage.append)
         self.stream = self.order.own(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
-        self._drainer: Turn = {0: True}  # whoever takes the entry out does what there is to do
+        self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
         # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
         self.gate = threading.RLock()
         self._waiting = False
@@ -121,66 +123,68 @@ class Context:
                 self.idle.append(given)
         return self.order.own(self.device.stream(priority=priority))
 
-    def lane(self) -> base.Stream:
-        """A stream for a capture, which gives it back to `lanes`."""
+    def capture_stream(self) -> base.Stream:
+        """A stream for a capture, which gives it back to `capture_streams`."""
         with suppress(IndexError):
-            return self.lanes.popleft()
+            return self.capture_streams.popleft()
         return self.order.keep(self.device.stream())
 
     # Captures
 
-    def open_window(self, window: Window) -> None:
-        """Work of this thread becomes part of `window` from here on."""
+    def add_capture(self, capture: ActiveCapture) -> None:
+        """Let the work of this thread become part of `capture`."""
 
         def add() -> None:
-            if threading.get_ident() in self.windows:
+            if threading.get_ident() in self.captures_by_thread:
                 raise CaptureError(
                     "this thread is capturing already", hint="end that capture before the next begins"
                 )
-            self.windows[threading.get_ident()] = window
-            self.alert = self.lost or self.windows
+            self.captures_by_thread[threading.get_ident()] = capture
+            self.alert = self.lost or self.captures_by_thread
 
-        exclusively(self._alerting, add)
+        run_locked(self._alert_lock, add)
 
-    def captures(self) -> list[Window]:
-        """The captures under way; one that nobody is left to end is ended here."""
-        for window in list(self.windows.values()):
-            if window.forsaken:
-                window.forsake()
-        return list(self.windows.values())
+    def active_captures(self) -> list[ActiveCapture]:
+        """Return the active captures, after aborting those that nobody can end any more."""
+        for capture in list(self.captures_by_thread.values()):
+            if capture.abandoned:
+                capture.abort()
+        return list(self.captures_by_thread.values())
 
-    def close_window(self, window: Window) -> bool:
-        """No longer, whichever thread says so; whether it still was."""
+    def remove_capture(self, capture: ActiveCapture) -> bool:
+        """Remove a capture, from any thread; return True if it was active."""
 
         def remove() -> bool:
-            was = window in self.windows.values()
-            self.windows = {thread: one for thread, one in self.windows.items() if one is not window}
-            self.alert = self.lost or self.windows or None
+            was = capture in self.captures_by_thread.values()
+            self.captures_by_thread = {
+                thread: one for thread, one in self.captures_by_thread.items() if one is not capture
+            }
+            self.alert = self.lost or self.captures_by_thread or None
             return was
 
-        return exclusively(self._alerting, remove)
+        return run_locked(self._alert_lock, remove)
 
-    def window(self, stream: base.Stream | None = None) -> Window | None:
-        """The capture that work of this thread, in `stream` if one is named, becomes part of."""
-        captures = self.captures()
-        mine = self.windows.get(threading.get_ident())
+    def active_capture(self, stream: base.Stream | None = None) -> ActiveCapture | None:
+        """Return the capture that work of this thread, in `stream` if given, becomes part of."""
+        captures = self.active_captures()
+        mine = self.captures_by_thread.get(threading.get_ident())
         for other in captures:
             if other is not mine and other.stream is stream:
                 raise CaptureError("another thread is capturing this stream")
-        if mine is not None and stream not in (None, mine.stream, mine.meant):
+        if mine is not None and stream not in (None, mine.stream, mine.requested_stream):
             mine.refuse(_ELSEWHERE, stream)
             return None
         return mine
 
     def allocator(self) -> Allocator | None:
         """What new arrays of this thread come from; None where that is the device itself."""
-        window = self.window()
-        return self.of_thread.allocator if window is None else window.allocator
+        capture = self.active_capture()
+        return self.of_thread.allocator if capture is None else capture.allocator
 
-    def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
-        """Raise where a capture under way cannot stand `act`."""
-        for window in self.captures():
-            window.refuse(act, stream)
+    def forbid(self, operation: Operation, stream: base.Stream | None = None) -> None:
+        """Raise where an active capture does not permit `operation`."""
+        for capture in self.active_captures():
+            capture.refuse(operation, stream)
 
     # Life and death
 
@@ -225,7 +229,7 @@ class Context:
             self.lost, self._remedy, self.recovers = ContextLostError(reason), remedy, recovers
             self.alert = self.lost
 
-        exclusively(self._alerting, lose)
+        run_locked(self._alert_lock, lose)
 
     def close(self) -> None:
         """Give everything back to the device, once its work has ended."""
@@ -261,7 +265,7 @@ class Context:
         This replaces an earlier reason: a fault before a reset is not what the caller has to act on.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
-        for queue in (self.garbage, self.unused, self.idle, self.lanes, self._held):
+        for queue in (self.garbage, self.unused, self.idle, self.capture_streams, self._held):
             queue.clear()
 
     # Memory
@@ -298,7 +302,7 @@ class Context:
         self._held.append((until, what))
 
     def _let_go(self) -> None:
-        if self.windows:
+        if self.captures_by_thread:
             return
         with suppress(IndexError):  # none is left
             while True:
@@ -319,19 +323,19 @@ class Context:
 
     def drain(self, *, modules: bool = False) -> None:
         """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
-        if self.captures() or not (self.garbage or (modules and self.unused)):
+        if self.active_captures() or not (self.garbage or (modules and self.unused)):
             return  # nothing to do, or nothing that could be done inside a capture
         if self._waiting:
             return  # somebody waits for the device: no reason to wait as well
         try:
-            del self._drainer[0]  # in one instruction, which no signal can come behind
+            del self._drain_lock[0]  # in one instruction, which no signal can come behind
         except KeyError:
             return  # another thread is at it
         try:
             with self.gate:
                 self._empty(modules=modules)
         finally:
-            self._drainer[0] = True
+            self._drain_lock[0] = True
 
     def _empty(self, *, modules: bool) -> None:
         for _ in range(len(self.garbage)):  # What cannot be done yet is queued again.
@@ -349,7 +353,7 @@ class Context:
         self.require()
         self.forbid(SYNCHRONIZE)
         self.wait()
-        if self.windows:
+        if self.captures_by_thread:
             return
         dlpack.sweep()
         self._let_go()
@@ -365,7 +369,7 @@ class Context:
                 hint="synchronise after that capture",
             )
         with self.gate:
-            if not self.captures():
+            if not self.active_captures():
                 try:
                     self._waiting = True
                     self.device.synchronize()
@@ -376,14 +380,16 @@ class Context:
 
     def after_fork(self) -> None:
         """Renew the locks in a forked child, where a GPU cannot be used any more."""
-        self._drainer = {0: True}
-        self._alerting = {0: True}
+        self._drain_lock = {0: True}
+        self._alert_lock = {0: True}
         self.resolving = threading.Lock()
         self.gate = threading.RLock()
         self.order.renew()
         mine = threading.get_ident()  # The child has no other thread.
-        self.windows = {thread: one for thread, one in self.windows.items() if thread == mine}
-        self.alert = self.lost or self.windows or None
+        self.captures_by_thread = {
+            thread: one for thread, one in self.captures_by_thread.items() if thread == mine
+        }
+        self.alert = self.lost or self.captures_by_thread or None
         if self.device.forks:
             self.device.after_fork()
         else:

@@ -58,7 +58,10 @@ class KernelFill:
         return True
 
     def _capturing(self) -> bool:
-        return bool(self._context.windows) or self._context.order.capturing_library() is not None
+        return (
+            bool(self._context.captures_by_thread)
+            or self._context.order.capturing_library() is not None
+        )
 
     def _ready(self) -> Kernel | None:
         # Inside a capture nothing can be loaded, and a try would count as an error of the capture.

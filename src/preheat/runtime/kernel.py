@@ -13,13 +13,13 @@ from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
+from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.runtime.arguments import Signature, new_block
 from preheat.runtime.context import Context
 from preheat.runtime.host import converted, host_array, host_bytes
 from preheat.runtime.launch import UNORDERED, Launch, ordered
 from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
-from preheat.runtime.window import FROM_HOST, RESOLVE, TO_HOST
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
 
@@ -66,7 +66,7 @@ class Module:
         found = self._functions.get(entry.name)
         if found is not None:
             return found
-        self.context.forbid(RESOLVE)
+        self.context.forbid(RESOLVE_KERNEL)
         with self.context.resolving:  # one thread does, the others find it
             if entry.name not in self._functions:
                 self.context.require(_LOAD)

@@ -16,13 +16,13 @@ from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, brief
+from preheat.runtime.active_capture import ActiveCapture
 from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.operands import Kind, Operand, Pointer, Strided, kind_of
 from preheat.runtime.stream import record
 from preheat.runtime.uses import Uses, add_use
-from preheat.runtime.window import Window
 
 UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
 MANY_STREAMS = 64  # streams for which one launch, or one graph, is kept prepared
@@ -84,10 +84,10 @@ class Call(ABC):
         if named:
             self.signature.refuse_names(named)
         self.context.require(self.AGAIN)
-        window = self.context.window(self.stream)
-        if window is not None:
-            with window.attempt():
-                self._capture(self.gather(args, UNORDERED), window)
+        capture = self.context.active_capture(self.stream)
+        if capture is not None:
+            with capture.note_errors():
+                self._capture(self.gather(args, UNORDERED), capture)
             return
         stream = self.choose(args)
         captured = self.context.order.captured(stream)
@@ -102,7 +102,7 @@ class Call(ABC):
         """Hand the work to the device."""
 
     @abstractmethod
-    def _capture(self, gathered: Gathered, window: Window) -> None:
+    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
         """Hand it to a capture, and let that know what it uses."""
 
     # Arguments
@@ -238,8 +238,8 @@ class Launch(Call):
             self.complain(status)
         return data
 
-    def _capture(self, gathered: Gathered, window: Window) -> None:
-        window.launched(self, gathered, self._submit(gathered, window.stream))
+    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
+        capture.add_launch(self, gathered, self._submit(gathered, capture.stream))
 
     def complain(self, status: tuple[int, ...]) -> None:
         """Raise what a status stands for."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from preheat.devices import base
+from preheat.runtime.active_capture import FREE
 from preheat.runtime.context import Context
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import FREE
 
 __all__ = ["Buffer", "Dependent", "newest"]
 
@@ -86,12 +86,12 @@ class Buffer:
                 self._dependents = weakref.WeakSet()
             self._dependents.add(dependent)
 
-        self.context.order.exclusively(add)
+        self.context.order.run_locked(add)
 
     def dependents(self) -> list[Dependent]:
         """Return everything that is told when this memory is closed."""
         found: list[Dependent] = []
-        self.context.order.exclusively(lambda: found.extend(self._dependents or ()))
+        self.context.order.run_locked(lambda: found.extend(self._dependents or ()))
         return found
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Buffer:
             closed.append(self.open)
             self.open = False
 
-        self.context.order.exclusively(close)
+        self.context.order.run_locked(close)
         for dependent in self.dependents():
             dependent.expire("its memory was freed")
         if closed[0] and self.context.lost is None:

@@ -17,12 +17,12 @@ from preheat.devices import base
 from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
 from preheat.program import Program, file_of
+from preheat.runtime.active_capture import LOAD, UNLOAD
 from preheat.runtime.code import Code, code_for
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.request import ModuleRequest
-from preheat.runtime.window import LOAD, UNLOAD
 from preheat.singleflight import Flights
 
 __all__ = ["Entry", "Session"]
@@ -103,7 +103,7 @@ class Session:
         if found is not None and found.current:
             return found
         self.context.require()
-        if self.context.captures():
+        if self.context.active_captures():
             files = self._files(request)
             program = request.program()
             module = self._loaded_before(program, request)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from preheat.devices import base
 from preheat.errors import InputError
+from preheat.runtime.active_capture import RECORD_EVENT, SYNCHRONIZE
 from preheat.runtime.context import Context
-from preheat.runtime.window import RECORD, SYNCHRONIZE
 
 __all__ = ["Event", "Stream", "raw_stream", "record"]
 
@@ -84,13 +84,13 @@ class Stream:
 
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted so far."""
-        self._context.forbid(RECORD, self.raw)
+        self._context.forbid(RECORD_EVENT, self.raw)
         return record(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
         event.require()
-        self._context.forbid(RECORD, self.raw)
+        self._context.forbid(RECORD_EVENT, self.raw)
         self.raw.wait(event.raw)
 
     def done(self) -> bool:
