@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
-from preheat.build.promise import promises
+from preheat.build.bundle_tier import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
 from tests.test_docs import ALL, ROOT, compare
@@ -215,7 +215,7 @@ def test_the_image_has_code_for_every_architecture_it_was_baked_for(image: Image
     archs = set(re.findall(r"--arch (\w+)", DOCKERFILE))
     assert len(archs) == 2
     with Bundle.open(image.stage.root / "kernels.heat") as bundle:
-        assert {str(promise.artifact.arch) for promise in promises(bundle)} == archs
+        assert {str(promise.artifact.arch) for promise in entries_of(bundle)} == archs
 
 
 def test_a_started_image_writes_nothing_anywhere(image: Image) -> None:

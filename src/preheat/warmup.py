@@ -21,7 +21,7 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, Wanted, listed
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, ladder, mismatch
-from preheat.build.promise import Promise, promised
+from preheat.build.bundle_tier import BundleEntry, read
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
@@ -146,7 +146,7 @@ class _WarmUp:
     def _baked(self, sources: Iterable[Manifest | Bundle]) -> list[_Ready]:
         """What bundles promise, each program in the architecture that runs best here."""
         rungs = {arch: rung for rung, arch in enumerate(ladder(self._context.device.arch))}
-        best: dict[object, Promise] = {}
+        best: dict[object, BundleEntry] = {}
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
@@ -279,16 +279,16 @@ def _at_once(jobs: Any) -> int:
     return jobs
 
 
-def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> Promise | None:
+def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> BundleEntry | None:
     """A promise for one of these architectures; others, and code, are not taken apart."""
     meta = codec.unpack_checked(bundle.get(digest) or b"").meta
     if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in rungs:
         return None
-    found = promised(bundle, digest)
+    found = read(bundle, digest)
     return found if found is not None and found.artifact.arch in rungs else None
 
 
-def _request(promise: Promise) -> object:
+def _request(promise: BundleEntry) -> object:
     """What was asked for, whatever the architecture and the compiler."""
     return tuple(part for part in promise.request if part.label not in ("arch", "toolchain"))
 

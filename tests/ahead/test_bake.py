@@ -22,7 +22,7 @@ from preheat.ahead.bake import Failed, Job, Row, _ended, bake, check, plan
 from preheat.ahead.manifest import GraphKeys, Manifest, Unreadable, Wanted
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.promise import Promise, promises
+from preheat.build.bundle_tier import BundleEntry, entries_of
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock
 from preheat.config import Config, SealMode
@@ -84,10 +84,10 @@ def test_everything_is_compiled_once_and_then_found(
     assert (again.path, again.nbytes) == (None, 0)
     with Bundle.open(tmp_path / "k.heat") as bundle:
         assert (first.path, first.nbytes) == (bundle.path, bundle.nbytes)
-        assert {promise.artifact.digest for promise in promises(bundle)} == {
+        assert {promise.artifact.digest for promise in entries_of(bundle)} == {
             row.key for row in first.rows
         }
-        version = next(promises(bundle)).artifact.toolchain
+        version = next(entries_of(bundle)).artifact.toolchain
         assert bundle.meta == {
             "format": "preheat bundle",
             "toolchains": [version],
@@ -135,7 +135,7 @@ def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp
         ("lost.cu", None, InputError),
     ]
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        assert [promise.artifact.label for promise in promises(bundle)] == ["a.cu"]
+        assert [promise.artifact.label for promise in entries_of(bundle)] == ["a.cu"]
 
 
 def test_nothing_is_written_when_nothing_could_be_baked(
@@ -193,7 +193,7 @@ def test_what_no_cache_keeps_is_baked_with_a_note(builder: Builder, tmp_path: Pa
     baked = bake(listed(CLOCK), output=tmp_path / "k.heat", builder=builder)
     assert "__TIME__" in baked.rows[0].note
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        assert [promise.note for promise in promises(bundle)] == [baked.rows[0].note]
+        assert [promise.note for promise in entries_of(bundle)] == [baked.rows[0].note]
 
 
 def test_settings_of_a_sealed_run_do_not_keep_a_bake_from_compiling(
@@ -282,19 +282,21 @@ def test_an_interrupt_calls_off_what_has_not_begun(
     builder: Builder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = listed(*(program(f"k{index}") for index in range(6)))
-    begun, go_on, promise = list[str](), threading.Event(), builder.promise
+    begun: list[str] = []
+    go_on = threading.Event()
+    bundle_entry = builder.bundle_entry
 
-    def one_and_then_wait(program: Program, *args: Any) -> Promise:
+    def one_and_then_wait(program: Program, *args: Any) -> tuple[BundleEntry, str]:
         begun.append(program.label)
         if len(begun) > 1:
             assert go_on.wait(PATIENCE)
-        return promise(program, *args)
+        return bundle_entry(program, *args)
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(builder, "promise", one_and_then_wait)
+        patch.setattr(builder, "bundle_entry", one_and_then_wait)
         with pytest.raises(KeyboardInterrupt):
             bake(manifest, builder=builder, jobs=1, on_done=stop)
         go_on.set()

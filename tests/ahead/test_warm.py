@@ -234,7 +234,7 @@ class Baker(NamedTuple):
     def __call__(self, *rows: tuple[Program, str], graphs: Any = (), entries: Any = ()) -> Path:
         held: dict[str, bytes] = {}
         for each, arch in rows:
-            held |= self.builder.promise(each, arch, tuple(entries)).encode()
+            held |= self.builder.bundle_entry(each, arch, tuple(entries))[0].encode()
         path = self.place / f"{len(list(self.place.iterdir()))}.heat"
         write(path, held, {"graphs": graphs})
         return path

@@ -16,7 +16,8 @@ import pytest
 import preheat
 from preheat import default
 from preheat.artifact import Artifact, Header
-from preheat.build.builder import Builder, Miss
+from preheat.build.builder import Builder
+from preheat.build.lookup import Miss
 from preheat.cache import DiskStore, MemoryStore, codec
 from preheat.cache.lock import FileLock
 from preheat.config import Config
@@ -310,7 +311,7 @@ def test_the_header_states_of_pinned_code_are_kept_and_of_the_rest_the_newest(
         content = f"{number:064x}"
         state = HeaderState((Header("0", "v.h", content),), (), ("0",))
         code = Artifact(content, "k.cu", request.arch, "NVRTC", (), (), b"", b"")
-        builder._store(request, code, state)
+        builder._compiler.store(request, code, state)
 
     store(0)
     store(1)

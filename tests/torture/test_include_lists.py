@@ -20,7 +20,7 @@ from preheat.ahead.manifest import Manifest, Wanted
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.promise import promises
+from preheat.build.bundle_tier import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.config import Config, SealMode
 from preheat.errors import SealedError
@@ -129,7 +129,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> None:
     assert (project.home / "kernels.toml").read_text().count("\n[[program]]") == 2 * WAYS
     with Bundle.open(project.home / "kernels.heat") as bundle:
-        assert len(list(promises(bundle))) == 2 * WAYS
+        assert len(list(entries_of(bundle))) == 2 * WAYS
         assert faults(bundle) == []
     told = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
     assert f"{2 * WAYS} programs, 1 architecture: all covered" in told
@@ -240,7 +240,7 @@ def test_two_that_are_written_alike_and_have_equal_headers_are_one_entry(
     baked = bake(Manifest(rows), output=tmp_path / "k.heat", builder=shared_builder)
     assert baked.ok
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        (promise,) = promises(bundle)
+        (promise,) = entries_of(bundle)
     assert promise.entries == ("k",)
     assert stored_value(sealed_builder(tmp_path / "k.heat", tmp_path).build(other, "sm_90")) == 111
 
@@ -257,7 +257,7 @@ def test_a_directory_whose_name_is_not_text_is_baked_and_answers(
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
     assert stored_value(sealed.build(program, "sm_90")) == 111
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        (promise,) = promises(bundle)
+        (promise,) = entries_of(bundle)
     assert promise.include is not None
     assert promise.include[0].endswith("/\\udcff")
 

@@ -6,20 +6,21 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.ahead.bundles import archs as baked_for
 from preheat.ahead.bundles import meta, require_place, united
 from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, listed
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact
-from preheat.build.builder import Builder, Miss
-from preheat.build.promise import Promise
+from preheat.build.builder import Builder
+from preheat.build.bundle_tier import BundleEntry
+from preheat.build.lookup import Miss
 from preheat.cache.bundle import write
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, fresh
@@ -95,7 +96,7 @@ class _Made(NamedTuple):
     """One program baked, as it comes back from wherever that was done."""
 
     row: Row
-    promise: Promise
+    promise: BundleEntry
 
 
 def bake(
@@ -188,7 +189,7 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
 
 
 def _write(path: Path, made: Sequence[_Made], graphs: Iterable[GraphKeys]) -> int:
-    promises: dict[str, Promise] = {}
+    promises: dict[str, BundleEntry] = {}
     for _, promise in made:
         known = promises.get(promise.key)
         promises[promise.key] = promise if known is None else united(known, promise)
@@ -208,21 +209,15 @@ def _able_to_compile(config: Config) -> Config:
 
 
 class _Bench:
-    """A builder that knows of each artifact whether it was found, and where."""
+    """A builder that makes the entries of a bundle."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
-        self._found: dict[str, str] = {}
-        builder.events.sinks.append(self._see)
-
-    def _see(self, event: str, fields: Mapping[str, Any]) -> None:
-        if event == "hit":
-            self._found[fields["key"]] = fields["tier"]
 
     def make(self, job: Job) -> _Made:
         """The program as entries of a bundle; a kernel that is wanted of it and missing is an error."""
         program = job.wanted.program
-        promise = self.builder.promise(program, job.arch, job.wanted.entries)
+        promise, tier = self.builder.bundle_entry(program, job.arch, job.wanted.entries)
         artifact = promise.artifact
         for name in promise.entries:
             _require_entry(artifact, name, program)
@@ -230,7 +225,7 @@ class _Bench:
             label=program.label,
             arch=job.arch,
             key=promise.artifact.digest,
-            source=self._found.pop(artifact.digest, "compiler"),
+            source=tier,
             seconds=artifact.provenance.seconds,
             bytes=sum(map(len, promise.encode().values())),
             note=promise.note,
@@ -238,9 +233,6 @@ class _Bench:
             include=program.asked_include,
         )
         return _Made(row, promise)
-
-    def leave(self) -> None:
-        self.builder.events.sinks.remove(self._see)
 
 
 def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
@@ -276,7 +268,6 @@ def _bench(
     try:
         yield lambda: bench
     finally:
-        bench.leave()
         if builder is None:
             bench.builder.close()
 

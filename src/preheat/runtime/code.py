@@ -7,6 +7,7 @@ from typing import NamedTuple
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.build.lookup import Hit
 from preheat.devices import base
 from preheat.errors import DeviceError, TargetError
 from preheat.program import Program
@@ -48,13 +49,13 @@ def code_for(
     why = mismatch(target, device.arch, strict=strict)
     if why is not None:
         raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
-    found = builder.find(program, target, exact=strict or arch is not None)
-    if found is not None:
-        return Code(found, program)
-    builder.require_open(program, target)
+    found = builder.lookup(program, target, exact=strict or arch is not None)
+    if isinstance(found, Hit):
+        return Code(found.artifact, program)
+    builder.permit(program, target, found)
     newest = builder.toolchain.newest(target)
     if newest == target or program.language == "ptx":
-        return Code(builder.build(program, target), program)
+        return Code(builder.build(program, target, missed=found), program)
     if newest is None or not jit:
         known = builder.toolchain.version(program.language)
         raise DeviceError(

@@ -12,6 +12,7 @@ from preheat.arch import Arch
 from preheat.artifact import without_types
 from preheat.build.builder import Builder
 from preheat.build.reload import Files
+from preheat.build.source_lines import source_lines
 from preheat.config import SealMode
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
@@ -195,7 +196,7 @@ class Session:
 
     def _lines(self, code: Code) -> base.FindLines:
         """Return how the device finds the source lines of what it loads."""
-        return partial(self.builder.lines, code.program, code.artifact)
+        return partial(source_lines, self.builder, code.program, code.artifact)
 
     def trim(self) -> int:
         """Unload every module that nothing but this session holds, and return how many."""
