@@ -38,7 +38,7 @@ from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, Source
 from preheat.runtime.session import Session
-from preheat.runtime.stream import Event, Stream, record
+from preheat.runtime.stream import Event, Stream, record_event
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Gpu:
         """An event after everything submitted to the device's own stream."""
         self._context.require()
         self._context.forbid(RECORD_EVENT)
-        return record(self._context, self._context.stream, timing=timing)
+        return record_event(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
         """Wait for all work on the device; an error of that work comes out here."""

@@ -120,8 +120,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a stream is known by its handle", ORDER,
-        "        if handle in LEGACY_STREAMS:\n            self._kept[handle] = found",
-        "        self._kept[handle] = found",
+        "        if handle in LEGACY_STREAMS:\n            self._by_handle[handle] = found",
+        "        self._by_handle[handle] = found",
     ),
     Mutation(
         "a second consumer does not wait for the first", ORDER,
@@ -175,7 +175,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",
-        "        context.hold(record(context, stream), gathered.held)\n",
+        "        context.hold(record_event(context, stream), arguments.held)\n",
         "        pass\n",
     ),
     Mutation(

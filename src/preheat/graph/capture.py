@@ -18,7 +18,7 @@ from preheat.graph.record import Node
 from preheat.runtime.active_capture import Allocator, Operation
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import Gathered, Launch, Loaded
+from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
 from preheat.runtime.operands import Operand
 from preheat.runtime.uses import Uses, add_use
 
@@ -61,7 +61,7 @@ class Capture:
         self.uses: dict[Uses, bool] = {}  # of their memory, and True where it is written
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
-        self.modules: dict[Loaded, None] = {}
+        self.modules: dict[LoadedModule, None] = {}
         self.first: tuple[str, Exception] | None = None
         self._began = self._last = self._place = place()
         self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
@@ -251,7 +251,7 @@ class Capture:
         """Keep an array that another library uses inside the capture."""
         self._use(array, write=True)
 
-    def add_uses(self, gathered: Gathered) -> None:
+    def add_uses(self, gathered: LaunchArguments) -> None:
         """Keep what a call inside the capture uses."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
@@ -263,7 +263,7 @@ class Capture:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def add_launch(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
+    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
         """Write a launch down."""
         self.add_uses(gathered)
         self.modules[launch.module] = None

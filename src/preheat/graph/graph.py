@@ -28,11 +28,11 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.host import packer
-from preheat.runtime.launch import MANY_STREAMS, Gathered, lent, ordered
+from preheat.runtime.launch import MANY_STREAMS, LaunchArguments, lent, ordered
 from preheat.runtime.libraries import LIBRARIES, StreamHandle
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
-from preheat.runtime.stream import Event, raw_stream, record
+from preheat.runtime.stream import Event, raw_stream, record_event
 from preheat.runtime.uses import Uses
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class Graph:
 
     def _end_of(self, stream: base.Stream) -> base.Stream | Event:
         """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
-        return stream if self._context.order.owns(stream) else record(self._context, stream)
+        return stream if self._context.order.owns(stream) else record_event(self._context, stream)
 
     def _learn(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
         """Find out what the next replay has to be: the launch, or all of this again."""
@@ -488,9 +488,9 @@ class Graph:
     def _current(self, library: str) -> int:
         return LIBRARIES[library].current(self._context.device.dlpack[1])
 
-    def _gathered(self) -> Gathered:
+    def _gathered(self) -> LaunchArguments:
         others = {self._current(library): library for library in self._libraries}
-        return Gathered(uses=self._uses, foreign=self._foreign, others=others)
+        return LaunchArguments(uses=self._uses, foreign=self._foreign, others=others)
 
     # Scalars
 
@@ -643,7 +643,7 @@ def _close(
 ) -> None:
     """Destroy the parts of a graph and hold `keep` until its last replay, in or before `last`, ends."""
     if last is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
-        context.hold(last if isinstance(last, Event) else record(context, last), keep)
+        context.hold(last if isinstance(last, Event) else record_event(context, last), keep)
     for part in parts:
         if part is not None:
             part.close()

@@ -49,7 +49,7 @@ class Array:
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
 
-    _AGAIN = "make the array again: gpu.array(…)"
+    _RECREATE = "make the array again: gpu.array(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
         self.buffer, self.dtype, self.shape = buffer, dtype, shape
@@ -281,7 +281,7 @@ class Array:
     @property
     def remedy(self) -> str | None:
         """What to do once the memory was lost with its context."""
-        return self.buffer.context.remedy(self._AGAIN) if self.buffer.open else None
+        return self.buffer.context.remedy(self._RECREATE) if self.buffer.open else None
 
     # Other libraries
 
@@ -382,7 +382,7 @@ class Scalar(Array):
 
     __slots__ = ("name",)
 
-    _AGAIN = "make the scalar again: gpu.scalar(…)"
+    _RECREATE = "make the scalar again: gpu.scalar(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, name: str | None = None) -> None:
         super().__init__(buffer, dtype, ())

@@ -55,7 +55,7 @@ class Holder(Protocol):
         """Give that back at once: the device is closed, and nobody uses it any more."""
 
 
-class Loaded(Protocol):
+class UserModule(Protocol):
     """A module as users hold it."""
 
     raw: base.Module
@@ -96,7 +96,7 @@ class Context:
             deque()
         )  # for captures alone: nothing else is done there
         self._held: deque[tuple[Done, object]] = deque()
-        self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
+        self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or memos still hold
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
         self.resolving = threading.Lock()
         self.of_thread = _OfThread()

@@ -11,8 +11,8 @@ from preheat.errors import InputError
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array
-from preheat.runtime.launch import Gathered, ordered
-from preheat.runtime.operands import Kind, kind_of
+from preheat.runtime.launch import LaunchArguments, ordered
+from preheat.runtime.operands import TensorKind, kind_of
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["copy_of", "new_array"]
@@ -57,7 +57,7 @@ def _without_gradient(data: Any) -> object:
 
 
 def _copy_on_device(
-    context: Context, data: Any, kind: Kind | None, dtype: object, stream: object
+    context: Context, data: Any, kind: TensorKind | None, dtype: object, stream: object
 ) -> Array:
     """Copy device memory, whose device and element type must be the ones of the new array."""
     device = context.device
@@ -78,11 +78,11 @@ def _copy_on_device(
     made = new_array(context, tuple(data.shape), held, stream)
     if found is None or kind is None:
         return made.copy_from(data)
-    gathered = Gathered(uses={made.uses: True}, held=[found.owner])
-    if kind.source is not None and kind.source.place == place[0]:
-        gathered.others[kind.source.current(place[1])] = kind.library
+    arguments = LaunchArguments(uses={made.uses: True}, held=[found.owner])
+    if kind.source is not None and kind.source.device_type == place[0]:
+        arguments.others[kind.source.current(place[1])] = kind.library
     if found.ready is not None:
-        gathered.others[found.ready] = kind.library
-    with ordered(context, gathered, home):
+        arguments.others[found.ready] = kind.library
+    with ordered(context, arguments, home):
         device.copy(made.address, found.address, made.nbytes, home)
     return made

@@ -11,7 +11,7 @@ from typing import Any
 
 from preheat.devices import base
 from preheat.errors import PreheatError
-from preheat.runtime.arguments import new_block
+from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.context import Context
 from preheat.runtime.kernel import Kernel
 
@@ -51,10 +51,10 @@ class KernelFill:
             return False
         blocks = self._context.device.limits.processors * _BLOCKS
         launch = kernel.prepare(min(-(-count // _THREADS), blocks), _THREADS)
-        block = new_block(launch.signature)
-        block.pack(address, int.from_bytes(pattern, "little"), count)
-        status: Any = launch.prepared(stream)(block.pointers, 0)
-        launch.complain(status)
+        buffer = new_param_buffer(launch.signature)
+        buffer.pack(address, int.from_bytes(pattern, "little"), count)
+        status: Any = launch.prepared(stream)(buffer.pointers, 0)
+        launch.raise_for_status(status)
         return True
 
     def _capturing(self) -> bool:

@@ -42,7 +42,7 @@ def packer(dtype: DType) -> Callable[[Any], bytes]:
         return partial(element_bytes, dtype=dtype)
     pack, plain = struct.Struct(f"<{_FORMATS[dtype.name]}").pack, (int, float)
 
-    def quick(value: Any) -> bytes:
+    def pack_number(value: Any) -> bytes:
         if type(value) in plain:
             try:
                 return pack(value)
@@ -50,7 +50,7 @@ def packer(dtype: DType) -> Callable[[Any], bytes]:
                 return element_bytes(value, dtype)  # which says what is wrong
         return element_bytes(value, dtype)
 
-    return quick
+    return pack_number
 
 
 def element_bytes(value: Any, dtype: DType) -> bytes:

@@ -14,11 +14,11 @@ from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
-from preheat.runtime.arguments import Signature, new_block
+from preheat.runtime.arguments import Signature, new_param_buffer
 from preheat.runtime.context import Context
+from preheat.runtime.fast_launch import fast_launch
 from preheat.runtime.host import converted, host_array, host_bytes
 from preheat.runtime.launch import UNORDERED, Launch, ordered
-from preheat.runtime.quick import quick
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["Bound", "Kernel", "Module", "SymbolView"]
@@ -152,7 +152,7 @@ class Kernel:
     @property
     def attributes(self) -> base.Attributes:
         """Registers, memory of each kind, most threads and dynamic shared memory, versions."""
-        self._context.require(Launch.AGAIN)
+        self._context.require(Launch.RECREATE)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
@@ -195,13 +195,13 @@ class Kernel:
 
         It can be set. It is a hint: a launch that needs more shared memory gets it all the same.
         """
-        self._context.require(Launch.AGAIN)
+        self._context.require(Launch.RECREATE)
         percent = self._function.carveout()
         return None if percent < 0 else percent
 
     @carveout.setter
     def carveout(self, percent: int | None) -> None:
-        self._context.require(Launch.AGAIN)
+        self._context.require(Launch.RECREATE)
         if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
             why = f"carveout {brief(percent)} is not a percentage"
             raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")
@@ -403,28 +403,28 @@ class Kernel:
 
 
 class _Launcher:
-    """A launch that may be used again: from the second time on its quick function takes its place."""
+    """A launch that may be used again: from the second time on its fast function takes its place."""
 
-    __slots__ = ("_kernel", "_key", "_launch", "_quick", "_seen")
+    __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
 
     def __init__(self, launch: Launch, kernel: weakref.ref[Kernel], key: object) -> None:
         self._launch, self._kernel, self._key = launch, kernel, key
         self._seen = False
-        self._quick: Callable[..., None] | None = None
+        self._fast: Callable[..., None] | None = None
 
     def __repr__(self) -> str:
         return f"<launch of {self._launch.signature.kernel}>"
 
     def __call__(self, *args: Any, **named: Any) -> None:
-        if self._quick is not None:  # someone kept this object
-            self._quick(*args, **named)
+        if self._fast is not None:  # someone kept this object
+            self._fast(*args, **named)
             return
         self._launch.run(*args, **named)
         if self._seen:
-            made = quick(self._launch, args)
+            made = fast_launch(self._launch, args)
             if (kernel := self._kernel()) is not None:
                 kernel.replace(self._key, made)
-            self._quick = made  # Only now: an interrupt before would leave this object in its place.
+            self._fast = made  # Only now: an interrupt before would leave this object in its place.
         self._seen = True
 
 
@@ -435,18 +435,18 @@ class Bound:
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require(Launch.AGAIN)
-        self._stream = launch.choose(args)
-        gathered = launch.gather(args, UNORDERED)  # checked now; each launch orders for itself
-        for array in gathered.arrays.values():
+        launch.context.require(Launch.RECREATE)
+        self._stream = launch.choose_stream(args)
+        arguments = launch.convert(args, UNORDERED)  # checked now; each launch orders for itself
+        for array in arguments.arrays.values():
             array.buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
         self._keep = keep  # the stream, which may be another library's
-        self._uses = gathered.uses
-        self._block = new_block(launch.signature)
-        self._block.pack(*gathered.values)
-        self._pointers, self._submit = self._block.pointers, launch.prepared(self._stream)
-        foreign = bool(gathered.foreign) or not launch.context.order.owns(self._stream)
+        self._uses = arguments.uses
+        self._buffer = new_param_buffer(launch.signature)
+        self._buffer.pack(*arguments.values)
+        self._pointers, self._submit = self._buffer.pointers, launch.prepared(self._stream)
+        foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
         self._careful = launch.blocking or foreign
         self._claimed = False
 
@@ -457,18 +457,18 @@ class Bound:
             return
         status = self._submit(self._pointers, 0)
         if status[0]:
-            self._launch.complain(status)
+            self._launch.raise_for_status(status)
 
     def _acquire(self) -> None:
         """Launch with everything checked and ordered; the next one may not need that."""
         if self._careful or self._context.alert is not None:
             self._launch.run(*self._args)
             return
-        gathered = self._launch.gather(self._args, UNORDERED)  # raises where memory is gone
-        with ordered(self._context, gathered, self._stream):
+        arguments = self._launch.convert(self._args, UNORDERED)  # raises where memory is gone
+        with ordered(self._context, arguments, self._stream):
             status = self._submit(self._pointers, 0)
         if status[0]:
-            self._launch.complain(status)
+            self._launch.raise_for_status(status)
         self._context.order.claim(self, self._stream, self._uses, self._ready)
 
     def _ready(self) -> None:

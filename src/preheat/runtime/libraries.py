@@ -39,11 +39,12 @@ class Library:
     its names for element types; both are unknown until the library is imported and asked.
     """
 
-    api = ""  # which of the ways to read a tensor in `quick` and `operands` it takes
+    api = ""  # which of the ways to read a tensor in `fast_launch` and `operands` it takes
     directed = True  # whether its work can be sent to another stream
 
-    def __init__(self, name: str, *, place: int = ON_GPU) -> None:
-        self.name, self.place = name, place
+    def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
+        self.name = name
+        self.device_type = device_type
         self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
         self.current: Callable[[int], int] = self._learn
 
@@ -62,7 +63,7 @@ class Library:
 
     def working(self, device: tuple[int, int]) -> int | None:
         """Return the handle of its current stream on a device, None where it has no work there."""
-        return self.current(device[1]) if device[0] == self.place and self.ready() else None
+        return self.current(device[1]) if device[0] == self.device_type and self.ready() else None
 
     def learn(self) -> None:
         """Find out how the library is asked for its stream and what it calls element types."""
@@ -107,8 +108,8 @@ class Torch(Library):
 
     def _stream_getter(self) -> Callable[[int], int]:
         torch = self.module
-        quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
     def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send its work to `stream`, and allocate from a pool of its own on that GPU meanwhile."""
@@ -205,5 +206,7 @@ def working(device: base.Device) -> Mapping[int, str]:
 def consumers(device: base.Device) -> list[StreamHandle]:
     """The same streams, kept alive."""
     place, index = device.dlpack
-    known = [library for library in LIBRARIES.values() if library.place == place and library.ready()]
+    known = [
+        library for library in LIBRARIES.values() if library.device_type == place and library.ready()
+    ]
     return [library.consumer(index) for library in known]

@@ -14,7 +14,7 @@ from preheat.errors import InputError
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["Kind", "Operand", "Pointer", "Strided", "kind_of", "strided"]
+__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "kind_of", "strided"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
@@ -70,7 +70,7 @@ class Operand(NamedTuple):
         return self.address - self.offset
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """How to read the tensors of one type. `source` is their library, if it has streams of its own."""
 
     library: str
@@ -78,12 +78,12 @@ class Kind(NamedTuple):
     source: Library | None = None
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> TensorKind | None:
     """Return how to read `value`, or None when it is no tensor of another library."""
     return kind_of_type(type(value))
 
 
-def kind_of_type(kind: type) -> Kind | None:
+def kind_of_type(kind: type) -> TensorKind | None:
     """The same for all values of a type; found out once."""
     try:
         return _kinds[kind]
@@ -216,25 +216,25 @@ def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tup
     return below, below + sum(step for step in reach if step > 0) + size, dense
 
 
-_kinds: dict[type, Kind | None] = {}
+_kinds: dict[type, TensorKind | None] = {}
 _READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cupy": _from_cupy}
 
 
-def _find(kind: type) -> Kind | None:
+def _find(kind: type) -> TensorKind | None:
     """Return how to read a type. It is called once for each type."""
     for library in LIBRARIES.values():
         if library.makes(kind):
             library.learn()
-            return Kind(library.name, _READERS[library.api], library)
+            return TensorKind(library.name, _READERS[library.api], library)
     library_name = kind.__module__.partition(".")[0]
     if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):
-        return Kind(library_name, _from_host)
+        return TensorKind(library_name, _from_host)
     if library_name in ("numpy", "preheat"):  # scalars, and arrays of our own
         return None
     if hasattr(kind, "__dlpack__"):
-        return Kind(library_name, _from_dlpack)
+        return TensorKind(library_name, _from_dlpack)
     if hasattr(kind, "__cuda_array_interface__"):
-        return Kind(library_name, _from_cuda_interface, LIBRARIES.get(library_name))
+        return TensorKind(library_name, _from_cuda_interface, LIBRARIES.get(library_name))
     return None
 
 

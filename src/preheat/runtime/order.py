@@ -40,19 +40,19 @@ class Order:
         self._holder = 0  # the thread that holds the lock
         self._own: dict[int, Timeline] = {}  # streams of ours, by id
         self._capture_streams: dict[int, Timeline] = {}  # streams for captures, by id
-        self._kept: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
+        self._by_handle: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
         self._others: weakref.WeakValueDictionary[int, Timeline] = weakref.WeakValueDictionary()
 
     # Streams
 
     def own(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        self._own[stream.id] = self._kept[stream.handle] = Timeline(stream, self._discard, True)
+        self._own[stream.id] = self._by_handle[stream.handle] = Timeline(stream, self._discard, True)
         return stream
 
     def keep(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that its handle leads back to this very object."""
-        self._capture_streams[stream.id] = self._kept[stream.handle] = Timeline(
+        self._capture_streams[stream.id] = self._by_handle[stream.handle] = Timeline(
             stream, self._discard, False
         )
         return stream
@@ -70,12 +70,12 @@ class Order:
         return self._adopted(handle).stream
 
     def _adopted(self, handle: int) -> Timeline:
-        kept = self._kept.get(handle)  # These are never destroyed, so the handle tells.
+        kept = self._by_handle.get(handle)  # These are never destroyed, so the handle tells.
         if kept is not None:
             return kept
         found = self.timeline(self._device.adopt(handle))
         if handle in LEGACY_STREAMS:
-            self._kept[handle] = found
+            self._by_handle[handle] = found
         return found
 
     def timeline(self, stream: base.Stream) -> Timeline:

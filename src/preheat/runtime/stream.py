@@ -7,9 +7,9 @@ from preheat.errors import InputError
 from preheat.runtime.active_capture import RECORD_EVENT, SYNCHRONIZE
 from preheat.runtime.context import Context
 
-__all__ = ["Event", "Stream", "raw_stream", "record"]
+__all__ = ["Event", "Stream", "raw_stream", "record_event"]
 
-_AGAIN = "make the stream again: gpu.stream()"
+_RECREATE = "make the stream again: gpu.stream()"
 
 
 class Event:
@@ -50,7 +50,7 @@ class Event:
             self._context.garbage.append(self.raw.close)
 
 
-def record(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
+def record_event(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
     """An event after everything submitted to `stream` so far."""
     context.tidy()
     return Event(context, stream.record(timing=timing))
@@ -69,9 +69,9 @@ class Stream:
     @property
     def raw(self) -> base.Stream:
         """The device's own stream."""
-        self._context.require(_AGAIN)
+        self._context.require(_RECREATE)
         if self._raw is None:
-            raise InputError("this stream is closed", hint=_AGAIN)
+            raise InputError("this stream is closed", hint=_RECREATE)
         return self._raw
 
     @property
@@ -85,7 +85,7 @@ class Stream:
     def record(self, *, timing: bool = False) -> Event:
         """An event after everything submitted so far."""
         self._context.forbid(RECORD_EVENT, self.raw)
-        return record(self._context, self.raw, timing=timing)
+        return record_event(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""

@@ -45,12 +45,12 @@ _HINTS = {
 }
 
 
-class _Told(Protocol):
+class _LossListener(Protocol):
     on_loss: Callable[[DeviceError], None]
 
 
 #: Every GPU in use. A sticky error on one ends them all: the driver does not recover in a process.
-devices: weakref.WeakSet[_Told] = weakref.WeakSet()
+devices: weakref.WeakSet[_LossListener] = weakref.WeakSet()
 
 
 @functools.cache
