@@ -144,9 +144,9 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "memory is freed before its last use", "runtime/memory.py",
-        "        context.order.section(home, {uses: True}).enter()\n",
-        "        pass\n",
+        "memory is freed before its last use", "runtime/context.py",
+        "            self.order.section(home, {uses: True}).enter()\n",
+        "            pass\n",
     ),
     Mutation(
         "a pool hands memory out before its last use", "graph/pool.py",
