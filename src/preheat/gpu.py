@@ -1,4 +1,4 @@
-"""The facade that `preheat.device()` returns: kernels, modules, arrays, streams of one device."""
+"""The facade that `preheat.device()` returns: kernels, arrays, streams and graphs of one device."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ R = TypeVar("R")
 
 
 class Gpu:
-    """One device and what lives on it. Safe from any thread.
+    """One device. Every method may be called from any thread.
 
-    `jit` lets a GPU that is newer than the compiler run PTX through its driver; `blocking` waits
-    after every launch, so that an error names the kernel that caused it; `reload` builds a program
-    again when a file it was made from has changed.
+    `jit` lets a GPU that is newer than the compiler run PTX through its driver. `blocking` waits after
+    every launch, so that an error names the kernel that caused it. `reload` compiles a program again
+    when one of its files has changed.
     """
 
     def __init__(
@@ -88,30 +88,30 @@ class Gpu:
     def _context(self) -> Context:
         return self._session.context
 
-    # What it is
+    # Properties
 
     @property
     def name(self) -> str:
-        """`cuda:0`, `emulator:1`."""
+        """The name of the device, such as `cuda:0` or `emulator:1`."""
         return self._device.name
 
     @property
     def model(self) -> str:
-        """What the device calls itself."""
+        """The model that the device reports, such as `NVIDIA H200`."""
         return self._device.model
 
     @property
     def arch(self) -> Arch:
-        """The architecture the device reports."""
+        """The architecture that the device reports."""
         return self._device.arch
 
     @property
     def limits(self) -> base.Limits:
-        """What a launch may ask for."""
+        """The limits of the device for one launch."""
         return self._device.limits
 
     def memory(self) -> base.MemoryInfo:
-        """Bytes of device memory, free and in all."""
+        """Return the free and the total device memory in bytes."""
         self._context.require()
         return self._device.memory()
 
@@ -189,15 +189,16 @@ class Gpu:
             raise
 
     def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
-        """Have everything ready: code compiled and loaded, kernels resolved, graphs captured.
+        """Compile and load programs, resolve their kernels and capture graphs before they are needed.
 
-        A source is a manifest or a bundle, or the path of one. Of a manifest, what is not stored is
-        compiled, `jobs` at once (one a processor); a bundle is mounted, and each program loaded for the
-        architecture that runs best here. Graph keys are captured through warmers: see `Graphs.warmer`
-        and `Graphed.warmer`. It tries everything, then raises `WarmError` with all that failed. Again
-        is quick: it does what is missing.
+        A source is a manifest or a bundle, or the path of one. Programs of a manifest that no cache has
+        are compiled, `jobs` at once (by default one for each processor). A bundle is mounted, and each
+        of its programs is loaded for the architecture that runs best on this device. Graph keys are
+        captured through warmers: see `Graphs.warmer` and `Graphed.warmer`. The call tries everything,
+        and then raises `WarmError` with everything that failed. A second call does only what is
+        missing.
         """
-        from preheat.warmup import warm  # the one import that points up; costs milliseconds
+        from preheat.warmup import warm  # The only import of a higher layer; it takes milliseconds.
 
         try:
             return warm(self, sources, jobs)
@@ -208,22 +209,22 @@ class Gpu:
     # Memory
 
     def array(self, data: object, dtype: object = None, *, stream: object = None) -> Array:
-        """A copy of `data` on the device: lists, NumPy, or tensors of any library, on host or device.
+        """Copy `data` to the device: lists, NumPy arrays, or tensors of any library on host or device.
 
-        bfloat16 and float8 take their raw bits (uint16, uint8); bfloat16 also numbers, rounded.
+        bfloat16 and float8 accept raw bits (uint16, uint8). bfloat16 also accepts numbers, and rounds.
         """
         return copy_of(self._context, data, dtype, stream)
 
     def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
-        """A new array, holding nothing in particular."""
+        """Return a new array with undefined contents."""
         return new_array(self._context, shape_of(shape), dtype_of(dtype), stream)
 
     def zeros(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
-        """A new array of zeros."""
+        """Return a new array of zeros."""
         return self.empty(shape, dtype, stream=stream).fill(0)
 
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
-        """One value on the device, at an address that never changes; a graph sets it by `name`."""
+        """Return one value at a fixed device address; graphs set it by its `name`."""
         if name is not None and not isinstance(name, str):
             raise InputError(f"the name of a scalar is text, not {brief(name)}")
         if name in RESERVED:
@@ -238,19 +239,19 @@ class Gpu:
     # Streams
 
     def stream(self, *, priority: int = 0) -> Stream:
-        """A stream beside the device's own; lower `priority` numbers go first."""
+        """Return a stream beside the device's own; lower numbers have a higher `priority`."""
         if not isinstance(priority, int):
             raise InputError(f"the priority of a stream is an integer, not {brief(priority)}")
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:
-        """An event after everything submitted to the device's own stream."""
+        """Return an event after everything submitted to the device's own stream."""
         self._context.require()
         self._context.forbid(RECORD_EVENT)
         return record_event(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
-        """Wait for all work on the device; an error of that work comes out here."""
+        """Wait for all work on the device, and raise its errors."""
         self._context.synchronize()
 
     # Graphs
@@ -264,15 +265,16 @@ class Gpu:
         pool: Pool | None = None,
         free_on_launch: bool = False,
     ) -> Graph:
-        """A graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
+        """Return a graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
 
-        Work of this thread becomes part of it, also that of torch and CuPy, which are sent to a stream
-        of the capture's own meanwhile. `stream` is where replays go unless they say otherwise. `mode`
-        says which calls are refused beside: those of this thread ("thread_local"), of all threads
-        ("global"), or only what concerns the capture itself ("relaxed"). `name` is what errors call it.
-        New arrays of the body come from `pool`; a sealed one is refused when the capture begins. With
-        `free_on_launch` each replay first frees the memory that other libraries allocated in the graph
-        and did not free there; without it such a graph is replayed again only after they freed it.
+        Work of this thread becomes part of the graph. That includes work of torch and CuPy, whose
+        current stream is the capture's during the block. `stream` is the default stream of replays.
+        `mode` says which unsafe calls are refused during the capture: those of this thread
+        ("thread_local"), of all threads ("global"), or only those that concern the capture ("relaxed").
+        `name` appears in errors. New arrays in the block come from `pool`; a sealed pool is refused
+        when the capture begins. With `free_on_launch`, each replay first frees the memory that other
+        libraries allocated in the graph and did not free; without it, such a graph can be replayed
+        again only after they have freed it.
         """
         return Graph(
             self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
@@ -280,7 +282,7 @@ class Gpu:
         )  # fmt: skip
 
     def _own_pool(self, pool: Pool | None) -> Pool | None:
-        """A pool as given; an `InputError` where captures of this device cannot allocate from it."""
+        """Return `pool`; `InputError` when captures of this device cannot allocate from it."""
         if pool is not None and not isinstance(pool, Pool):
             raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
         if pool is not None and pool._context is not self._context:
@@ -291,14 +293,14 @@ class Gpu:
         return pool
 
     def pool(self, size: int | None = None) -> Pool:
-        """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
+        """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
         return Pool(self._context, size)
 
     def graphs(self, capacity: int = 64, *, name: str | None = None, checked: bool = False) -> Graphs:
-        """Slots for graphs by key: `graphs.run(key, body)`; the least recently used one goes first.
+        """Return a cache of graphs by key: `graphs.run(key, body)`. It evicts the least recently used.
 
-        Under a `name`, keys are recorded and can be warmed: see `Graphs.warmer`. `checked` captures
-        every call anew to find what was baked for another one: slow, for tests.
+        With a `name`, keys are recorded and can be warmed: see `Graphs.warmer`. `checked` captures
+        every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
         """
         return self._graphs(capacity, name=name, checked=checked, shown=text_of)
 
@@ -332,21 +334,23 @@ class Gpu:
         copy_inputs: bool = False,
         checked: bool = False,
     ) -> Any:
-        """Let calls of a function be captured the second time and replayed from then on.
+        """Capture the second call of a function with each key, and replay the graph in later calls.
 
             @gpu.graphed(key=lambda batch: batch.shape)
             def step(batch): …
 
-        Calls share a graph when `key` gives the same for their arguments, or without it when all values
-        are the same; and always only when their arrays are the same memory, those in tuples, lists,
-        dicts and dataclasses included; any other object must be the same one. With `copy_inputs`
-        arrays only have to be laid out alike: the graph has arrays of its own, to which each call's are
-        copied first, so a function that writes into its arguments is refused. `copy` returns copies
-        instead of the graph's own results, which the next call changes. For a method, the instance
-        is the owner of its graphs and no part of the key: replacing an array that it holds is not seen.
+        Calls share a graph when `key` returns the same value for their arguments or, without `key`,
+        when all values are equal. In addition, arrays must be the same memory, including those in
+        tuples, lists, dicts and dataclasses, and any other object must be the same one.
 
-        What `key` gives is recorded, and can be warmed, under `name`; a warmer gives it that of the
-        function where it has none: see `Graphed.warmer`.
+        With `copy_inputs`, arrays only need the same layout: the graph has arrays of its own, into
+        which the arguments of each call are copied. A function that writes into its arguments is
+        refused then. `copy` returns copies instead of the graph's own results, which the next call
+        overwrites. For a method, the instance owns the graphs and is not part of the key: a graph does
+        not notice that an attribute of the instance was replaced.
+
+        With a `name`, the values of `key` are recorded and can be warmed. A warmer uses the name of the
+        function if there is none: see `Graphed.warmer`.
         """
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
@@ -357,24 +361,24 @@ class Gpu:
         return graphed if function is None else graphed(function)
 
     def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
-        """Sample what replays cost on the host, for graphs captured from now on.
+        """Sample the host time of replays, for graphs that are captured from now on.
 
-        Each sink gets every row: at the end of a file as JSON lines, as the argument of a callable or,
-        for None, on the standard error, which is also where rows go without a sink. A sink that raises
-        is reported to the log and gets no more of them. Every graph's first replay is sampled, then
+        Every sink gets every row. A path appends JSON lines to a file, a callable gets the row as its
+        argument, and None writes to the standard error, which is the default. A sink that raises is
+        reported to the log and gets no more rows. The first replay of each graph is sampled, and then
         every `every`th.
         """
         profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
         self._switches = self._switches._replace(profile=profile)
 
-    # Life
+    # Lifetime
 
     def trim(self) -> int:
-        """Unload every module that nobody but this device's memo holds; returns how many went."""
+        """Unload every module that nothing but this device holds, and return how many."""
         return self._session.trim()
 
     def reset(self) -> None:
-        """Begin anew after a fault: every array, kernel and stream of this device is gone."""
+        """Reset the device after a fault. All its arrays, kernels and streams become unusable."""
         if not self._context.recovers:
             self._context.require()
         self._context.forbid(RESET)
@@ -384,7 +388,7 @@ class Gpu:
         self._session = self._new_session()
 
     def close(self) -> None:
-        """Give the device back. Nothing of it can be used again; twice is fine."""
+        """Close the device. Nothing of it can be used again. A second call does nothing."""
         if self._closed:
             return
         self._context.forbid(RESET)
@@ -406,7 +410,7 @@ class Gpu:
 
 
 def _row_sink(given: Any) -> RowSink:
-    """What writes rows of a profile where they are to go."""
+    """Return a function that writes rows of a profile to a sink."""
     if given is None:
         return to_stderr
     if callable(given):
@@ -438,16 +442,19 @@ def device(
     blocking: bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Gpu:
-    """The device to work on: the GPU unless something else is asked for.
+    """Return a device, opened at the first call: by default the first GPU.
 
-    `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for the GPU
-    where there is one and the emulator where there is none; `PREHEAT_DEVICE` where it is not given.
-    `arch` is the architecture to emulate, `patience` how long an emulated kernel may go on, and
-    `schedule` the seed of an emulator whose streams execute their work late. With `sanitize`, or
+    `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for a GPU if there
+    is one and the emulator otherwise. Without it, `PREHEAT_DEVICE` decides. Other kinds of devices can
+    be registered: see `preheat.devices.registry`.
+
+    `arch` is the architecture to emulate, `patience` how long an emulated kernel may run without
+    progress, and `schedule` the seed of an emulator whose streams defer their work. With `sanitize`, or
     `PREHEAT_EMULATOR_SANITIZE`, an emulated kernel stops at a value that CUDA leaves undefined.
-    Emulators that differ in these are different devices, and their names tell: `"emulator:0[sm_100]"`
-    is one with `arch="sm_100"`, and is taken for `which` as well. `cache_dir` is where the cache of
-    its programs is, instead of where the environment says. Asking again gives the same device.
+    Emulators with different settings are different devices with different names: `"emulator:0[sm_100]"`
+    has `arch="sm_100"`, and `which` accepts that name.
+
+    `cache_dir` is the directory of the cache, instead of the one that the environment sets.
     """
     for setting, wanted in (("sanitize", sanitize), ("jit", jit), ("blocking", blocking)):
         if not isinstance(wanted, bool | None):
@@ -478,7 +485,7 @@ def device(
 
 
 def _switches(config: Config, events: Events) -> Switches:
-    """What the environment asks of graphs; a profile goes where events go."""
+    """Return the settings of the environment for graphs; a profile goes where events go."""
     write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
     profile = Profile(write) if config.graph_profile else None
     return Switches(profile, config.graph_upload, config.graph_sync)

@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph owns a tensor and not its storage", "runtime/operands.py",
-        "    owner = value.untyped_storage()  # which `value.data = other` leaves alone\n",
+        "    owner = value.untyped_storage()  # `value.data = other` does not change it.\n",
         "    owner = value\n",
     ),
     Mutation(

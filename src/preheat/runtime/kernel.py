@@ -27,7 +27,7 @@ _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
 _CLUSTER = "cluster= is an integer, or a tuple of up to three: kernel.launch(…, cluster=2)"
 _DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
-_SHAPES = 512  # geometries of one kernel kept ready
+_MOST_LAUNCHERS = 512  # of one kernel
 
 
 class Module:
@@ -36,7 +36,10 @@ class Module:
     def __init__(
         self, context: Context, artifact: Artifact, raw: base.Module, *, blocking: bool = False
     ) -> None:
-        self.context, self.artifact, self.raw, self.blocking = context, artifact, raw, blocking
+        self.context = context
+        self.artifact = artifact
+        self.raw = raw
+        self.blocking = blocking
         self._functions: dict[str, tuple[base.Function, Signature]] = {}
         context.modules.add(self)
 
@@ -50,7 +53,7 @@ class Module:
         return len(self.artifact.entries)
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
-        """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
+        """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`."""
         check_name("a variable", name)
         self.context.require(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
@@ -62,19 +65,19 @@ class Module:
         return SymbolView(self, name, found, dtype_of(dtype))
 
     def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
-        """A kernel of this module, resolved once, with what its parameters take."""
+        """Return a kernel of this module, resolved once, with its signature."""
         found = self._functions.get(entry.name)
         if found is not None:
             return found
         self.context.forbid(RESOLVE_KERNEL)
-        with self.context.resolving:  # one thread does, the others find it
+        with self.context.resolving:  # One thread resolves the kernel, and the others find it.
             if entry.name not in self._functions:
                 self.context.require(_LOAD)
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
-                self._tell(entry)
+                self._emit_resolve(entry)
             return self._functions[entry.name]
 
-    def _tell(self, entry: EntryPoint) -> None:
+    def _emit_resolve(self, entry: EntryPoint) -> None:
         key, program = self.artifact.digest, self.artifact.label
         self.context.events.emit(
             "resolve", key=key, program=program, entry=self.artifact.name_of(entry)
@@ -90,7 +93,7 @@ class Module:
 
 
 class SymbolView:
-    """A variable of a module on the device; it keeps the module loaded."""
+    """A variable of a module on the device. It keeps the module loaded."""
 
     def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
         self._module, self.name, self.dtype = module, name, dtype
@@ -99,7 +102,7 @@ class SymbolView:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
 
     def numpy(self, dtype: object = None) -> Any:
-        """Its value on the host, after all work on the device, converted like `Array.numpy`."""
+        """Copy the value to the host after all work on the device; `dtype` is that of `Array.numpy`."""
         import numpy
 
         wanted = None if dtype is None else dtype_of(dtype)
@@ -107,19 +110,19 @@ class SymbolView:
         context.require(_LOOK_UP)
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        context.wait()  # whatever stream wrote it
+        context.wait()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
         return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> None:
-        """Set it from the host, between the work before and the work after on the whole device.
+        """Set the value from the host, after all earlier work on the device and before later work.
 
-        `data` is bytes, an array, or numbers of this variable's element type.
+        `data` is bytes, an array, or numbers of the element type.
         """
         context = self._module.context
         context.require(_LOOK_UP)
         context.forbid(FROM_HOST)
-        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
+        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # Take the bytes of any array.
         host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
             hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
@@ -133,9 +136,9 @@ class SymbolView:
 
 
 class Kernel:
-    """A kernel ready to launch: `kernel[grid, block](*args)`.
+    """A kernel that can be launched: `kernel[grid, block](*args)`.
 
-    Two handles for one entry of one loaded program are equal.
+    Two objects for the same entry of the same loaded module are equal.
     """
 
     def __init__(self, module: Module, entry: EntryPoint) -> None:
@@ -146,27 +149,27 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Its name as a person would write it."""
+        """The name of the kernel as in the source."""
         return self.entry.title
 
     @property
     def attributes(self) -> base.Attributes:
-        """Registers, memory of each kind, most threads and dynamic shared memory, versions."""
+        """Registers, sizes of memory, maximum threads and dynamic shared memory, and versions."""
         self._context.require(Launch.RECREATE)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
-        """How many blocks of this size one processor holds, and what share of its threads that is."""
+        """Return how many blocks of this size one processor runs, and the fraction of its threads."""
         geometry = self._sized(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
     def max_potential_block_size(
         self, shared: int | Callable[[int], int] = 0, *, limit: int | None = None
     ) -> base.BlockSize:
-        """A block size with the best occupancy, and the smallest grid that then fills the device.
+        """Return the block size with the best occupancy, and the smallest grid that fills the device.
 
-        `shared` is dynamic shared memory in bytes, or a function that gives it for a block size;
-        `limit` is the most threads to try. The result can be launched: `kernel[size](…)`.
+        `shared` is dynamic shared memory in bytes, or a function from a block size to it; `limit` is
+        the largest number of threads to try. The result can be launched: `kernel[size](…)`.
         """
         uses, limits = self.attributes, self._context.device.limits
         if limit is not None and (type(limit) is not int or limit < 1):
@@ -175,11 +178,13 @@ class Kernel:
         best, filled = None, 0
         for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
             block = min(aligned, most)
-            room = self._bytes(shared(block) if callable(shared) else shared)
-            if not 0 <= room <= uses.dynamic_shared:
+            dynamic = self._bytes(shared(block) if callable(shared) else shared)
+            if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
-            blocks = self._function.occupancy(block, room).blocks
-            if blocks * block > filled:  # Of equals the largest: it has the fewest blocks.
+            blocks = self._function.occupancy(block, dynamic).blocks
+            if (
+                blocks * block > filled
+            ):  # Of equal ones the largest block wins: it needs the fewest blocks.
                 best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
         if best is None:
             raise LaunchError(
@@ -191,9 +196,9 @@ class Kernel:
 
     @property
     def carveout(self) -> int | None:
-        """The part of a processor's cache preferred as shared memory, in percent; None for any.
+        """The preferred shared memory carveout of the L1 cache in percent; None for no preference.
 
-        It can be set. It is a hint: a launch that needs more shared memory gets it all the same.
+        It can be set, and is a hint: a launch that needs more shared memory gets it.
         """
         self._context.require(Launch.RECREATE)
         percent = self._function.carveout()
@@ -208,14 +213,14 @@ class Kernel:
         self._function.set_carveout(-1 if percent is None else percent)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
-        """The launch with this grid and block, each an integer or up to three."""
+        """Return a launcher for this grid and block, each an integer or a tuple of up to three."""
         try:
             return self._launchers[config]
         except (KeyError, TypeError):
             return self._configure(config)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a launch needs a grid and a block."""
+        """Raise `LaunchError`: a launch needs a grid and a block."""
         raise LaunchError(
             self.name, "a launch needs a grid and a block", hint=f"{self.name}[grid, block](…)"
         )
@@ -234,19 +239,19 @@ class Kernel:
                 hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
                 "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
-        return self._keep(config, self._launch(self.geometry(*config), None))
+        return self._remember(config, self._launch(self.geometry(*config), None))
 
-    def _keep(self, key: object, launch: Launch) -> Callable[..., None]:
-        """The launch as a callable that is found again under `key`."""
-        if len(self._launchers) >= _SHAPES:
+    def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
+        """Return the launch as a callable, which `key` finds again."""
+        if len(self._launchers) >= _MOST_LAUNCHERS:
             self._launchers.clear()
         launcher = _Launcher(launch, weakref.ref(self), key)
         self.replace(key, launcher)
         return launcher
 
     def replace(self, key: object, launcher: Callable[..., None]) -> None:
-        """Find `launcher` under `key` from now on."""
-        with suppress(TypeError):  # a geometry given as lists is no key
+        """Let `key` find `launcher` from now on."""
+        with suppress(TypeError):  # A geometry with lists cannot be a key.
             self._launchers[key] = launcher
 
     def launch(
@@ -261,10 +266,11 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> None:
-        """Launch once, with everything a launch can be told.
+        """Launch the kernel with all settings that a launch has.
 
-        `shared` is dynamic shared memory in bytes, `cluster` the blocks of a cluster, `cooperative`
-        allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
+        `shared` is the dynamic shared memory in bytes and `cluster` the size of a cluster in blocks.
+        `cooperative` allows the grid to synchronise; `programmatic` allows the kernel to start before
+        the launch before it completes.
         """
         if named:
             self._signature.refuse_names(named)
@@ -274,7 +280,7 @@ class Kernel:
             launcher = self._launchers[key]
         except (KeyError, TypeError):
             geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
-            launcher = self._keep(key, self._launch(geometry, raw))
+            launcher = self._remember(key, self._launch(geometry, raw))
         launcher(*args)
 
     def bind(
@@ -289,7 +295,7 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> Bound:
-        """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
+        """Fix all arguments and settings: `bound()` then costs little more than the driver call."""
         if named:
             self._signature.refuse_names(named)
         geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
@@ -297,7 +303,7 @@ class Kernel:
         return Bound(launch, args, stream)
 
     def prepare(self, grid: object, block: object) -> Launch:
-        """A launch with this grid and block, for any arguments and stream."""
+        """Return a launch with this grid and block, for any arguments and stream."""
         return self._launch(self.geometry(grid, block), None)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
@@ -318,7 +324,7 @@ class Kernel:
         cooperative: bool = False,
         programmatic: bool = False,
     ) -> base.Geometry:
-        """A geometry this kernel can be launched with on its device; `LaunchError` when it cannot."""
+        """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
         made = self._sized(grid, block, shared)._replace(
             cluster=None if cluster is None else self._dim("cluster", cluster),
             cooperative=bool(cooperative),
@@ -328,7 +334,7 @@ class Kernel:
         return made
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
-        """A geometry whose grid, block and shared memory are within the limits."""
+        """Check grid, block and shared memory against the limits."""
         limits, uses = self._context.device.limits, self.attributes
         made = base.Geometry(
             self._dim("grid", grid, limits.grid),
@@ -403,7 +409,7 @@ class Kernel:
 
 
 class _Launcher:
-    """A launch that may be used again: from the second time on its fast function takes its place."""
+    """A launch that `Kernel` keeps. Its second call generates the fast function that replaces it."""
 
     __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
 
@@ -416,7 +422,7 @@ class _Launcher:
         return f"<launch of {self._launch.signature.kernel}>"
 
     def __call__(self, *args: Any, **named: Any) -> None:
-        if self._fast is not None:  # someone kept this object
+        if self._fast is not None:  # The caller kept this object.
             self._fast(*args, **named)
             return
         self._launch.run(*args, **named)
@@ -429,19 +435,19 @@ class _Launcher:
 
 
 class Bound:
-    """A launch with its arguments fixed. Call it as often as you like; it holds what it uses.
+    """A launch with fixed arguments, which it keeps alive. It can be called any number of times.
 
-    It refuses to run once memory among its arguments was closed.
+    It raises an error once memory among its arguments was closed.
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
         launch.context.require(Launch.RECREATE)
         self._stream = launch.choose_stream(args)
-        arguments = launch.convert(args, UNORDERED)  # checked now; each launch orders for itself
+        arguments = launch.convert(args, UNORDERED)  # Checked now; each launch is ordered separately.
         for array in arguments.arrays.values():
             array.buffer.tell(self)
         self._launch, self._args, self._context = launch, args, launch.context
-        self._keep = keep  # the stream, which may be another library's
+        self._keep = keep  # The stream may belong to another library.
         self._uses = arguments.uses
         self._buffer = new_param_buffer(launch.signature)
         self._buffer.pack(*arguments.values)
@@ -460,26 +466,26 @@ class Bound:
             self._launch.raise_for_status(status)
 
     def _acquire(self) -> None:
-        """Launch with everything checked and ordered; the next one may not need that."""
+        """Launch with all checks and in order, and try to make the next launch a fast one."""
         if self._careful or self._context.alert is not None:
             self._launch.run(*self._args)
             return
-        arguments = self._launch.convert(self._args, UNORDERED)  # raises where memory is gone
+        arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.
         with ordered(self._context, arguments, self._stream):
             status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.raise_for_status(status)
-        self._context.order.claim(self, self._stream, self._uses, self._ready)
+        self._context.order.claim(self, self._stream, self._uses, self._claim)
 
-    def _ready(self) -> None:
+    def _claim(self) -> None:
         self._claimed = True
 
     def revoke(self) -> None:
-        """Another stream used memory of this launch, which has to wait for it now."""
+        """Order the next launch again, because another stream has used its memory."""
         self._claimed = False
 
     def expire(self, reason: str) -> None:
-        """A buffer calls this when memory that the launch uses is closed."""
+        """Check the next launch again, because memory that it uses was closed."""
         del reason
         self._claimed = False
 

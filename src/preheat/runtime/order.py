@@ -1,6 +1,6 @@
-"""Orders the uses of memory on one device: every use passes through a `Section`.
+"""The order of the uses of memory on one device: every use passes through a `Section`.
 
-`docs/ordering.md` states the model, and `preheat.runtime.uses` has the record of each piece of memory.
+`docs/ordering.md` describes the model. `preheat.runtime.uses` has the uses of each allocation.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Order:
     # Uses
 
     def uses(self, home: base.Stream) -> Uses:
-        """Return the record of new memory, which `home` may use without waiting."""
+        """Return the uses of new memory, which `home` may use without waiting."""
         return Uses(self.timeline(home))
 
     def section(
@@ -211,7 +211,7 @@ class Order:
 
         self.run_locked(add)
 
-    # Life
+    # Lifetime
 
     def renew(self) -> None:
         """Renew the lock in a forked child."""

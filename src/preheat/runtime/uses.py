@@ -1,7 +1,7 @@
 """Which streams used a piece of memory, and which may use it without waiting.
 
-Timeline   one stream: the marks recorded in it, and the marks of other streams it waited for
-Uses       one piece of memory: the streams that may use it at once, and the last uses in the others
+Timeline   one stream: the marks in it, and the marks of other streams that it has waited for
+Uses       one allocation: the streams that may use it without waiting, and the last uses in the others
 
 A piece of memory is in one of three states.
 
@@ -137,7 +137,7 @@ class Uses:
         return not self.closed and not self.shared and not self.released
 
     def parts(self) -> Iterator[Uses]:
-        """This record, and those of the parts that ended."""
+        """Yield these uses, and those of the parts that have ended."""
         yield self
         for part in list(self.inherited.values()):
             yield from part.parts()
@@ -151,7 +151,7 @@ class Uses:
             self.released[stream.handle] = stream
         del self.leases[lease]
 
-    # The following run inside the turn of the device's `Order`.
+    # The following run under the lock of the device's `Order`.
 
     def allows(self, line: Timeline, *, write: bool) -> bool:
         """Return True when `line` has the right to this use."""

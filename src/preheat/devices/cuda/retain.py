@@ -17,9 +17,7 @@ from preheat.devices.cuda.driver import call, library
 __all__ = ["collect", "retain"]
 
 _SEMAPHORE_BYTES = 64  # sem_t has 32 on Linux
-_retained: deque[tuple[Any, object]] = (
-    deque()
-)  # semaphores, and owners to drop once posted
+_retained: deque[tuple[Any, object]] = deque()  # semaphores, and owners to drop once posted
 
 
 @functools.cache
