@@ -316,7 +316,10 @@ class _Product(Call):
         context.require(_RECREATE)
         raw = None if stream is None else raw_stream(context, stream)
         super().__init__(context, _signature(dtype), raw, blocking=blas.gpu.blocking)
-        self._blas, self._op, self._dtype, self._add = blas, op, dtype, add
+        self._blas = blas
+        self._op = op
+        self._dtype = dtype
+        self._add = add
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
         if self.context.order.captured(stream):
@@ -335,10 +338,14 @@ class _Product(Call):
     def _call(self, handle: _Handle, a: int, b: int, c: int) -> None:
         # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
         # the transposed result, which has the operands in reverse order.
-        library, math = self._blas._library, MATH[self._blas.math]
-        operation, dims, axes = library.cublas.Operation, dict(self._op.dims), _AXES[self._op.name]
+        library = self._blas._library
+        math = MATH[self._blas.math]
+        operation = library.cublas.Operation
+        dims = dict(self._op.dims)
+        axes = _AXES[self._op.name]
         rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
-        kind, compute = _TYPES[self._dtype.name], math.shorter if self._dtype.size < 4 else math.float32
+        kind = _TYPES[self._dtype.name]
+        compute = math.shorter if self._dtype.size < 4 else math.float32
         one, old = ctypes.c_float(1), ctypes.c_float(self._add)
         library.call(
             "gemm_ex", handle.number, operation(int(axes.b)), operation(int(axes.a)),

@@ -130,7 +130,8 @@ class ParamSpec:
         return math.inf if number > 0 else -math.inf
 
     def _numpy(self, given: Any, value: Value) -> float:
-        wanted, name = "bool" if value.boolean else _NUMPY[value.code], str(given.dtype)
+        wanted = "bool" if value.boolean else _NUMPY[value.code]
+        name = str(given.dtype)
         same = name == wanted or (value.any_sign and name.lstrip("u") == wanted.lstrip("u"))
         if given.shape == () and (same or (name == "bool" and value.code == "B")):
             return self._python(given.item(), value)

@@ -53,7 +53,9 @@ class Array:
     _RECREATE = "make the array again: gpu.array(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
-        self.buffer, self.dtype, self.shape = buffer, dtype, shape
+        self.buffer = buffer
+        self.dtype = dtype
+        self.shape = shape
         self.address = buffer.address + offset
         self.uses = buffer.uses_of(self)
 
@@ -114,7 +116,8 @@ class Array:
 
     def _part(self, axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
         """Return where an index of one axis begins, and the extent that remains of the axis."""
-        extent, which = self.shape[axis], "the first axis" if axis == 0 else f"axis {axis}"
+        extent = self.shape[axis]
+        which = "the first axis" if axis == 0 else f"axis {axis}"
         if isinstance(part, slice):
             try:
                 start, stop, step = part.indices(extent)
@@ -139,7 +142,8 @@ class Array:
         wanted = shape[0] if len(shape) == 1 else shape
         extents = [wanted] if not isinstance(wanted, Sequence) else list(wanted)
         if extents.count(-1) == 1:
-            at, rest = extents.index(-1), math.prod(shape_of([n for n in extents if n != -1]))
+            at = extents.index(-1)
+            rest = math.prod(shape_of([n for n in extents if n != -1]))
             extents[at] = self.size // rest if rest else 0
         made = shape_of(extents)
         if math.prod(made) != self.size:
@@ -169,7 +173,8 @@ class Array:
         self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
-            flat, stream = host_bytes(out), self._stream
+            flat = host_bytes(out)
+            stream = self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
         return converted(out, self.dtype, wanted)
@@ -182,7 +187,8 @@ class Array:
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
         if host.nbytes:
-            flat, stream = host_bytes(host), self._stream
+            flat = host_bytes(host)
+            stream = self._stream
             with self._section(stream, write=True):
                 self._device.copy_in(self.address, flat, stream)
         return self
@@ -308,7 +314,8 @@ class Array:
             handles = []
         else:
             handles = [_LEGACY_STREAM if stream is None else stream]
-        lease, uses = dlpack.Lease(self), self.buffer.uses
+        lease = dlpack.Lease(self)
+        uses = self.buffer.uses
         shared = uses.shared
         uses.leases[lease.number] = consumers(self._device)  # From here on no stream gets a right.
         try:
@@ -362,7 +369,8 @@ class Array:
         waits, and so does the stream that the interface names.
         """
         self.require("export")
-        on_host, uses = self._device.dlpack[0] == ON_HOST, self.buffer.uses
+        on_host = self._device.dlpack[0] == ON_HOST
+        uses = self.buffer.uses
         streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
         before, shared, uses.by_interface = uses.by_interface, uses.shared, True
         try:
@@ -400,7 +408,8 @@ class Scalar(Array):
         reads the old value.
         """
         self.require("set()")
-        context, device = self.buffer.context, self._device
+        context = self.buffer.context
+        device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)
         context.forbid(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)

@@ -81,7 +81,8 @@ class Context:
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
-        self.device, self.events = device, events
+        self.device = device
+        self.events = events
         self.lost: ContextLostError | None = None
         self._cause: DeviceError | None = None
         self.recovers = True

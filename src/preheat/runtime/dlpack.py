@@ -82,7 +82,8 @@ class Lease:
     """One export of memory, identified by its number, until its consumer releases it."""
 
     def __init__(self, owner: Exporter) -> None:
-        self.number, self.owner = next(_numbers), owner
+        self.number = next(_numbers)
+        self.owner = owner
 
     def end(self) -> None:
         """End the export: the consumer released it, or nobody consumed it."""

@@ -146,7 +146,8 @@ def _maker(
 def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
     tests = [*([] if first else ["submit is None"]), "context.alert is None", "not more", "not named"]
-    stores, element = [], 0
+    stores = []
+    element = 0
     for position, param in enumerate(params):
         given = f"a{position}"
         elements = [f"{name}{element + n}" for n in range(len(param.dtypes or ()))]

@@ -39,7 +39,9 @@ class KernelFill:
     def __init__(
         self, context: Context, load: Callable[[], Kernel | None], *, small: int = _SMALL
     ) -> None:
-        self._context, self._load, self._small = context, load, small
+        self._context = context
+        self._load = load
+        self._small = small
         self._kernel: Kernel | None = None
         self._failed = False
 

@@ -40,7 +40,8 @@ def packer(dtype: DType) -> Callable[[Any], bytes]:
     """Return `element_bytes` for one type, with a fast path for Python numbers."""
     if dtype.name not in _FORMATS:
         return partial(element_bytes, dtype=dtype)
-    pack, plain = struct.Struct(f"<{_FORMATS[dtype.name]}").pack, (int, float)
+    pack = struct.Struct(f"<{_FORMATS[dtype.name]}").pack
+    plain = (int, float)
 
     def pack_number(value: Any) -> bytes:
         if type(value) in plain:

@@ -14,14 +14,15 @@ from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
-from preheat.runtime.arguments import Signature, new_param_buffer
+from preheat.runtime.arguments import Signature
+from preheat.runtime.bound import Bound
 from preheat.runtime.context import Context
 from preheat.runtime.fast_launch import fast_launch
 from preheat.runtime.host import converted, host_array, host_bytes
-from preheat.runtime.launch import UNORDERED, Launch, ordered
+from preheat.runtime.launch import Launch
 from preheat.runtime.stream import raw_stream
 
-__all__ = ["Bound", "Kernel", "Module", "SymbolView"]
+__all__ = ["Kernel", "Module", "SymbolView"]
 
 _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
@@ -96,7 +97,9 @@ class SymbolView:
     """A variable of a module on the device. It keeps the module loaded."""
 
     def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
-        self._module, self.name, self.dtype = module, name, dtype
+        self._module = module
+        self.name = name
+        self.dtype = dtype
         self.address, self.nbytes = symbol.address, symbol.size
         if symbol.size % dtype.size:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
@@ -142,7 +145,8 @@ class Kernel:
     """
 
     def __init__(self, module: Module, entry: EntryPoint) -> None:
-        self.module, self.entry = module, entry
+        self.module = module
+        self.entry = entry
         self._context = module.context
         self._function, self._signature = module.function(entry)
         self._launchers: dict[object, Callable[..., None]] = {}
@@ -378,7 +382,8 @@ class Kernel:
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
-        fixed, most = self.attributes.cluster, self._context.device.limits.cluster
+        fixed = self.attributes.cluster
+        most = self._context.device.limits.cluster
         if fixed is not None and not any(fixed):
             if made.cluster is None:
                 why = "__cluster_dims__() has no size, so every launch needs cluster="
@@ -414,7 +419,9 @@ class _Launcher:
     __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
 
     def __init__(self, launch: Launch, kernel: weakref.ref[Kernel], key: object) -> None:
-        self._launch, self._kernel, self._key = launch, kernel, key
+        self._launch = launch
+        self._kernel = kernel
+        self._key = key
         self._seen = False
         self._fast: Callable[..., None] | None = None
 
@@ -432,63 +439,3 @@ class _Launcher:
                 kernel.replace(self._key, made)
             self._fast = made  # Only now: an interrupt before would leave this object in its place.
         self._seen = True
-
-
-class Bound:
-    """A launch with fixed arguments, which it keeps alive. It can be called any number of times.
-
-    It raises an error once memory among its arguments was closed.
-    """
-
-    def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require(Launch.RECREATE)
-        self._stream = launch.choose_stream(args)
-        arguments = launch.convert(args, UNORDERED)  # Checked now; each launch is ordered separately.
-        for array in arguments.arrays.values():
-            array.buffer.tell(self)
-        self._launch, self._args, self._context = launch, args, launch.context
-        self._keep = keep  # The stream may belong to another library.
-        self._uses = arguments.uses
-        self._buffer = new_param_buffer(launch.signature)
-        self._buffer.pack(*arguments.values)
-        self._pointers, self._submit = self._buffer.pointers, launch.prepared(self._stream)
-        foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
-        self._careful = launch.blocking or foreign
-        self._claimed = False
-
-    def __call__(self) -> None:
-        """Launch."""
-        if not self._claimed or self._context.alert is not None:
-            self._acquire()
-            return
-        status = self._submit(self._pointers, 0)
-        if status[0]:
-            self._launch.raise_for_status(status)
-
-    def _acquire(self) -> None:
-        """Launch with all checks and in order, and try to make the next launch a fast one."""
-        if self._careful or self._context.alert is not None:
-            self._launch.run(*self._args)
-            return
-        arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.
-        with ordered(self._context, arguments, self._stream):
-            status = self._submit(self._pointers, 0)
-        if status[0]:
-            self._launch.raise_for_status(status)
-        self._context.order.claim(self, self._stream, self._uses, self._claim)
-
-    def _claim(self) -> None:
-        self._claimed = True
-
-    def revoke(self) -> None:
-        """Order the next launch again, because another stream has used its memory."""
-        self._claimed = False
-
-    def expire(self, reason: str) -> None:
-        """Check the next launch again, because memory that it uses was closed."""
-        del reason
-        self._claimed = False
-
-    def __repr__(self) -> str:
-        geometry = self._launch.geometry
-        return f"<Bound {self._launch.signature.kernel} grid={geometry.grid} block={geometry.block}>"

@@ -89,8 +89,10 @@ class Call(ABC):
         *,
         blocking: bool = False,
     ) -> None:
-        self.context, self.signature = context, signature
-        self.stream, self.blocking = stream, blocking
+        self.context = context
+        self.signature = signature
+        self.stream = stream
+        self.blocking = blocking
 
     def run(self, *args: Any, **named: Any) -> None:
         """Check the arguments, order the work and submit it; `LaunchError` before anything happens.
@@ -175,7 +177,8 @@ class Call(ABC):
     def _foreign(
         self, param: ParamSpec, kind: TensorKind, found: Operand, given: Any, arguments: LaunchArguments
     ) -> int:
-        here, name = self.context.device, type(given).__name__
+        here = self.context.device
+        name = type(given).__name__
         if not found.reaches(here.dlpack):
             on_host = found.device[0] == ON_HOST
             where = "host memory" if on_host else f"GPU {found.device[1]}"
@@ -185,7 +188,8 @@ class Call(ABC):
             raise ArgumentMismatch(f"{param.title} cannot take a {name} of {found.dtype}")
         if not found.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
-        source, current = kind.source, None
+        source = kind.source
+        current = None
         if source is not None and source.device_type == here.dlpack[0]:
             current = source.current(here.dlpack[1])
             arguments.libraries.add(source.name)
@@ -241,7 +245,9 @@ class Launch(Call):
         blocking: bool = False,
     ) -> None:
         super().__init__(context, signature, stream, blocking=blocking)
-        self.function, self.geometry, self.module = function, geometry, module
+        self.function = function
+        self.geometry = geometry
+        self.module = module
         self.submits: dict[int, base.Submit] = {}  # by the handle of the stream
         self.buffers: list[ParamBuffer] = []  # unused; each launch takes one
 

@@ -38,7 +38,9 @@ class Buffer:
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
         self.open = False  # A failed allocation leaves nothing to free.
-        self.context, self.size, self.home = context, size, home
+        self.context = context
+        self.size = size
+        self.home = home
         self._backing: tuple[object, ...] = ()  # owner of the memory of an exported buffer
         self._dependents: weakref.WeakSet[Dependent] | None = None
         self.uses = self._new_uses()

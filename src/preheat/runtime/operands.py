@@ -94,13 +94,15 @@ def kind_of_type(kind: type) -> TensorKind | None:
 def _from_torch(value: Any, stream: int) -> Operand:
     del stream  # The launch itself orders its work with torch's current stream.
     _require_plain(value)
-    place, dtype = (value.get_device(), _torch_dtype(value.dtype))
+    place = value.get_device()
+    dtype = _torch_dtype(value.dtype)
     if place < 0:
         return _from_torch_on_host(value, dtype)
     address, nbytes = value.data_ptr(), value.nbytes
     if nbytes and not address:
         raise InputError(f"{type(value).__name__} has no memory of its own", hint="pass what it wraps")
-    dense, offset = value.is_contiguous(), 0
+    dense = value.is_contiguous()
+    offset = 0
     if not dense:
         steps = [step * value.itemsize for step in value.stride()]
         offset, nbytes, _ = _span(value.shape, steps, value.itemsize)
@@ -136,7 +138,8 @@ def _from_torch_on_host(value: Any, dtype: DType | None) -> Operand:
 def _from_cupy(value: Any, stream: int) -> Operand:
     del stream
     dtype = dtype_of_typestr(value.dtype.str)
-    device, dense = (_place_of(value), value.device.id), bool(value.flags.c_contiguous)
+    device = (_place_of(value), value.device.id)
+    dense = bool(value.flags.c_contiguous)
     offset, nbytes, _ = _span(value.shape, None if dense else value.strides, value.dtype.itemsize)
     return Operand(value.data.ptr, nbytes, dtype, device, value.data, dense, offset=offset)
 

@@ -35,7 +35,9 @@ class Order:
         libraries: Callable[[], Mapping[int, str]],
         discard: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._device, self._libraries, self._discard = device, libraries, discard
+        self._device = device
+        self._libraries = libraries
+        self._discard = discard
         self._lock: DictLock = {0: True}
         self._holder = 0  # the thread that holds the lock
         self._own: dict[int, Timeline] = {}  # streams of ours, by id
@@ -244,7 +246,10 @@ class Section:
         others: Mapping[Timeline, str],
         captured: bool,
     ) -> None:
-        self._order, self._line, self._uses, self._captured = order, line, uses, captured
+        self._order = order
+        self._line = line
+        self._uses = uses
+        self._captured = captured
         self._others = {other: name for other, name in others.items() if other is not line}
         self._ungranted: dict[Uses, bool] = {}  # uses without a right, which end with this work
 
@@ -288,7 +293,8 @@ class Section:
                 )
 
     def _enter(self) -> None:
-        line, marks = self._line, dict[Timeline, int]()
+        line = self._line
+        marks = dict[Timeline, int]()
         for uses in self._uses:
             self._order.absorb_released(uses)
         for other in self._others:

@@ -64,7 +64,8 @@ class Stream:
     """
 
     def __init__(self, context: Context, priority: int = 0) -> None:
-        self._context, self._priority = context, priority
+        self._context = context
+        self._priority = priority
         self._raw: base.Stream | None = context.new_stream(priority)
 
     @property

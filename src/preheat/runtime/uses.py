@@ -52,7 +52,9 @@ class Timeline:
     __slots__ = ("__weakref__", "_discard", "_event", "own", "position", "seen", "stream")
 
     def __init__(self, stream: base.Stream, discard: Callable[[Callable[[], None]], None], own: bool):
-        self.stream, self.own, self._discard = stream, own, discard
+        self.stream = stream
+        self.own = own
+        self._discard = discard
         self.position = 0
         self.seen: dict[int, int] = {}
         self._event: base.Event | None = None

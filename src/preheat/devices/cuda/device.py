@@ -108,7 +108,8 @@ class CudaDevice:
         there = count()
         if not 0 <= index < there:
             raise NoGpuError(f"there is no GPU {index}: this process can see {there}", hint=WITHOUT_GPU)
-        self.index, self.dlpack = index, (2, index)
+        self.index = index
+        self.dlpack = (2, index)
         self.name, self.model, self.arch = _describe(index)
         self._device = call("cuDeviceGet", index)
         self.limits = _limits(self._device)
@@ -233,7 +234,8 @@ class CudaDevice:
         for start in range(0, len(data), Staging.SIZE):
             if len(arriving) == 2:
                 self._arrive(*arriving.popleft())
-            chunk, piece = self._staging.take(), data[start : start + Staging.SIZE]
+            chunk = self._staging.take()
+            piece = data[start : start + Staging.SIZE]
             call("cuMemcpyDtoHAsync", chunk.address, address + start, len(piece), stream.handle)
             arriving.append((chunk, piece, stream.record()))
         while arriving:
@@ -264,8 +266,10 @@ class CudaDevice:
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Prepare a fill for a single word, and one batch of copies for several values."""
         if len(places) == 1 and places[0][1] in _FILLS:
-            cu, (address, size) = library(), places[0]
-            fill, at = getattr(cu, _FILLS[size]), cu.CUdeviceptr(address)
+            cu = library()
+            address, size = places[0]
+            fill = getattr(cu, _FILLS[size])
+            at = cu.CUdeviceptr(address)
             handle = cu.CUstream(stream.handle)
             return self.in_context(
                 lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream

@@ -20,7 +20,8 @@ class CudaGraph:
     """A graph that was captured from a stream."""
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
-        self._device, self._graph = device, graph
+        self._device = device
+        self._graph = graph
 
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""
@@ -44,7 +45,8 @@ class CudaExecutable:
     """An instantiated graph."""
 
     def __init__(self, device: CudaDevice, handle: Any) -> None:
-        self._device, self._handle = device, handle
+        self._device = device
+        self._handle = handle
 
     def upload(self, stream: Stream) -> None:
         """Upload the graph to the GPU."""

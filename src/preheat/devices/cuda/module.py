@@ -61,7 +61,9 @@ class CudaFunction:
     """A kernel of a loaded module."""
 
     def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
-        self.device, self.name, self._function = device, name, function
+        self.device = device
+        self.name = name
+        self._function = function
         self._opted_in = False  # to more shared memory than a function has by default
 
     @lazy
@@ -110,7 +112,8 @@ class CudaFunction:
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
-        config.sharedMemBytes, config.hStream = geometry.shared, stream.handle
+        config.sharedMemBytes = geometry.shared
+        config.hStream = stream.handle
         config.attrs = _launch_attributes(cu, geometry)
         config.numAttrs = len(config.attrs)
         return partial(cu.cuLaunchKernelEx, config, self._function)
@@ -156,7 +159,8 @@ def _attribute(name: str) -> Any:
 
 def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
     """Return the launch attributes that `geometry` needs, as objects of the driver."""
-    kinds, found = cu.CUlaunchAttributeID, []
+    kinds = cu.CUlaunchAttributeID
+    found = []
 
     def attribute(kind: Any) -> Any:
         found.append(cu.CUlaunchAttribute())

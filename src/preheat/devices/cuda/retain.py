@@ -27,7 +27,8 @@ def _libc() -> Any:
 
 def retain(graph: Any, owner: object) -> None:
     """Keep `owner` alive as long as `graph`, which may be under capture, or an executable of it."""
-    cu, semaphore = library(), ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+    cu = library()
+    semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
     if _libc().sem_init(semaphore, 0, 0):
         raise OSError(ctypes.get_errno(), "sem_init failed")
     post = ctypes.cast(_libc().sem_post, ctypes.c_void_p).value

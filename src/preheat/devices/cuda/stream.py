@@ -53,7 +53,9 @@ class CudaStream:
     """
 
     def __init__(self, device: CudaDevice, handle: int, *, owned: bool) -> None:
-        self._device, self.handle, self._owned = device, handle, owned
+        self._device = device
+        self.handle = handle
+        self._owned = owned
         with device.current():
             self.id = _id_of(handle)
 
