@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     from preheat.key import Key, explain
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
-    from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
+    from preheat.runtime.bound import Bound
+    from preheat.runtime.kernel import Kernel, Module, SymbolView
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
 
@@ -145,7 +146,8 @@ _HOME = {
     "preheat.key": ("Key", "explain"),
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
-    "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
+    "preheat.runtime.bound": ("Bound",),
+    "preheat.runtime.kernel": ("Kernel", "Module", "SymbolView"),
     "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.build.seal": ("seal", "sealed", "unseal"),

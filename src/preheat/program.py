@@ -227,7 +227,7 @@ def file_of(source: object) -> Path | None:
 
 def several(what: str, given: object) -> tuple[Any, ...]:
     """The values of the list called `what`; None is an empty one. A single text or path is refused."""
-    if given is None:
+    if given is None or (type(given) is tuple and not given):
         return ()
     if isinstance(given, str | bytes | os.PathLike):
         hint = f"write {what}=[{os.fsdecode(given)!r}]"

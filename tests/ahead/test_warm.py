@@ -145,7 +145,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     assert graph.startswith("  graph 'decode': no warmer is registered under this name (hint: ")
     assert error.report[:3] == (4, error.report.hits, 3 - error.report.hits)
     assert (error.report.modules, error.report.entries) == (3, 3)
-    assert len(device._life.loaded) == 3
+    assert len(device._session.loaded) == 3
 
 
 def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
@@ -199,9 +199,9 @@ def test_equal_programs_share_a_module_and_trim_drops_what_nobody_holds(flaky: F
 def test_code_that_no_key_describes_is_not_shared(device: Gpu) -> None:
     first = device.module(ONE).artifact
     other: Artifact = replace(device.module(THREE).artifact, digest=first.digest)
-    module = device._loaded(device._life, Code(other))
+    module = device._session.load(Code(other))
     assert list(module) == ["three"]
-    assert device._loaded(device._life, Code(first)) is not module
+    assert device._session.load(Code(first)) is not module
 
 
 # Bundles
@@ -257,7 +257,7 @@ def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is
     report = flaky.gpu.warm(path)
     assert (report.programs, report.hits, report.compiles, report.modules) == (2, 2, 0, 2)
     assert report.entries == 2
-    loaded = {module.artifact.digest for module in flaky.gpu._life.loaded.values()}
+    loaded = {module.artifact.digest for module in flaky.gpu._session.loaded.values()}
     builder = bake.builder
     assert loaded == {builder.build(one, own).digest, builder.build(two, exact).digest}
     x = flaky.gpu.zeros(1, "int32")
@@ -341,7 +341,7 @@ def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
     gpu = Gpu(device._device, bare)
     with pytest.raises(BundleError, match=told):
         gpu.warm(bake((program(ONE), str(gpu.arch)), graphs=graphs))
-    assert len(gpu._life.loaded) == 0
+    assert len(gpu._session.loaded) == 0
 
 
 # Graphs
@@ -727,7 +727,7 @@ def test_what_is_no_source_is_refused_before_anything_is_done(device: Gpu, tmp_p
     for jobs in (0, -1, 1.5, "2"):
         with pytest.raises(InputError, match=r"jobs=.* is not a number of compiles at once"):
             device.warm(manifest(program(ONE)), jobs=jobs)  # type: ignore[arg-type]
-    assert len(device._life.loaded) == 0
+    assert len(device._session.loaded) == 0
     assert device.warm()[:7] == WarmReport()[:7]
 
 

@@ -16,7 +16,6 @@ import preheat
 from preheat.devices import base
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.emulator.memory import POISON
-from preheat.devices.faults import Faulty
 from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError
 from tests.emulator.deferred import (
     SEEDS,
@@ -29,6 +28,7 @@ from tests.emulator.deferred import (
     ready,
     word,
 )
+from tests.faulty import Faulty
 
 # What is ordered and what is not
 

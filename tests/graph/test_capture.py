@@ -14,25 +14,25 @@ import pytest
 from preheat.errors import CaptureError, DeviceError, DriverError, InputError, LaunchError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Kernel, Module, SymbolView
-from preheat.runtime.stream import Event, Stream
-from preheat.runtime.window import (
+from preheat.runtime.active_capture import (
     ALLOCATE,
     FREE,
     FROM_HOST,
+    INSTANTIATE,
     LOAD,
-    READY,
-    RECORD,
+    RECORD_EVENT,
     REPLAY,
     RESET,
-    RESOLVE,
-    SET,
+    RESOLVE_KERNEL,
+    SET_SCALAR,
     SYNCHRONIZE,
     TO_HOST,
     UNLOAD,
-    Act,
+    Operation,
 )
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.kernel import Kernel, Module, SymbolView
+from preheat.runtime.stream import Event, Stream
 from tests.graph.support import (
     KERNELS,
     Default,
@@ -356,7 +356,7 @@ class Case(NamedTuple):
 
     do: Callable[[Scene], object]
     words: str
-    act: Act | None  # None: work in another stream, which only relaxed captures let pass
+    act: Operation | None  # None: work in another stream, which only relaxed captures let pass
 
 
 ELSEWHERE = "work in another stream than the captured one"
@@ -364,7 +364,7 @@ ELSEWHERE = "work in another stream than the captured one"
 ACTS = {
     "compile": Case(lambda s: s.gpu.kernel(KERNELS + "\n", "axpy"), "compiling or loading", LOAD),
     "module": Case(lambda s: s.gpu.module(KERNELS, label="x.cu"), "compiling or loading", LOAD),
-    "first use": Case(lambda s: s.module["spin"], "first use of a kernel", RESOLVE),
+    "first use": Case(lambda s: s.module["spin"], "first use of a kernel", RESOLVE_KERNEL),
     "empty": Case(lambda s: s.gpu.empty(3), "allocating memory", ALLOCATE),
     "zeros": Case(lambda s: s.gpu.zeros(3), "allocating memory", ALLOCATE),
     "array": Case(lambda s: s.gpu.array([1, 2]), "allocating memory", ALLOCATE),
@@ -381,15 +381,15 @@ ACTS = {
     "stream.done": Case(lambda s: s.stream.done(), "synchronising", SYNCHRONIZE),
     "event.synchronize": Case(lambda s: s.event.synchronize(), "synchronising", SYNCHRONIZE),
     "event.done": Case(lambda s: s.event.done(), "synchronising", SYNCHRONIZE),
-    "record": Case(lambda s: s.gpu.record(), "using an event", RECORD),
-    "stream.record": Case(lambda s: s.stream.record(), "using an event", RECORD),
-    "stream.wait": Case(lambda s: s.stream.wait(s.event), "using an event", RECORD),
-    "set": Case(lambda s: s.scalar.set(42), "setting a scalar", SET),
+    "record": Case(lambda s: s.gpu.record(), "using an event", RECORD_EVENT),
+    "stream.record": Case(lambda s: s.stream.record(), "using an event", RECORD_EVENT),
+    "stream.wait": Case(lambda s: s.stream.wait(s.event), "using an event", RECORD_EVENT),
+    "set": Case(lambda s: s.scalar.set(42), "setting a scalar", SET_SCALAR),
     "trim": Case(lambda s: s.gpu.trim(), "unloading programs", UNLOAD),
     "reset": Case(lambda s: s.gpu.reset(), "resetting or closing the device", RESET),
     "gpu.close": Case(lambda s: s.gpu.close(), "resetting or closing the device", RESET),
     "replay": Case(lambda s: s.other.replay(), "replaying a graph", REPLAY),
-    "upload": Case(lambda s: s.other.upload(), "making a graph ready", READY),
+    "upload": Case(lambda s: s.other.upload(), "making a graph ready", INSTANTIATE),
     "another stream": Case(lambda s: in_stream(s.made, s.stream), ELSEWHERE, None),
     "the default stream": Case(lambda s: in_stream(s.made, Default()), ELSEWHERE, None),
 }

@@ -102,7 +102,7 @@ def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
     graph.replay()
     made.check(1)
     gpu.synchronize()
-    assert not gpu._context.windows
+    assert not gpu._context.captures_by_thread
     assert not gpu._context.garbage
 
 
@@ -144,11 +144,11 @@ def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(devic
     thread.start()
     assert dropped.wait(300)
     device.synchronize()
-    assert device._context.windows
+    assert device._context.captures_by_thread
     other.set()
     thread.join()
     assert ended.is_set()
-    assert not device._context.windows
+    assert not device._context.captures_by_thread
     made.check(1)
 
 
@@ -169,7 +169,7 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
     def work() -> int:
         cycle()
         # Inside, the order of uses is being changed, which may allocate, and so collect.
-        device._context.order.exclusively(collect)
+        device._context.order.run_locked(collect)
         return len(doomed)
 
     assert elsewhere(work) == 1

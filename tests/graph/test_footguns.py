@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, PreheatError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeKernel, DecodeState
-from preheat.runtime import window
+from preheat.runtime import active_capture
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.graph.support import Default, elsewhere
@@ -540,7 +540,7 @@ def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page()
 
 
 def test_the_page_lists_what_a_window_refuses() -> None:
-    acts = [act for act in vars(window).values() if isinstance(act, window.Act)]
+    acts = [act for act in vars(active_capture).values() if isinstance(act, active_capture.Operation)]
     listed = table("| what | in the thread that captures | in other threads |")
     assert listed == [
         (

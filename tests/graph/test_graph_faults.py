@@ -48,7 +48,7 @@ def captured(made: Bench, **more: Any) -> Graph:
 def usable(made: Bench, launches: int = 0) -> None:
     """That the device works as before, with and without a capture."""
     context = made.gpu._context
-    assert (context.windows, context.alert) == ({}, None)
+    assert (context.captures_by_thread, context.alert) == ({}, None)
     made.check(launches)
     made.launch()
     graph = captured(made)
@@ -536,8 +536,8 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
     old.replay()
     event, side = gpu.record(), gpu.stream()
     cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
-    gpu._life.kernels.clear()
-    gpu._life.modules.clear()
+    gpu._session.kernels.clear()
+    gpu._session.modules.clear()
     gpu.synchronize()
     del doomed, bound, old, event, side
     with gpu.capture() as graph:

@@ -36,8 +36,8 @@ class Held:
         self.graph: Graph | None = graph
         self.parts: list[weakref.ref[Any]] = [weakref.ref(array.buffer) for array in (x, y, z, by)]
         self.parts.append(weakref.ref(add.module))
-        gpu._life.kernels.clear()
-        gpu._life.modules.clear()
+        gpu._session.kernels.clear()
+        gpu._session.modules.clear()
 
     def alive(self) -> list[bool]:
         gc.collect()
@@ -156,7 +156,7 @@ def test_a_graph_dropped_inside_its_window_ends_the_window(open_device: Callable
     gc.collect()
     made.launch()
     made.check(1)
-    assert not gpu._context.windows
+    assert not gpu._context.captures_by_thread
 
 
 def test_a_graph_in_a_cycle_is_collected_like_anything_else(flaky: Flaky) -> None:
@@ -194,7 +194,7 @@ def churn(gpu: Gpu, times: int) -> None:
 def streams_of(gpu: Gpu) -> list[object]:
     """Every stream that the runtime knows."""
     order = gpu._context.order
-    return [*order._own.values(), *order._lanes.values(), *order._others.values()]
+    return [*order._own.values(), *order._capture_streams.values(), *order._others.values()]
 
 
 def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
@@ -216,7 +216,7 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
     assert asked["graph.close"] == asked["executable.close"] == asked["graph.instantiate"] == 300
     assert asked["free"] == asked["allocate"] == 601
     assert (len(context.garbage), len(context._held), len(streams_of(gpu))) == (0, 0, streams)
-    assert len(context.lanes) == 1
+    assert len(context.capture_streams) == 1
     assert gpu.memory().free == free or gpu.name.startswith("cuda")
     assert len(gc.get_objects()) < objects + 100
     assert grown < 200_000
@@ -237,7 +237,7 @@ def test_failed_captures_leave_nothing_behind(open_device: Callable[..., Gpu]) -
     fail(100)
     gc.collect()
     assert len(gc.get_objects()) < objects + 50
-    assert (len(streams_of(gpu)), len(context.lanes), len(context.garbage)) == (streams, 1, 0)
+    assert (len(streams_of(gpu)), len(context.capture_streams), len(context.garbage)) == (streams, 1, 0)
 
 
 def resident() -> int:

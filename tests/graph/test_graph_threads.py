@@ -57,7 +57,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
         device.synchronize()
         made.check(5)
         made.x.close()
-        assert len(device._context.windows) == 2  # all of it happened inside both
+        assert len(device._context.captures_by_thread) == 2  # all of it happened inside both
         worked.wait(PATIENCE)
 
     first, second, _ = together(lambda: capture(0), lambda: capture(1), third)
@@ -70,7 +70,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
         graph.replay()
     assert np.array_equal(counters[0].numpy(), np.full(33, 5 + 2 * 11))
     assert np.array_equal(counters[1].numpy(), np.full(33, 20))
-    assert not device._context.windows
+    assert not device._context.captures_by_thread
 
 
 def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> None:
@@ -318,13 +318,13 @@ def test_a_thread_that_ends_inside_its_window_leaves_the_device_to_the_others(
     def forget() -> None:
         graph = gpu.capture().begin()
         made.launch()
-        assert len(gpu._context.windows) == 1
+        assert len(gpu._context.captures_by_thread) == 1
         del graph
 
     elsewhere(forget)
     gc.collect()
     gpu.synchronize()
-    assert not gpu._context.windows
+    assert not gpu._context.captures_by_thread
     made.launch()
     with gpu.capture(mode="global") as graph:
         made.launch()

@@ -525,7 +525,7 @@ def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
     graphs.run("k", body)
     made.check(9)
     (one,) = graphs.report().quarantined
-    assert (one.failures, device._context.windows) == (1, {})
+    assert (one.failures, device._context.captures_by_thread) == (1, {})
 
 
 def test_a_filter_of_the_program_silences_the_warning(device: Gpu) -> None:
@@ -728,7 +728,7 @@ def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu
     made.check(3 * 4)
     assert "k" in graphs
     assert graphs.report().quarantined == ()
-    assert device._context.windows == {}
+    assert device._context.captures_by_thread == {}
 
 
 # Stale slots, lost lives
@@ -804,7 +804,7 @@ def test_a_capture_that_a_reset_overtakes_is_not_kept(open_device: Callable[...,
 
     def step() -> None:
         made.launch()
-        if threading.get_ident() in gpu._context.windows:
+        if threading.get_ident() in gpu._context.captures_by_thread:
             elsewhere(gpu.reset)
 
     graphs.run("k", step)
@@ -1040,12 +1040,12 @@ def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> N
 
     def other() -> None:
         entered.append("eager")
-        assert threading.get_ident() not in device._context.windows
+        assert threading.get_ident() not in device._context.captures_by_thread
         made.launch()
 
     def step() -> None:
         made.launch()
-        if threading.get_ident() in device._context.windows:
+        if threading.get_ident() in device._context.captures_by_thread:
             entered.append("captured")
             for _ in range(3):
                 elsewhere(lambda: graphs.run("k", other))
@@ -1062,7 +1062,7 @@ def test_two_keys_are_captured_at_once(device: Gpu) -> None:
 
     def step() -> None:
         made.launch()
-        if threading.get_ident() in device._context.windows:
+        if threading.get_ident() in device._context.captures_by_thread:
             elsewhere(lambda: warmed(graphs, other.launch, "b"))
 
     graphs.run("a", step)
@@ -1079,7 +1079,7 @@ def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, de
 
     def step() -> None:
         made.launch()
-        if threading.get_ident() in device._context.windows:
+        if threading.get_ident() in device._context.captures_by_thread:
             if verb == "install":
                 graphs.install("k", newer)
             else:
@@ -1102,7 +1102,7 @@ def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
     open_now, most = dict[int, int](), list[int]()
 
     def body(key: int) -> None:
-        inside = threading.get_ident() in device._context.windows
+        inside = threading.get_ident() in device._context.captures_by_thread
         if inside:
             open_now[key] = open_now.get(key, 0) + 1
             most.append(open_now[key])

@@ -103,7 +103,7 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
 ) -> None:
     gpu = open_device("emulator")
     gpu.array([1.0])
-    del gpu._context._drainer[0]  # another thread is at it
+    del gpu._context._drain_lock[0]  # another thread is at it
 
     def work() -> None:
         assert len(gpu._context.garbage) == 1
@@ -112,7 +112,7 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
         held.close()
 
     in_child(work)
-    gpu._context._drainer[0] = True
+    gpu._context._drain_lock[0] = True
 
 
 def test_a_device_that_cannot_fork_is_lost_in_the_child(open_flaky: Callable[..., Flaky]) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -343,9 +344,9 @@ def test_threads_that_ask_at_once_with_other_directories_each_get_their_own(
     assert wrong == []
 
 
-@pytest.mark.parametrize("more", [{"include": ["inc"]}, {"options": ["-Iinc"]}])
+@pytest.mark.parametrize("more", [{"include": ["inc"]}, {"include": ("inc",)}, {"options": ["-Iinc"]}])
 def test_a_relative_directory_is_another_one_after_a_chdir(
-    more: dict[str, list[str]],
+    more: dict[str, Any],
     open_device: Callable[..., Gpu],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

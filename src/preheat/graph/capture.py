@@ -15,12 +15,12 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import Guests
 from preheat.graph.record import Node
+from preheat.runtime.active_capture import Allocator, Operation
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import Gathered, Launch, Loaded
+from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
 from preheat.runtime.operands import Operand
 from preheat.runtime.uses import Uses, add_use
-from preheat.runtime.window import Act, Allocator
 
 __all__ = ["MODES", "Capture"]
 
@@ -47,7 +47,12 @@ class Capture:
         graph: object,
         allocator: Allocator | None = None,
     ) -> None:
-        self.context, self.mode, self.meant, self.allocator = context, mode, stream, allocator
+        self.context, self.mode, self.requested_stream, self.allocator = (
+            context,
+            mode,
+            stream,
+            allocator,
+        )
         self._graph = weakref.ref(graph)
         self.thread, self._owner = threading.get_ident(), threading.current_thread()
         self.over = self._interrupted = False
@@ -56,19 +61,19 @@ class Capture:
         self.uses: dict[Uses, bool] = {}  # of their memory, and True where it is written
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
-        self.modules: dict[Loaded, None] = {}
+        self.modules: dict[LoadedModule, None] = {}
         self.first: tuple[str, Exception] | None = None
         self._began = self._last = self._place = place()
         self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
-        self._opened = self._at_device = False  # whether there is a window, and the device captures
-        self.stream = context.lane()
+        self._opened = self._at_device = False  # whether the context lists it, and the device captures
+        self.stream = context.capture_stream()
         self.guests = Guests(context.device, self.stream)
 
     def open(self) -> None:
-        """Begin. Whatever goes wrong or is interrupted here, `forsake` undoes it."""
-        self.context.captures()
+        """Begin. Whatever goes wrong or is interrupted here, `abort` undoes it."""
+        self.context.active_captures()
         with self.context.gate:
-            self.context.open_window(self)
+            self.context.add_capture(self)
             self._opened = True
             self.guests.enter()
             try:
@@ -129,20 +134,20 @@ class Capture:
 
     def discard(self, because: BaseException) -> None:
         """The body raised: end the capture and drop it; `because` is what comes out of it."""
-        self.forsake()
+        self.abort()
         if self.first is not None and self.first[1] is not because:
             where, error = self.first
             text = str(error).removeprefix(f"{where}: ")
             because.add_note(f"the first error inside this capture was, at {where}: {text}")
 
     @property
-    def forsaken(self) -> bool:
+    def abandoned(self) -> bool:
         """Whether nobody is left who could end it: its graph was dropped, or its thread is over."""
         if self._owner is threading.current_thread():
             return self._interrupted or self._graph() is None
         return not self._owner.is_alive()
 
-    def forsake(self) -> None:
+    def abort(self) -> None:
         """End it, as far as it had begun, and drop what it gives, valid or not."""
         try:
             if self._at_device:
@@ -158,13 +163,13 @@ class Capture:
             self.let_go()
 
     def _close(self) -> None:
-        """Close the window, unless an interrupt kept the capture from its end: then it is forsaken."""
+        """Close the capture, or mark it abandoned if an interrupt kept the device from ending it."""
         if self._at_device and self.context.lost is None:
             self._interrupted = True
             return
         self.over = True
-        if self.context.close_window(self) or not self._opened:
-            self.context.lanes.append(self.stream)
+        if self.context.remove_capture(self) or not self._opened:
+            self.context.capture_streams.append(self.stream)
 
     def let_go(self) -> None:
         """Let another library's memory go, at a safe point: inside a capture that ends the process."""
@@ -202,24 +207,26 @@ class Capture:
                 merged.append(Node(found.kind, found.name, foreign=True))
         self.nodes = [*merged, *left]
 
-    # What happens inside: see Window
+    # What happens inside: see ActiveCapture
 
-    def refuse(self, act: Act, stream: base.Stream | None) -> None:
-        """Raise where this capture cannot stand `act` in this thread, on `stream` if on one."""
+    def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
+        """Raise where this capture cannot stand `operation` in this thread, on `stream` if on one."""
         mine = self.thread == threading.get_ident()
-        everywhere = act.unsafe and self.mode == "global"
-        passes = act.relaxed and self.mode == "relaxed" if mine else not everywhere
+        everywhere = operation.unsafe and self.mode == "global"
+        passes = operation.relaxed and self.mode == "relaxed" if mine else not everywhere
         if passes and stream is not self.stream:
             return
         where = caller()
         if mine:
-            raise self.note(CaptureError(f"{act.name} inside a capture", where=where, hint=act.hint))
+            raise self.note(
+                CaptureError(f"{operation.name} inside a capture", where=where, hint=operation.hint)
+            )
         raise CaptureError(
-            f"{act.name} while another thread captures (since {self.began})", where=where
+            f"{operation.name} while another thread captures (since {self.began})", where=where
         )
 
     @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def note_errors(self) -> Iterator[None]:
         """Work of ours that becomes part of the capture; its first error is noted with its line."""
         self._place = place()
         try:
@@ -240,11 +247,11 @@ class Capture:
             self.first = (getattr(error, "where", None) or caller(), error)
         return error
 
-    def exported(self, array: Array) -> None:
+    def add_export(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
         self._use(array, write=True)
 
-    def used(self, gathered: Gathered) -> None:
+    def add_uses(self, gathered: LaunchArguments) -> None:
         """Keep what a call inside the capture uses."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
@@ -256,9 +263,9 @@ class Capture:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def launched(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
+    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
         """Write a launch down."""
-        self.used(gathered)
+        self.add_uses(gathered)
         self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
         tensors = gathered.foreign
@@ -266,12 +273,12 @@ class Capture:
             Node("kernel", name, self._place, launch=launch, given=given, tensors=tensors)
         )
 
-    def filled(self, array: Array, value: bytes, pieces: int) -> None:
+    def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
         """Write down that an array is filled."""
         self._use(array, write=True)
         self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
 
-    def copied(self, target: Array, source: Array) -> None:
+    def add_copy(self, target: Array, source: Array) -> None:
         """Write down that an array is copied."""
         self._use(target, write=True)
         self._use(source, write=False)

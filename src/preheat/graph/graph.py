@@ -23,17 +23,17 @@ from preheat.errors import (
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.profile import OFF, Laps, Switches
 from preheat.graph.record import Node, culprit, diff
+from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
+from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.host import packer
-from preheat.runtime.launch import MANY_STREAMS, Gathered, lent, ordered
+from preheat.runtime.launch import MANY_STREAMS, LaunchArguments, lent, ordered
 from preheat.runtime.libraries import LIBRARIES, StreamHandle
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
-from preheat.runtime.stream import Event, raw_stream, record
-from preheat.runtime.turn import Turn, exclusively
+from preheat.runtime.stream import Event, raw_stream, record_event
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import READY, REPLAY, Act
 
 if TYPE_CHECKING:
     from preheat.graph.pool import Pool
@@ -115,7 +115,7 @@ class Graph:
         self._quick_setters: dict[tuple[str, ...], base.Setter] = {}
         self._last: base.Stream | Event | None = None  # where the last replay went, or its end
         self._switches = switches
-        self._turn: Turn = {0: True}  # whoever uses the graph takes it
+        self._lock: DictLock = {0: True}  # whoever uses the graph takes it
         self._launch: base.Replay = _unready  # what a replay is, where it is nothing more
         self._stale = False
         self._doubts: set[Callable[[Graph], None]] = set()  # to be asked before the next replay
@@ -150,13 +150,13 @@ class Graph:
 
     def after_fork(self) -> None:
         """Give the graph back in a forked child, where no thread is replaying it."""
-        self._turn[0] = True
+        self._lock[0] = True
 
     def _abandon(self) -> None:
         """End a capture whose body did not come to its end."""
         capture = self._capture
         if capture is not None:
-            capture.forsake()
+            capture.abort()
             self._failed(capture)
 
     def end(self) -> Graph:
@@ -263,7 +263,7 @@ class Graph:
         if self._executable is None:
             if self._raw is None:
                 raise self._unusable()
-            self._context.forbid(READY)
+            self._context.forbid(INSTANTIATE)
             self._executable = self._raw.instantiate(free_on_launch=self._free_on_launch)
             self._close_raw()
             self.state = State.READY
@@ -276,7 +276,7 @@ class Graph:
 
     def upload(self, stream: object = None) -> Graph:
         """Bring the graph to the device now rather than with the first replay. Returns the graph."""
-        self._check(READY)
+        self._check(INSTANTIATE)
         self._exclusively(lambda: self._bring(self._target(stream)))
         return self
 
@@ -301,14 +301,14 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made, in the same
         stream and by value, so replays can be queued as far ahead as one likes.
         """
-        context, turn = self._context, self._turn
+        context, lock = self._context, self._lock
         if scalars or synchronize or stream is not None or context.alert is not None:
             if synchronize or stream is not None or not self._set_and_launch(scalars):
                 self._whole(stream, synchronize, scalars)
             return
         try:
-            del turn[0]
-        except KeyError:  # another thread's turn
+            del lock[0]
+        except KeyError:  # another thread holds it
             self._whole(stream, synchronize, scalars)
             return
         try:
@@ -316,7 +316,7 @@ class Graph:
             status = self._launch()
             self.num_replays += 1
         finally:
-            turn[0] = True
+            lock[0] = True
         if status[0]:
             self._refused(status)
 
@@ -332,13 +332,13 @@ class Graph:
 
     def _set_and_launch(self, scalars: dict[str, Any]) -> bool:
         """A replay that is setting scalars and a launch; False where it may be more."""
-        setter, turn = self._quick_setters.get(tuple(scalars)), self._turn
+        setter, lock = self._quick_setters.get(tuple(scalars)), self._lock
         if setter is None or self._context.alert is not None:
             return False
         values = [self._value(name, value) for name, value in scalars.items()]
         try:
-            del turn[0]
-        except KeyError:  # another thread's turn
+            del lock[0]
+        except KeyError:  # another thread holds it
             return False
         try:
             launch = self._launch
@@ -347,7 +347,7 @@ class Graph:
             self._go(launch, setter, scalars, values)
             self.num_replays += 1
         finally:
-            turn[0] = True
+            lock[0] = True
         return True
 
     def _whole(self, stream: object, synchronize: bool, scalars: dict[str, Any]) -> None:
@@ -360,7 +360,7 @@ class Graph:
 
     def _exclusively(self, do: Callable[[], T]) -> T:
         """Do it with the graph to oneself."""
-        return exclusively(self._turn, do)
+        return run_locked(self._lock, do)
 
     def _replay(self, given: object, scalars: dict[str, Any]) -> tuple[base.Stream, Laps | None]:
         """The whole story; returns the stream it went to and, where it was sampled, what it took."""
@@ -398,7 +398,7 @@ class Graph:
 
     def _end_of(self, stream: base.Stream) -> base.Stream | Event:
         """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
-        return stream if self._context.order.owns(stream) else record(self._context, stream)
+        return stream if self._context.order.owns(stream) else record_event(self._context, stream)
 
     def _learn(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
         """Find out what the next replay has to be: the launch, or all of this again."""
@@ -450,7 +450,7 @@ class Graph:
         kinds = [node.kind for node in self._nodes]
         return kinds.count("allocation") > kinds.count("free")
 
-    def _check(self, act: Act) -> None:
+    def _check(self, act: Operation) -> None:
         """Raise where this graph cannot be used."""
         self._context.require(_AGAIN)
         self._context.forbid(act)
@@ -477,7 +477,7 @@ class Graph:
         """The stream a replay goes to: the given one, that of the capture, or of its library."""
         if given is not None:
             stream = raw_stream(self._context, given)
-            self._context.window(stream)  # which raises where another thread captures it
+            self._context.active_capture(stream)  # which raises where another thread captures it
             return stream
         if self._stream is not None:
             return self._stream
@@ -488,9 +488,9 @@ class Graph:
     def _current(self, library: str) -> int:
         return LIBRARIES[library].current(self._context.device.dlpack[1])
 
-    def _gathered(self) -> Gathered:
+    def _gathered(self) -> LaunchArguments:
         others = {self._current(library): library for library in self._libraries}
-        return Gathered(uses=self._uses, foreign=self._foreign, others=others)
+        return LaunchArguments(uses=self._uses, foreign=self._foreign, others=others)
 
     # Scalars
 
@@ -643,7 +643,7 @@ def _close(
 ) -> None:
     """Destroy the parts of a graph and hold `keep` until its last replay, in or before `last`, ends."""
     if last is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
-        context.hold(last if isinstance(last, Event) else record(context, last), keep)
+        context.hold(last if isinstance(last, Event) else record_event(context, last), keep)
     for part in parts:
         if part is not None:
             part.close()

@@ -1,4 +1,4 @@
-"""Memory for captures: allocated before the window, handed out inside it without a driver call.
+"""Memory for captures: allocated before the capture, handed out inside it without a driver call.
 
 Pool       blocks of device memory, and who has which part of them
   Room       the parts that nobody has
@@ -25,19 +25,19 @@ from preheat.dtypes import dtype_of
 from preheat.errors import CaptureError, GraphError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.graph import Graph
 from preheat.graph.room import Room, Scratch, Stretch
+from preheat.runtime.active_capture import ALLOCATE, FREE, FROM_HOST, ActiveCapture, Operation
 from preheat.runtime.array import NO_RIGHTS, Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, shape_of
 from preheat.runtime.memory import Buffer, Dependent
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import ALLOCATE, FREE, FROM_HOST, Act, Window
 
 __all__ = ["Piece", "Pool"]
 
 _AGAIN = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _BLOCK = 2 << 20  # a pool that grows by itself does so by at least this much
-_MEASURE = Act("measuring a pool", "measure before the capture: it runs the body for real")
+_MEASURE = Operation("measuring a pool", "measure before the capture: it runs the body for real")
 
 
 class Returned(NamedTuple):
@@ -217,7 +217,7 @@ class Pool:
         self._pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self._sharing = Sharing(context.order.uses(context.stream))
         self._taken = self._peak = self._measuring = 0
-        self._asked: weakref.WeakKeyDictionary[Window, int] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[ActiveCapture, int] = weakref.WeakKeyDictionary()
         self._wanted = 0  # by a capture that found no room
         self._sealed = self._closed = False
         fork.register(self)
@@ -264,9 +264,9 @@ class Pool:
         extents, kind = shape_of(shape), dtype_of(dtype)
         size = math.prod(extents) * kind.size
         self._context.require(_AGAIN)
-        window = self._context.window()
-        with nullcontext() if window is None else window.attempt():
-            return Array(self._piece(size, window), kind, extents)
+        capture = self._context.active_capture()
+        with nullcontext() if capture is None else capture.note_errors():
+            return Array(self._piece(size, capture), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:
         """An array of zeros; inside a capture every replay makes it so again."""
@@ -283,7 +283,7 @@ class Pool:
         host = host_array(data, wanted)
         return self.empty(host.shape, wanted or dtype_of(host.dtype)).write(host)
 
-    def _piece(self, size: int, window: Window | None) -> Piece:
+    def _piece(self, size: int, capture: ActiveCapture | None) -> Piece:
         need = _rounded(size)
         with self._lock:
             self._require(f"{need:,} bytes were asked for")
@@ -291,9 +291,9 @@ class Pool:
             self._catch_up()
             frame = self._frame()
             piece = (
-                Piece(self._take(need, window), size, self._returns)
+                Piece(self._take(need, capture), size, self._returns)
                 if frame is None
-                else self._scrap(frame, need, size, window)
+                else self._scrap(frame, need, size, capture)
             )
             self._pieces.add(piece)
             return piece
@@ -340,7 +340,7 @@ class Pool:
     def _await_uses(self, back: Returned) -> bool:
         """Let the pool's stream wait for the uses of a stretch; False where a capture is in the way."""
         order, home = self._context.order, back.stretch.block.home
-        if self._context.windows:
+        if self._context.captures_by_thread:
             return back.uses.at_rest(order.timeline(home))
         try:
             order.section(home, {back.uses: True}).enter()
@@ -348,28 +348,28 @@ class Pool:
             return False
         return True
 
-    def _take(self, size: int, window: Window | None) -> Stretch:
+    def _take(self, size: int, capture: ActiveCapture | None) -> Stretch:
         found = self._room.take(size)
-        if found is None and window is not None:
-            raise self._no_room(size, window)
+        if found is None and capture is not None:
+            raise self._no_room(size, capture)
         if found is None:
             self._grow(max(size, _BLOCK))
-            return self._take(size, window)
-        self._count(size, window)
+            return self._take(size, capture)
+        self._count(size, capture)
         return found
 
-    def _count(self, size: int, window: Window | None) -> None:
-        if window is not None:
-            self._asked[window] = self._asked.get(window, 0) + size
+    def _count(self, size: int, capture: ActiveCapture | None) -> None:
+        if capture is not None:
+            self._asked[capture] = self._asked.get(capture, 0) + size
         self._taken += size
         self._peak = max(self._peak, self._used())
 
     def _used(self) -> int:
         return self._taken - sum(each.stretch.size for each in list(self._returns))
 
-    def _no_room(self, size: int, window: Window) -> CaptureError:
+    def _no_room(self, size: int, capture: ActiveCapture) -> CaptureError:
         # How much more it would have asked for nobody knows: each try gets twice what the last one had.
-        self._wanted = max(self._wanted, 2 * (self._asked.get(window, 0) + size))
+        self._wanted = max(self._wanted, 2 * (self._asked.get(capture, 0) + size))
         free = sum(each.size for each in self._room.stretches)
         return CaptureError(
             f"the pool has no room: {size:,} bytes were asked for inside a capture, "
@@ -394,7 +394,7 @@ class Pool:
 
     def _catch_up(self) -> None:
         """Outside captures, make room for the next try of one that had too little, if there is any."""
-        if self._wanted and not self._context.windows:
+        if self._wanted and not self._context.captures_by_thread:
             wanted, self._wanted = self._wanted, 0
             if wanted > self._room.largest:
                 self._shrink()
@@ -478,7 +478,7 @@ class Pool:
                 "another thread is inside a frame of this pool, which would share its memory",
                 hint="give each thread a pool of its own",
             )
-        captured = self._context.window() is not None
+        captured = self._context.active_capture() is not None
         frame = Frame(threading.get_ident(), self._scratch.at, captured)
         self._sharing.begin(frame)
         return frame
@@ -502,26 +502,26 @@ class Pool:
         frames = self._sharing.frames
         return frames[-1] if frames and frames[-1].thread == threading.get_ident() else None
 
-    def _scrap(self, frame: Frame, need: int, size: int, window: Window | None) -> Scrap:
+    def _scrap(self, frame: Frame, need: int, size: int, capture: ActiveCapture | None) -> Scrap:
         found = self._scratch.take(need)
         while found is None:
-            self._scratch.put(self._more(need, window))
+            self._scratch.put(self._more(need, capture))
             found = self._scratch.take(need)
-        scrap = Scrap(found, size, self._sharing, inside=window is not None)
+        scrap = Scrap(found, size, self._sharing, inside=capture is not None)
         places = self._scratch.generations
         scrap.generation = places.setdefault((found.address, size), scrap.generation)
         frame.scraps.append(scrap)
         return scrap
 
-    def _more(self, need: int, window: Window | None) -> Stretch:
+    def _more(self, need: int, capture: ActiveCapture | None) -> Stretch:
         """More scratch memory: what the last stretch lacks, where that is free, else a new one."""
         if self._scratch.stretches:
             lacks = need - self._scratch.left()
             found = self._room.take(lacks, after=self._scratch.stretches[-1])
             if found is not None:
-                self._count(lacks, window)
+                self._count(lacks, capture)
                 return self._as_scratch(found)
-        return self._as_scratch(self._take(need, window))
+        return self._as_scratch(self._take(need, capture))
 
     def _as_scratch(self, stretch: Stretch) -> Stretch:
         """Order scratch memory behind the pool's stream, which waited for the uses of the stretch."""

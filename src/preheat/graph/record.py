@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from preheat.callsite import Place, shown
 from preheat.devices import base
 from preheat.dtypes import DType
-from preheat.runtime.arguments import Slot
+from preheat.runtime.arguments import ParamSpec
 from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
@@ -36,13 +36,13 @@ class Argument:
 
     type: str
     value: bytes
-    slot: Slot | None = None
+    slot: ParamSpec | None = None
     text: str | None = None  # in words, where the bytes alone do not say
     generation: int | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, slot: Slot, data: bytes, tensors: Mapping[int, str]) -> Argument:
+    def of(cls, slot: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
         """The value of one parameter among the bytes of all; `tensors` in words, by their address."""
         at, size = slot.parameter.offset, slot.parameter.size
         value = data[at : at + size]
@@ -59,9 +59,9 @@ class Argument:
     def __str__(self) -> str:
         if self.text is not None:
             return self.text
-        if self.slot is not None and self.slot.value is not None and not self.slot.value.loose:
+        if self.slot is not None and self.slot.value is not None and not self.slot.value.any_sign:
             (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
-            return repr(bool(number)) if self.slot.value.truth else repr(number)
+            return repr(bool(number)) if self.slot.value.boolean else repr(number)
         if len(self.value) <= 8:
             return self.number
         return f"{len(self.value)} bytes {self.value[:8].hex()}…"
@@ -110,7 +110,7 @@ class Node:
         self.digest, self.entry, self.geometry, self._slots = "", "", None, None
         if launch is not None:
             self.digest, self.entry = launch.module.artifact.digest, launch.function.name
-            self.geometry, self._slots = launch.geometry, launch.signature.slots
+            self.geometry, self._slots = launch.geometry, launch.signature.params
 
     @property
     def where(self) -> str:

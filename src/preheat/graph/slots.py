@@ -27,8 +27,8 @@ from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.slot import USABLE, Body, Slot
 from preheat.graph.warmers import Warmers
+from preheat.runtime.active_capture import Operation
 from preheat.runtime.context import Context
-from preheat.runtime.window import Act
 
 __all__ = [
     "WARM", "Graphs", "Quarantined", "Report", "SlotReport", "Step", "described", "key_of", "text_of",
@@ -41,7 +41,7 @@ _WAITS = tuple(16 << failures for failures in range(9))  # eager calls after eac
 _REMEMBERED = 1024  # keys without a graph, at least
 
 _NO_ARRAYS = "use what it is like instead: x.shape"
-WARM = Act("warming graphs", "warm before the capture")
+WARM = Operation("warming graphs", "warm before the capture")
 
 
 class Step(NamedTuple):
@@ -159,7 +159,7 @@ class Graphs:
         self, key: Hashable, body: Body[R], given: Sequence[Any], *, owner: object, copy: bool
     ) -> R:
         """`run` for a body of arrays: slots have arrays of their own, which are `given` the content."""
-        if self._context().window() is not None:
+        if self._context().active_capture() is not None:
             return body(given)
         place = _Place(self._token(owner), key)
         slot, failure = self._find(place), None

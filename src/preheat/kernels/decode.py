@@ -93,8 +93,8 @@ class DecodeState:
         `sampled` is an int32 array on the device with one token for each sequence; without it, tokens
         stay. If this is captured, every replay advances the state.
         """
-        window = self._values.buffer.context.window()
-        with nullcontext() if window is None else window.attempt():
+        capture = self._values.buffer.context.active_capture()
+        with nullcontext() if capture is None else capture.note_errors():
             self._check(sampled)
             self._advance.launch(
                 self._values, sampled, self.limit, self.batch,
@@ -136,9 +136,9 @@ class DecodeState:
 
     def by_value(self) -> tuple[int, ...]:
         """Return token, position and length of a single sequence, if the host knows them."""
-        window = self._values.buffer.context.window()
-        if window is not None:
-            with window.attempt():
+        capture = self._values.buffer.context.active_capture()
+        if capture is not None:
+            with capture.note_errors():
                 raise CaptureError(
                     "a decode state passed by value would be fixed in the graph",
                     where=caller(),

@@ -1,4 +1,4 @@
-"""One life of a device, and what happens to memory when nobody holds it any more."""
+"""The context of one session of a device: its memory, streams and captures, and their end."""
 
 from __future__ import annotations
 
@@ -16,94 +16,96 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
 from preheat.events import Events
 from preheat.runtime import dlpack
+from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
+from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.libraries import working
 from preheat.runtime.order import Order
-from preheat.runtime.turn import Turn, exclusively
 from preheat.runtime.uses import Uses
-from preheat.runtime.window import ALLOCATE, SYNCHRONIZE, Act, Allocator, Window
 
 __all__ = ["Context"]
 
-_ELSEWHERE = Act(
+_ELSEWHERE = Operation(
     "work in another stream than the captured one",
     "leave the stream out: work of the capturing thread goes to the captured one by itself",
     relaxed=True,
 )
 _RESET = "gpu.reset() begins anew; then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
-_PILE = 256  # things finalizers left to do before somebody else than an allocation does them
+_PILE = 256  # queued finalizations after which a launch drains the queue, too
 
 
 class Fill(Protocol):
-    """A way to fill memory."""
+    """A function that may fill memory."""
 
     def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
         """Fill and return True, or return False and do nothing."""
 
 
-class Done(Protocol):
-    """Something that ends."""
+class Completion(Protocol):
+    """Work that completes, such as an event."""
 
     def done(self) -> bool:
-        """Whether it has."""
+        """Return True once the work has completed."""
 
 
 class Holder(Protocol):
-    """Something that holds memory or the like at the device."""
+    """An object that holds a resource of the device, such as memory."""
 
     def release(self) -> None:
-        """Give that back at once: the device is closed, and nobody uses it any more."""
+        """Release the resource now, because the device is closed."""
 
 
-class Loaded(Protocol):
-    """A module as users hold it."""
+class UserModule(Protocol):
+    """A module as users hold it, around the device's own."""
 
     raw: base.Module
 
 
 class _OfThread(threading.local):
-    """What each thread has of its own."""
+    """State of each thread."""
 
     allocator: Allocator | None = None
 
 
 class Context:
-    """One life of a device: what is allocated or loaded in it ends with it.
+    """What is allocated in one session of a device. All of it becomes unusable when the session ends.
 
-    `lost` is None while it lives, then the reason; `recovers` says whether a reset of the device can
-    begin another life. `windows` are the captures under way, each by the thread it belongs to. Where
-    there is neither, `alert` is None: that is the one thing every launch tests. Finalizers take no
-    lock and call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
-    `drain` does it at the next safe point, which is never inside a capture. Nor do they use a global
-    name: at exit Python sets those to None before it collects what is left. Streams are never
-    destroyed but reused, so nothing can be left holding one that is gone.
+    `lost` is None while the context can be used, and then the reason why not; `recovers` says whether a
+    reset of the device helps. `captures_by_thread` has the active captures. `alert` is None while the
+    context is not lost and no capture is active, and is the only thing that a fast launch tests.
+
+    Finalizers take no lock and do not call the driver. They append the work to `garbage`, or a module
+    to `unused`, and `drain` does the work at the next safe point, which is never inside a capture. They
+    also use no global name, because Python sets those to None at exit before it collects the last
+    objects. Streams are reused and never destroyed, so that nothing can hold a destroyed one.
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
-        self.device, self.events = device, events
+        self.device = device
+        self.events = events
         self.lost: ContextLostError | None = None
         self._cause: DeviceError | None = None
         self.recovers = True
         self._remedy = ""
-        self.windows: dict[int, Window] = {}
+        self.captures_by_thread: dict[int, ActiveCapture] = {}
         self.alert: object = None
         self.replayed: str | None = None  # the graph that was replayed last
-        self._alerting: Turn = {0: True}
+        self._alert_lock: DictLock = {0: True}
         self.garbage: deque[Callable[[], None]] = deque()
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
-        self.lanes: deque[base.Stream] = deque()  # for captures alone: nothing else is done there
-        self._held: deque[tuple[Done, object]] = deque()
-        self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
+        self.capture_streams: deque[base.Stream] = deque()  # Nothing but captures uses these.
+        self._held: deque[tuple[Completion, object]] = deque()
+        self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # of memory, graphs and the like
         self.resolving = threading.Lock()
         self.of_thread = _OfThread()
         device.on_loss = self.failed
         self.order = Order(device, partial(working, device), self.garbage.append)
         self.stream = self.order.own(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
-        self._drainer: Turn = {0: True}  # whoever takes the entry out does what there is to do
-        # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
+        self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
+        # Held while a capture begins, and by what would invalidate it: a wait for the device, a free.
         self.gate = threading.RLock()
         self._waiting = False
         fork.register(self)
@@ -111,9 +113,9 @@ class Context:
     # Streams
 
     def new_stream(self, priority: int) -> base.Stream:
-        """A stream of our own besides the first: one that nobody holds any more, or a new one."""
+        """Return a stream of ours beside the first: one that nothing holds any more, or a new one."""
         self.require()
-        with suppress(IndexError):  # another thread took the last one
+        with suppress(IndexError):  # Another thread took the last one.
             for _ in range(len(self.idle)):
                 given = self.idle.popleft()
                 if given[0] == priority:
@@ -121,80 +123,82 @@ class Context:
                 self.idle.append(given)
         return self.order.own(self.device.stream(priority=priority))
 
-    def lane(self) -> base.Stream:
-        """A stream for a capture, which gives it back to `lanes`."""
+    def capture_stream(self) -> base.Stream:
+        """Return a stream for a capture, which returns it to `capture_streams`."""
         with suppress(IndexError):
-            return self.lanes.popleft()
+            return self.capture_streams.popleft()
         return self.order.keep(self.device.stream())
 
     # Captures
 
-    def open_window(self, window: Window) -> None:
-        """Work of this thread becomes part of `window` from here on."""
+    def add_capture(self, capture: ActiveCapture) -> None:
+        """Let the work of this thread become part of `capture`."""
 
         def add() -> None:
-            if threading.get_ident() in self.windows:
+            if threading.get_ident() in self.captures_by_thread:
                 raise CaptureError(
                     "this thread is capturing already", hint="end that capture before the next begins"
                 )
-            self.windows[threading.get_ident()] = window
-            self.alert = self.lost or self.windows
+            self.captures_by_thread[threading.get_ident()] = capture
+            self.alert = self.lost or self.captures_by_thread
 
-        exclusively(self._alerting, add)
+        run_locked(self._alert_lock, add)
 
-    def captures(self) -> list[Window]:
-        """The captures under way; one that nobody is left to end is ended here."""
-        for window in list(self.windows.values()):
-            if window.forsaken:
-                window.forsake()
-        return list(self.windows.values())
+    def active_captures(self) -> list[ActiveCapture]:
+        """Return the active captures, after aborting those that nobody can end any more."""
+        for capture in list(self.captures_by_thread.values()):
+            if capture.abandoned:
+                capture.abort()
+        return list(self.captures_by_thread.values())
 
-    def close_window(self, window: Window) -> bool:
-        """No longer, whichever thread says so; whether it still was."""
+    def remove_capture(self, capture: ActiveCapture) -> bool:
+        """Remove a capture, from any thread; return True if it was active."""
 
         def remove() -> bool:
-            was = window in self.windows.values()
-            self.windows = {thread: one for thread, one in self.windows.items() if one is not window}
-            self.alert = self.lost or self.windows or None
+            was = capture in self.captures_by_thread.values()
+            self.captures_by_thread = {
+                thread: one for thread, one in self.captures_by_thread.items() if one is not capture
+            }
+            self.alert = self.lost or self.captures_by_thread or None
             return was
 
-        return exclusively(self._alerting, remove)
+        return run_locked(self._alert_lock, remove)
 
-    def window(self, stream: base.Stream | None = None) -> Window | None:
-        """The capture that work of this thread, in `stream` if one is named, becomes part of."""
-        captures = self.captures()
-        mine = self.windows.get(threading.get_ident())
+    def active_capture(self, stream: base.Stream | None = None) -> ActiveCapture | None:
+        """Return the capture that work of this thread, in `stream` if given, becomes part of."""
+        captures = self.active_captures()
+        mine = self.captures_by_thread.get(threading.get_ident())
         for other in captures:
             if other is not mine and other.stream is stream:
                 raise CaptureError("another thread is capturing this stream")
-        if mine is not None and stream not in (None, mine.stream, mine.meant):
+        if mine is not None and stream not in (None, mine.stream, mine.requested_stream):
             mine.refuse(_ELSEWHERE, stream)
             return None
         return mine
 
     def allocator(self) -> Allocator | None:
-        """What new arrays of this thread come from; None where that is the device itself."""
-        window = self.window()
-        return self.of_thread.allocator if window is None else window.allocator
+        """Return the allocator for new arrays of this thread; None for the device itself."""
+        capture = self.active_capture()
+        return self.of_thread.allocator if capture is None else capture.allocator
 
-    def forbid(self, act: Act, stream: base.Stream | None = None) -> None:
-        """Raise where a capture under way cannot stand `act`."""
-        for window in self.captures():
-            window.refuse(act, stream)
+    def forbid(self, operation: Operation, stream: base.Stream | None = None) -> None:
+        """Raise where an active capture does not permit `operation`."""
+        for capture in self.active_captures():
+            capture.refuse(operation, stream)
 
-    # Life and death
+    # Loss of the context
 
     def require(self, again: str = "make what you need again") -> None:
-        """Raise when this context is lost; `again` says how to replace what was to be used."""
+        """Raise when this context is lost; `again` says how to replace the object in use."""
         if self.lost is not None:
             raise fresh(self.lost, hint=self.remedy(again))
 
     def remedy(self, again: str) -> str | None:
-        """What to do once the context is lost; `again` says how to replace what was to be used."""
+        """Return what to do once the context is lost; `again` says how to replace the object."""
         return self._remedy.format(again=again) or None
 
     def failed(self, error: DeviceError) -> None:
-        """Take note of an error that nothing on the device survives.
+        """Record an error that ends this context.
 
         The device may report the same fault again once the line of its source is known.
         """
@@ -205,7 +209,7 @@ class Context:
         self._cause = error
         if self.replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
-        if isinstance(error, ContextLostError):  # The device itself is sound.
+        if isinstance(error, ContextLostError):  # The device itself still works.
             self._lose(str(error), error.hint or "", only_first=True)
         else:
             recovers = self.device.recovers
@@ -225,10 +229,10 @@ class Context:
             self.lost, self._remedy, self.recovers = ContextLostError(reason), remedy, recovers
             self.alert = self.lost
 
-        exclusively(self._alerting, lose)
+        run_locked(self._alert_lock, lose)
 
     def close(self) -> None:
-        """Give everything back to the device, once its work has ended."""
+        """Release everything once the work of the device has completed."""
         self.synchronize()
         self.closed()
         for holder in list(self.holders):
@@ -238,17 +242,17 @@ class Context:
         self.order.release()
 
     def reset(self) -> None:
-        """End this life because the device begins a new one."""
+        """End this context, because the device is reset."""
         self._end("it was reset, and what was on it is gone", "the reset has happened already: {again}")
 
     def closed(self) -> None:
-        """End this life for good: the device is given back."""
+        """End this context, because the device is closed."""
         remedy = f"open the device again: preheat.device({self.device.name!r}); then {{again}}"
         self._end("it was closed", remedy, recovers=False)
 
     def forked(self) -> None:
-        """End this life in a forked child, where the device cannot be used."""
-        _leaked.extend((*self.garbage, *self._held))  # what would call the driver at its end
+        """End this context in a forked child, which cannot use the device."""
+        _leaked.extend((*self.garbage, *self._held))  # Their finalizers would call the driver.
         self._end(
             "this process was forked from one that was using the GPU, which CUDA does not allow",
             "start workers with multiprocessing's 'spawn' or 'forkserver' method",
@@ -256,20 +260,20 @@ class Context:
         )
 
     def _end(self, reason: str, remedy: str, *, recovers: bool = True) -> None:
-        """Nothing of this context can be used from now on; what it held is gone or given up.
+        """Make everything in this context unusable, and drop what is queued.
 
-        This replaces an earlier reason: a fault before a reset is not what the caller has to act on.
+        This replaces an earlier reason: after a reset, the caller need not act on the fault before.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
-        for queue in (self.garbage, self.unused, self.idle, self.lanes, self._held):
+        for queue in (self.garbage, self.unused, self.idle, self.capture_streams, self._held):
             queue.clear()
 
     # Memory
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """New memory, after giving back what nobody holds; too little is tried again after a wait.
+        """Allocate memory after freeing what nothing holds; without enough of it, wait and try again.
 
-        The wait is for our own streams: a wait for the whole device would spoil captures of others.
+        The wait is for our own streams. A wait for the device would invalidate captures of others.
         """
         self.require()
         self.forbid(ALLOCATE)
@@ -284,7 +288,7 @@ class Context:
             return self.device.allocate(size, stream)
 
     def free(self, address: int, home: base.Stream, uses: Uses) -> None:
-        """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
+        """Free memory in its home stream after all its uses, or later if a capture prevents it."""
         try:
             self.order.section(home, {uses: True}).enter()
         except CaptureError:
@@ -292,15 +296,15 @@ class Context:
             return
         self.device.free(address, home)
 
-    def hold(self, until: Done, what: object) -> None:
-        """Keep a reference to `what` until the work before an event has ended."""
+    def hold(self, until: Completion, what: object) -> None:
+        """Keep a reference to `what` until the work before an event has completed."""
         self._let_go()
         self._held.append((until, what))
 
     def _let_go(self) -> None:
-        if self.windows:
+        if self.captures_by_thread:
             return
-        with suppress(IndexError):  # none is left
+        with suppress(IndexError):  # The queue is empty.
             while True:
                 oldest = self._held.popleft()
                 done = False
@@ -313,25 +317,25 @@ class Context:
                     return
 
     def tidy(self) -> None:
-        """Drain where nobody allocates and much has piled up."""
+        """Drain a long queue in a program that does not allocate."""
         if len(self.garbage) > _PILE:
             self.drain()
 
     def drain(self, *, modules: bool = False) -> None:
-        """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
-        if self.captures() or not (self.garbage or (modules and self.unused)):
-            return  # nothing to do, or nothing that could be done inside a capture
+        """Do the work that finalizers queued. Unloading `modules` waits for the device."""
+        if self.active_captures() or not (self.garbage or (modules and self.unused)):
+            return  # There is nothing to do, or a capture does not permit it.
         if self._waiting:
-            return  # somebody waits for the device: no reason to wait as well
+            return  # Another thread waits for the device, and this one need not.
         try:
-            del self._drainer[0]  # in one instruction, which no signal can come behind
+            del self._drain_lock[0]  # One instruction, which no signal can interrupt.
         except KeyError:
-            return  # another thread is at it
+            return  # Another thread is draining.
         try:
             with self.gate:
                 self._empty(modules=modules)
         finally:
-            self._drainer[0] = True
+            self._drain_lock[0] = True
 
     def _empty(self, *, modules: bool) -> None:
         for _ in range(len(self.garbage)):  # What cannot be done yet is queued again.
@@ -340,16 +344,16 @@ class Context:
             self.garbage.popleft()()
         if modules and self.unused and self.alert is None:
             doomed = [self.unused.popleft() for _ in range(len(self.unused))]
-            self.device.synchronize()  # after which none of these can be running
+            self.device.synchronize()  # Then none of these can be running.
             for module in doomed:
                 module.unload()
 
     def synchronize(self) -> None:
-        """Wait for the device, then give back everything nobody holds."""
+        """Wait for the device, then free everything that nothing holds."""
         self.require()
         self.forbid(SYNCHRONIZE)
         self.wait()
-        if self.windows:
+        if self.captures_by_thread:
             return
         dlpack.sweep()
         self._let_go()
@@ -358,14 +362,14 @@ class Context:
     def wait(self) -> None:
         """Wait for the device or, while a thread captures, for our streams one by one."""
         library = self.order.capturing_library()
-        if library is not None:  # The wait would spoil its capture.
+        if library is not None:  # The wait would invalidate its capture.
             raise CaptureError(
                 f"synchronising while {library} is capturing a graph",
                 where=caller(),
                 hint="synchronise after that capture",
             )
         with self.gate:
-            if not self.captures():
+            if not self.active_captures():
                 try:
                     self._waiting = True
                     self.device.synchronize()
@@ -376,14 +380,16 @@ class Context:
 
     def after_fork(self) -> None:
         """Renew the locks in a forked child, where a GPU cannot be used any more."""
-        self._drainer = {0: True}
-        self._alerting = {0: True}
+        self._drain_lock = {0: True}
+        self._alert_lock = {0: True}
         self.resolving = threading.Lock()
         self.gate = threading.RLock()
         self.order.renew()
         mine = threading.get_ident()  # The child has no other thread.
-        self.windows = {thread: one for thread, one in self.windows.items() if thread == mine}
-        self.alert = self.lost or self.windows or None
+        self.captures_by_thread = {
+            thread: one for thread, one in self.captures_by_thread.items() if thread == mine
+        }
+        self.alert = self.lost or self.captures_by_thread or None
         if self.device.forks:
             self.device.after_fork()
         else:

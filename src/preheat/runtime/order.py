@@ -1,6 +1,6 @@
-"""Orders the uses of memory on one device: every use passes through a `Section`.
+"""The order of the uses of memory on one device: every use passes through a `Section`.
 
-`docs/ordering.md` states the model, and `preheat.runtime.uses` has the record of each piece of memory.
+`docs/ordering.md` describes the model. `preheat.runtime.uses` has the uses of each allocation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError, DeviceError, DriverError
-from preheat.runtime.turn import Turn, exclusively
+from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.uses import Claim, Timeline, Uses
 
 __all__ = ["Order", "Section"]
@@ -35,24 +35,28 @@ class Order:
         libraries: Callable[[], Mapping[int, str]],
         discard: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._device, self._libraries, self._discard = device, libraries, discard
-        self._turn: Turn = {0: True}
-        self._holder = 0  # the thread that has the turn
+        self._device = device
+        self._libraries = libraries
+        self._discard = discard
+        self._lock: DictLock = {0: True}
+        self._holder = 0  # the thread that holds the lock
         self._own: dict[int, Timeline] = {}  # streams of ours, by id
-        self._lanes: dict[int, Timeline] = {}  # streams for captures, by id
-        self._kept: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
+        self._capture_streams: dict[int, Timeline] = {}  # streams for captures, by id
+        self._by_handle: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
         self._others: weakref.WeakValueDictionary[int, Timeline] = weakref.WeakValueDictionary()
 
     # Streams
 
     def own(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        self._own[stream.id] = self._kept[stream.handle] = Timeline(stream, self._discard, True)
+        self._own[stream.id] = self._by_handle[stream.handle] = Timeline(stream, self._discard, True)
         return stream
 
     def keep(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that its handle leads back to this very object."""
-        self._lanes[stream.id] = self._kept[stream.handle] = Timeline(stream, self._discard, False)
+        self._capture_streams[stream.id] = self._by_handle[stream.handle] = Timeline(
+            stream, self._discard, False
+        )
         return stream
 
     def owns(self, stream: base.Stream) -> bool:
@@ -68,18 +72,18 @@ class Order:
         return self._adopted(handle).stream
 
     def _adopted(self, handle: int) -> Timeline:
-        kept = self._kept.get(handle)  # These are never destroyed, so the handle tells.
+        kept = self._by_handle.get(handle)  # These are never destroyed, so the handle tells.
         if kept is not None:
             return kept
         found = self.timeline(self._device.adopt(handle))
         if handle in LEGACY_STREAMS:
-            self._kept[handle] = found
+            self._by_handle[handle] = found
         return found
 
     def timeline(self, stream: base.Stream) -> Timeline:
         """Return the one timeline of a stream."""
         number = stream.id
-        found = self._own.get(number) or self._lanes.get(number) or self._others.get(number)
+        found = self._own.get(number) or self._capture_streams.get(number) or self._others.get(number)
         if found is None:
             found = self._others.setdefault(number, Timeline(stream, self._discard, False))
         return found
@@ -98,7 +102,7 @@ class Order:
     # Uses
 
     def uses(self, home: base.Stream) -> Uses:
-        """Return the record of new memory, which `home` may use without waiting."""
+        """Return the uses of new memory, which `home` may use without waiting."""
         return Uses(self.timeline(home))
 
     def section(
@@ -120,7 +124,7 @@ class Order:
         captured = self.captured(stream) if captured is None else captured
         return Section(self, self.timeline(stream), uses, lines, captured)
 
-    def exclusively(self, do: Callable[[], None]) -> None:
+    def run_locked(self, do: Callable[[], None]) -> None:
         """Run `do` while nobody else changes uses or records marks.
 
         A finalizer of the caller's may run inside and use memory in turn, so a thread never waits for
@@ -137,7 +141,7 @@ class Order:
             finally:
                 self._holder = 0
 
-        exclusively(self._turn, held)
+        run_locked(self._lock, held)
 
     def absorb_released(self, uses: Uses) -> None:
         """Count the work of consumers that released the memory as writes of the streams they used."""
@@ -184,16 +188,16 @@ class Order:
                 uses.await_all(line, write=True, marks=marks)
             uses.expose()
 
-        self.exclusively(expose)
+        self.run_locked(expose)
 
     def expect(self, uses: Uses, stream: base.Stream) -> None:
         """Let the next write of this memory wait for what `stream`, one of ours, has done."""
         line = self.timeline(stream)
-        self.exclusively(lambda: uses.expect(line))
+        self.run_locked(lambda: uses.expect(line))
 
     def close(self, uses: Uses) -> None:
         """Let nobody use this memory from here on: it was closed."""
-        self.exclusively(uses.close)
+        self.run_locked(uses.close)
 
     def claim(
         self, claim: Claim, stream: base.Stream, uses: Mapping[Uses, bool], ready: Callable[[], None]
@@ -207,19 +211,19 @@ class Order:
                     each.claim(claim)
                 ready()
 
-        self.exclusively(add)
+        self.run_locked(add)
 
-    # Life
+    # Lifetime
 
     def renew(self) -> None:
-        """Begin with a turn of its own in a forked child."""
-        self._turn, self._holder = {0: True}, 0
+        """Renew the lock in a forked child."""
+        self._lock, self._holder = {0: True}, 0
 
     def release(self) -> None:
         """Destroy our streams and the events in all of them: the device is closed."""
-        for line in [*self._own.values(), *self._lanes.values(), *self._others.values()]:
+        for line in [*self._own.values(), *self._capture_streams.values(), *self._others.values()]:
             line.close()
-        for line in [*self._own.values(), *self._lanes.values()]:
+        for line in [*self._own.values(), *self._capture_streams.values()]:
             line.stream.close()
 
 
@@ -242,7 +246,10 @@ class Section:
         others: Mapping[Timeline, str],
         captured: bool,
     ) -> None:
-        self._order, self._line, self._uses, self._captured = order, line, uses, captured
+        self._order = order
+        self._line = line
+        self._uses = uses
+        self._captured = captured
         self._others = {other: name for other, name in others.items() if other is not line}
         self._ungranted: dict[Uses, bool] = {}  # uses without a right, which end with this work
 
@@ -266,7 +273,7 @@ class Section:
         """Wait for what comes before, and acquire the rights to the memory."""
         self._refuse_captures()
         if not self._captured:
-            self._order.exclusively(self._enter)
+            self._order.run_locked(self._enter)
 
     def _refuse_captures(self) -> None:
         if self._uses and self._captured:
@@ -286,7 +293,8 @@ class Section:
                 )
 
     def _enter(self) -> None:
-        line, marks = self._line, dict[Timeline, int]()
+        line = self._line
+        marks = dict[Timeline, int]()
         for uses in self._uses:
             self._order.absorb_released(uses)
         for other in self._others:
@@ -302,7 +310,7 @@ class Section:
 
     def _leave(self) -> None:
         if (self._ungranted or self._others) and not self._captured:
-            self._order.exclusively(self._note)
+            self._order.run_locked(self._note)
 
     def _note(self) -> None:
         position = self._line.mark()

@@ -1,0 +1,100 @@
+"""What may happen while a thread captures a graph, in that thread and in others."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from preheat.devices import base
+
+if TYPE_CHECKING:
+    from preheat.dtypes import DType
+    from preheat.runtime.array import Array
+    from preheat.runtime.launch import Launch, LaunchArguments
+
+__all__ = [
+    "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "RECORD_EVENT", "REPLAY", "RESET",
+    "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TO_HOST", "UNLOAD", "ActiveCapture", "Allocator",
+    "Operation",
+]  # fmt: skip
+
+
+class Operation(NamedTuple):
+    """An operation that cannot become part of a graph. The thread that captures must not do it.
+
+    A relaxed capture permits the operation if `relaxed` is True. If `unsafe` is True, the operation
+    invalidates a global capture from any thread, so all threads are refused during such a capture.
+    """
+
+    name: str
+    hint: str
+    relaxed: bool = False
+    unsafe: bool = False
+
+
+LOAD = Operation(
+    "compiling or loading a program", "ask for the kernel before the capture", relaxed=True
+)
+RESOLVE_KERNEL = Operation(
+    "first use of a kernel", "take the kernel from its module before the capture", relaxed=True
+)
+ALLOCATE = Operation(
+    "allocating memory", "make arrays before the capture, or take them from a gpu.pool()",
+    relaxed=True, unsafe=True,
+)  # fmt: skip
+FREE = Operation("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
+UNLOAD = Operation("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
+SYNCHRONIZE = Operation("synchronising", "synchronise after the replay", unsafe=True)
+RECORD_EVENT = Operation("using an event", "record events outside, before or after the replay")
+TO_HOST = Operation("copying to the host", "read results after the replay", unsafe=True)
+FROM_HOST = Operation(
+    "copying from the host", "write before the replay; the graph reads the array's newest content",
+    unsafe=True,
+)  # fmt: skip
+SET_SCALAR = Operation("setting a scalar", "graph.replay(name=value) sets it for every replay anew")
+INSTANTIATE = Operation("making a graph ready", "do so before or after the capture", unsafe=True)
+REPLAY = Operation("replaying a graph", "replay after the capture")
+RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
+
+
+class Allocator(Protocol):
+    """Provides memory for the new arrays of a thread, in place of an allocation by the device."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return a new array with undefined content."""
+
+
+class ActiveCapture(Protocol):
+    """A capture that has begun and not ended. Work of its thread becomes part of the graph."""
+
+    stream: base.Stream  # the stream that the device captures
+    requested_stream: base.Stream | None  # work for the stream that the caller named is captured too
+    allocator: Allocator | None  # where new arrays of the thread come from; None permits no new arrays
+
+    @property
+    def abandoned(self) -> bool:
+        """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
+
+    def abort(self) -> None:
+        """End the capture and drop what was captured."""
+
+    def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
+        """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
+
+    def note_errors(self) -> AbstractContextManager[None]:
+        """Return a context that remembers its first error, and the line that caused it, for the end."""
+
+    def add_export(self, array: Array) -> None:
+        """Keep an array that another library uses in its part of the capture."""
+
+    def add_uses(self, gathered: LaunchArguments) -> None:
+        """Keep the operands of a call that became part of the capture."""
+
+    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
+        """Add a node for a launch with the packed parameters `data`, and keep its operands."""
+
+    def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
+        """Add a node for filling an array with `value`, which the device does in `pieces` nodes."""
+
+    def add_copy(self, target: Array, source: Array) -> None:
+        """Add a node for copying `source` to `target`."""
