@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from preheat.errors import BakedError, GraphError
-from preheat.graph import record, trees
+from preheat.graph import trees
 from preheat.graph.compare import Inside, Names, Returned, generations, written
 from preheat.graph.graph import Graph, State
-from preheat.graph.record import Node
+from preheat.graph.nodes import Node, diff
 from preheat.runtime.memory import newest
 
 __all__ = ["USABLE", "Body", "Slot"]
@@ -51,7 +51,7 @@ class Slot:
     @property
     def usable(self) -> bool:
         """Whether its graph can be replayed; whoever installed it may have closed it."""
-        return self.graph.state in USABLE and not self.graph.stale
+        return self.graph.usable
 
     def require_unwritten(self) -> None:
         """Raise where the graph writes into an array that calls only copy into."""
@@ -102,7 +102,7 @@ class Slot:
         """What `new` does or returns differently, in words."""
         names = Names({}, generations(self.graph) & generations(new.graph))
         (nodes, outputs), (others, returned) = self._described(names), new._described(names)
-        rows = record.diff(nodes, others)
+        rows = diff(nodes, others)
         for path in dict.fromkeys((*outputs, *returned)):
             before, after = (side.get(path, Returned("nothing")) for side in (outputs, returned))
             if before != after:
@@ -113,7 +113,7 @@ class Slot:
         """Nodes and outputs, with memory from inside the capture told by its order."""
         inside = Inside(self.since, names)
         nodes = [inside.node(node) for node in self.graph.nodes]
-        device, foreign = self.graph._context.device, bool(self.graph.foreign)
+        device, foreign = self.graph.context.device, bool(self.graph.foreign)
         outputs = {
             path: inside.returned(item, trees.memory(item, device), foreign=foreign)
             for path, item in trees.leaves(self.outputs)

@@ -276,7 +276,7 @@ class Graphs:
         place = self._place(key, owner)
         with self._lock:
             gone = self._refresh()
-            if graph._context is not self._life:
+            if graph.context is not self._life:
                 raise InputError(f"{graph} is of another device, or from before a reset of this one")
             evicted = self._put(place, Slot(graph, outputs), gone)
         self._let_go(gone, evicted)

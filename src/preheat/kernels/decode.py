@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from preheat.callsite import caller
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
-from preheat.graph.graph import Graph
+from preheat.graph.replay import Replayer
 from preheat.kernels.op import dimension
 from preheat.runtime.kernel import Kernel
 
@@ -70,7 +70,8 @@ class DecodeState:
         self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
         self.token, self.position, self.length = (self._values[row] for row in range(3))
         self._known: tuple[int, ...] | None = None  # to the host, of a single sequence
-        self._replays: list[tuple[weakref.ref[Graph], int]] = []  # when it was set, of what advances it
+        # How often each graph that advances the state had been replayed when the state was set.
+        self._replays: list[tuple[weakref.ref[Replayer], int]] = []
         self.set([0] * self.batch, [0] * self.batch)
 
     def set(self, token: Integers, position: Integers) -> None:
@@ -157,10 +158,10 @@ class DecodeState:
         limit = "" if self.limit == _LARGEST else f", limit={self.limit}"
         return f"<DecodeState batch={self.batch}{limit} on {self._values.device}>"
 
-    def _advancing(self) -> list[Graph]:
+    def _advancing(self) -> list[Replayer]:
         """The graphs that advance this state."""
-        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Graph)]
-        return [one for one in graphs if any(self._values in node.arrays for node in one.nodes)]
+        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Replayer)]
+        return [one for one in graphs if any(self._values in node.arrays for node in one.work.nodes)]
 
     def _replayed(self) -> bool:
         """Whether one of them was replayed since the state was set, or is gone and may have been."""
