@@ -33,11 +33,12 @@ from preheat.errors import (
     did_you_mean,
 )
 from preheat.events import Events, JsonLines
+from preheat.graph.cache import WARM, GraphCache
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
+from preheat.graph.keys import text_of
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
-from preheat.graph.slots import WARM, Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
 from preheat.program import Program, file_of, header_rows, several
@@ -385,9 +386,9 @@ class Gpu:
 
         A source is a manifest or a bundle, or the path of one. Of a manifest, what is not stored is
         compiled, `jobs` at once (one a processor); a bundle is mounted, and each program loaded for the
-        architecture that runs best here. Graph keys are captured through warmers: see `Graphs.warmer`
-        and `Graphed.warmer`. It tries everything, then raises `WarmError` with all that failed. Again
-        is quick: it does what is missing.
+        architecture that runs best here. Graph keys are captured through warmers: see
+        `GraphCache.warmer` and `Graphed.warmer`. It tries everything, then raises `WarmError` with all
+        that failed. Again is quick: it does what is missing.
         """
         from preheat.graph.warmup import WarmUp  # costs milliseconds that others need not spend
 
@@ -540,16 +541,18 @@ class Gpu:
         """Memory for captures: `size` bytes now, or later what `pool.measure(body)` finds needed."""
         return Pool(self._context, size)
 
-    def graphs(self, capacity: int = 64, *, name: str | None = None, checked: bool = False) -> Graphs:
-        """Slots for graphs by key: `graphs.run(key, body)`; the least recently used one goes first.
+    def graphs(
+        self, capacity: int = 64, *, name: str | None = None, checked: bool = False
+    ) -> GraphCache:
+        """A cache of graphs by key: `graphs.run(key, body)`; the least recently used one is evicted.
 
-        Under a `name`, keys are recorded and can be warmed: see `Graphs.warmer`. `checked` captures
+        Under a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
         every call anew to find what was baked for another one: slow, for tests.
         """
         return self._graphs(capacity, name=name, checked=checked, shown=text_of)
 
-    def _graphs(self, capacity: int, **more: Any) -> Graphs:
-        return Graphs(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
+    def _graphs(self, capacity: int, **more: Any) -> GraphCache:
+        return GraphCache(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
 
     @overload
     def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...

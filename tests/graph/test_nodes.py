@@ -181,7 +181,7 @@ def held(gpu: Gpu) -> list[object]:
         nodes, arguments, graph, inside, gpu, pool, pool.empty(3), made.axpy, made.axpy.module, made.x,
         gpu.scalar("int32", name="step"), gpu.stream(), gpu.record(), gpu.graphs(), ours, step, plain,
         partly, keys, *reports, *map(str, reports), DecodeState(gpu),
-        *(slot.graph for each in (step, plain, partly) for slot in each.graphs._slots.values()),
+        *(one.graph for each in (step, plain, partly) for one in each.graphs._entries.graphs.values()),
     ]  # fmt: skip
 
 

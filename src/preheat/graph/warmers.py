@@ -13,11 +13,11 @@ __all__ = ["Warmable", "Warmers"]
 class Warmable(Protocol):
     """Graphs of a name with a registered way to capture any of their keys."""
 
-    def require_room(self, keys: int) -> None:
-        """Raise where so many keys cannot have a slot each."""
+    def require_capacity(self, keys: int) -> None:
+        """Raise if the cache cannot hold graphs for so many keys."""
 
     def warm_key(self, key: Any) -> bool:
-        """Capture a key, where there is no slot yet; returns whether that was so."""
+        """Capture a key, unless it has a graph; return whether it was captured."""
 
 
 class Warmers:

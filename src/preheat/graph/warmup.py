@@ -236,7 +236,7 @@ class WarmUp:
 
     def _warmable(self, name: str, keys: int) -> Warmable:
         graphs = self._warmers.find(name)
-        graphs.require_room(keys)
+        graphs.require_capacity(keys)
         return graphs
 
     # Failing, and counting
