@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from preheat.events import Events
     from preheat.gpu import Gpu, device
     from preheat.graph.buckets import bucket, buckets, padded
+    from preheat.graph.cache import GraphCache
     from preheat.graph.graph import Graph
     from preheat.graph.pool import Pool
-    from preheat.graph.slots import Graphs
     from preheat.kernels.blas import Blas
     from preheat.kernels.decode import DecodeKernel, DecodeState
     from preheat.kernels.ops import Ops
@@ -139,7 +139,7 @@ _HOME = {
     "preheat.graph.buckets": ("bucket", "buckets", "padded"),
     "preheat.graph.graph": ("Graph",),
     "preheat.graph.pool": ("Pool",),
-    "preheat.graph.slots": ("Graphs",),
+    "preheat.graph.cache": ("GraphCache",),
     "preheat.kernels.blas": ("Blas",),
     "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
     "preheat.kernels.ops": ("Ops",),
@@ -193,8 +193,8 @@ __all__ = [
     "Events",
     "Gpu",
     "Graph",
+    "GraphCache",
     "GraphError",
-    "Graphs",
     "Header",
     "InputError",
     "InvalidCodeError",

@@ -22,11 +22,12 @@ from preheat.errors import (
     brief,
 )
 from preheat.events import Events, JsonLines
+from preheat.graph.cache import GraphCache
 from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, shown
+from preheat.graph.keys import text_of
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
-from preheat.graph.slots import Graphs, text_of
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
 from preheat.runtime.active_capture import RECORD_EVENT, RESET
@@ -194,9 +195,9 @@ class Gpu:
         A source is a manifest or a bundle, or the path of one. Programs of a manifest that no cache has
         are compiled, `jobs` at once (by default one for each processor). A bundle is mounted, and each
         of its programs is loaded for the architecture that runs best on this device. Graph keys are
-        captured through warmers: see `Graphs.warmer` and `Graphed.warmer`. The call tries everything,
-        and then raises `WarmError` with everything that failed. A second call does only what is
-        missing.
+        captured through warmers: see `GraphCache.warmer` and `Graphed.warmer`. The call tries
+        everything, and then raises `WarmError` with everything that failed. A second call does only
+        what is missing.
         """
         from preheat.warmup import warm  # The only import of a higher layer; it takes milliseconds.
 
@@ -254,7 +255,7 @@ class Gpu:
         """Wait for all work on the device, and raise its errors."""
         self._context.synchronize()
 
-    # Graphs
+    # GraphCache
 
     def capture(
         self,
@@ -296,16 +297,18 @@ class Gpu:
         """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
         return Pool(self._context, size)
 
-    def graphs(self, capacity: int = 64, *, name: str | None = None, checked: bool = False) -> Graphs:
+    def graphs(
+        self, capacity: int = 64, *, name: str | None = None, checked: bool = False
+    ) -> GraphCache:
         """Return a cache of graphs by key: `graphs.run(key, body)`. It evicts the least recently used.
 
-        With a `name`, keys are recorded and can be warmed: see `Graphs.warmer`. `checked` captures
+        With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
         every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
         """
         return self._graphs(capacity, name=name, checked=checked, shown=text_of)
 
-    def _graphs(self, capacity: int, **more: Any) -> Graphs:
-        return Graphs(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
+    def _graphs(self, capacity: int, **more: Any) -> GraphCache:
+        return GraphCache(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
 
     @overload
     def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...

@@ -27,7 +27,7 @@ from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
-from preheat.graph.slots import WARM
+from preheat.graph.cache import WARM
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD
 from preheat.runtime.code import Code
@@ -238,7 +238,7 @@ class _WarmUp:
 
     def _warmable(self, name: str, keys: int) -> Warmable:
         graphs = self._warmers.find(name)
-        graphs.require_room(keys)
+        graphs.require_capacity(keys)
         return graphs
 
     # Failures and times

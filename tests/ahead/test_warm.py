@@ -465,7 +465,9 @@ def test_more_keys_than_slots_are_refused_rather_than_evicted(device: Gpu) -> No
     made = work(device, 31)
     graphs = device.graphs(2, name="decode")
     graphs.warmer(made.launch)
-    with pytest.raises(WarmError, match=r"3 keys do not fit into 2 slots \(hint: capacity=3\)"):
+    with pytest.raises(
+        WarmError, match=r"3 keys do not fit into a cache of 2 graphs \(hint: capacity=3\)"
+    ):
         device.warm(manifest(decode=("1", "2", "3")))
     made.check(0)
 

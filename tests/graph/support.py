@@ -17,6 +17,7 @@ import pytest
 from preheat.errors import CaptureWarning
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.graph.replay import Replayer
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel
 from tests.runtime.support import Flaky
@@ -112,6 +113,12 @@ def log(gpu: Gpu, room: int = 200, name: str = "step") -> Log:
     step = gpu.scalar("int32", -1, name=name)
     out, count = gpu.array(np.full(room, -7, np.int32)), gpu.zeros(1, "int32")
     return Log(gpu, gpu.kernel(KERNELS, "note"), step, out, count)
+
+
+def replayer(graph: Graph) -> Replayer:
+    """Return what replays a captured graph."""
+    assert graph._replayer is not None
+    return graph._replayer
 
 
 class Default:

@@ -16,7 +16,7 @@ import pytest
 
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
-from preheat.graph.foreign import Guests
+from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
 from tests.graph.support import elsewhere
 from tests.runtime.support import KERNELS, Flaky, bench
@@ -111,14 +111,14 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 ) -> None:
     made = bench(flaky.gpu)
 
-    leave = Guests.leave
+    leave = ForeignLibraries.leave
 
-    def fail(guests: Guests) -> None:
-        leave(guests)
+    def fail(libraries: ForeignLibraries) -> None:
+        leave(libraries)
         raise RuntimeError("no way back")
 
     with monkeypatch.context() as patch:
-        patch.setattr("preheat.graph.foreign.Guests.leave", fail)
+        patch.setattr("preheat.graph.foreign.ForeignLibraries.leave", fail)
         with pytest.raises(RuntimeError, match="no way back"), flaky.gpu.capture() as graph:
             made.launch()
     assert graph.state is State.FAILED

@@ -1,4 +1,4 @@
-"""Checked slots: what a replay would get wrong is named, node, kernel, argument and both values."""
+"""Checked caches: what a replay would get wrong is named, node, kernel, argument and both values."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def test_an_equal_call_is_replayed_once(device: Gpu) -> None:
         assert graphs.run("k", step) is made.y
         made.check(3 * call)
     assert len(entered) == 5  # eager, captured, and looked at three times
-    assert graphs.report().slots[0].replays == 4
+    assert graphs.report().graphs[0].replays == 4
 
 
-def test_the_slot_survives_a_refusal(device: Gpu) -> None:
+def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
     made, factor = work(device), [3]
     graphs = device.graphs(checked=True)
 
@@ -141,7 +141,7 @@ def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None
     assert noted.seen() == [5, 6, 7]
 
 
-def test_unchecked_slots_replay_what_was_captured(device: Gpu) -> None:
+def test_unchecked_cached_graphs_replay_what_was_captured(device: Gpu) -> None:
     made, factor = work(device), [3]
     graphs = device.graphs()
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_memory_of_other_libraries_is_checked_by_its_address(open_device: Callab
     np.testing.assert_array_equal(outs[0], made.ys)
 
 
-def test_checked_slots_are_safe_from_several_threads(device: Gpu) -> None:
+def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> None:
     made, graphs = work(device, 31), device.graphs(checked=True)
 
     def step() -> None:

@@ -25,7 +25,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.graph.support import elsewhere, here
+from preheat.runtime.dict_lock import run_locked
+from tests.graph.support import elsewhere, here, replayer
 from tests.runtime.support import KERNELS, Bench, Flaky, bench
 from tests.runtime.test_faults import illegal_address, not_supported
 from tests.runtime.test_threads_and_fork import in_child
@@ -706,4 +707,5 @@ def test_a_child_does_not_wait_for_a_replay_of_its_parent(open_device: Callable[
         graph.replay()
         made.check(1)
 
-    graph._exclusively(lambda: in_child(work))  # as another thread has it while it replays
+    # As when another thread replays it:
+    run_locked(replayer(graph).lock, lambda: in_child(work))

@@ -57,7 +57,7 @@ def test_it_looks_like_the_function_it_wraps(device: Gpu) -> None:
     assert wrapped.__wrapped__ is step
     assert inspect.signature(wrapped) == inspect.signature(step)
     assert wrapped.graphs.capacity == 5
-    assert repr(wrapped) == f"<graphed step: <Graphs on {device.name}: 0 of 5 slots>>"
+    assert repr(wrapped) == f"<graphed step: <GraphCache on {device.name}: 0 of 5 graphs>>"
     assert wrapped(4, by=5) == 9
 
 
@@ -117,7 +117,9 @@ def test_a_key_is_a_function(device: Gpu) -> None:
 # Keys
 
 
-def test_another_array_of_the_same_shape_is_another_slot_whatever_the_key_says(device: Gpu) -> None:
+def test_another_array_of_the_same_shape_is_another_cached_graph_whatever_the_key_says(
+    device: Gpu,
+) -> None:
     made = work(device)
     outs = [device.array(made.ys) for _ in range(3)]
 
@@ -132,7 +134,7 @@ def test_another_array_of_the_same_shape_is_another_slot_whatever_the_key_says(d
     assert len(step.graphs) == 3
 
 
-def test_a_view_elsewhere_in_the_same_memory_is_another_slot(device: Gpu) -> None:
+def test_a_view_elsewhere_in_the_same_memory_is_another_cached_graph(device: Gpu) -> None:
     made = work(device, 64)
 
     @device.graphed()
@@ -315,7 +317,9 @@ def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("kind", [Plain, Slotted])
-def test_with_a_key_another_object_is_another_slot_whatever_it_holds(kind: Any, device: Gpu) -> None:
+def test_with_a_key_another_object_is_another_cached_graph_whatever_it_holds(
+    kind: Any, device: Gpu
+) -> None:
     made = work(device, 31)
 
     @device.graphed(key=lambda *_: "one")
@@ -469,7 +473,7 @@ def test_host_memory_is_an_array_like_any_other_on_the_emulator(
     assert len(step.graphs) == 2
 
 
-def test_slots_are_called_by_function_and_arguments(device: Gpu) -> None:
+def test_cached_graphs_are_called_by_function_and_arguments(device: Gpu) -> None:
     made = work(device, 31)
 
     @device.graphed()
@@ -509,7 +513,7 @@ def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> No
     np.testing.assert_array_equal(models[0].y.numpy(), made.ys + 2 * 5 * made.xs)
     del model, models[0]
     gc.collect()
-    assert [slot.owner for slot in graphs.report().slots] == models
+    assert [cached.owner for cached in graphs.report().graphs] == models
 
 
 def test_static_and_inherited_methods_work(device: Gpu) -> None:
@@ -551,7 +555,7 @@ def test_a_function_that_a_class_borrows_stays_what_it_is(device: Gpu) -> None:
     for _ in range(3):
         free(made.y[:31])  # a new object each time
         model.run()
-    assert [slot.owner for slot in free.graphs.report().slots] == [None, model]
+    assert [cached.owner for cached in free.graphs.report().graphs] == [None, model]
     want = made.ys.astype(np.int64)
     want[:31] += 18 * made.xs[:31]
     np.testing.assert_array_equal(made.y.numpy(), want)
@@ -588,7 +592,7 @@ def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) 
     sizes = (1, 33, 31)
     step.warm([(device.array(made.xs[:n]), n) for n in sizes])
     assert entered == [33, 33, 31, 31, 1, 1]  # executed, then captured
-    assert [slot.replays for slot in step.graphs.report().slots] == [0] * 3
+    assert [cached.replays for cached in step.graphs.report().graphs] == [0] * 3
     step.warm([{"n": 7, "x": device.array(made.xs[:7])}])
     assert entered[6:] == [7, 7]
     want = made.ys.astype(np.int64)
@@ -613,11 +617,11 @@ def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
     one, two = Model(), Model()
     one.step.warm([(31,), (31,)])
     two.step.warm([(31,)])
-    assert [slot.owner for slot in Model.step.graphs.report().slots] == [one, two]
+    assert [cached.owner for cached in Model.step.graphs.report().graphs] == [one, two]
     one.step(31)
     made.check(3)
     one.step.invalidate()
-    assert [slot.owner for slot in Model.step.graphs.report().slots] == [two]
+    assert [cached.owner for cached in Model.step.graphs.report().graphs] == [two]
     with pytest.raises(InputError, match=r"Model.step is a method of no instance here"):
         Model.step.warm([(31,)])
     Model.step.invalidate()
@@ -707,7 +711,7 @@ def test_a_step_that_writes_what_is_only_copied_in_is_refused(
     with pytest.raises(GraphError, match=told):
         step.warm([(Batch(1, device.array(made.xs)),)])
     report = step.graphs.report()
-    assert (report.slots, report.quarantined) == ((), ())
+    assert (report.graphs, report.quarantined) == ((), ())
     made.check(6)  # once by the first call, once by the warming
 
 
@@ -756,7 +760,7 @@ def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gp
     assert len(step.graphs) == 1
 
 
-def test_copied_inputs_of_another_layout_or_shared_are_another_slot(device: Gpu) -> None:
+def test_copied_inputs_of_another_layout_or_shared_are_another_cached_graph(device: Gpu) -> None:
     made = work(device, 62)
     y = device.zeros(31, "int32")
 
@@ -829,7 +833,7 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
 
 
 def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Flaky) -> None:
-    from tests.graph.test_slots import out_of_memory
+    from tests.graph.test_cache import out_of_memory
 
     made = work(flaky.gpu, 31)
 
@@ -890,7 +894,7 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_another_tensor_of_the_same_shape_is_another_slot_too(
+def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
     gpu, tensors = open_device("cuda"), Tensors(name)
@@ -909,7 +913,7 @@ def test_another_tensor_of_the_same_shape_is_another_slot_too(
 
 
 @pytest.mark.gpu
-def test_a_transposed_tensor_at_the_same_address_is_another_slot(
+def test_a_transposed_tensor_at_the_same_address_is_another_cached_graph(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu, torch = open_device("cuda"), library("torch")

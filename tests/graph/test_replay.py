@@ -590,7 +590,7 @@ def allocating(made: Work, **more: Any) -> tuple[Graph, int]:
     """A graph with memory that another library allocates in it and does not free."""
     seam = made.gpu._device
     with made.gpu.capture(name="step", **more) as graph:
-        stream = graph._context.order.adopt(graph.stream.handle)
+        stream = graph.context.order.adopt(graph.stream.handle)
         address = seam.allocate(64, stream)
         seam.fill(address, b"\1\0\0\0", 16, stream)
         made.launch()

@@ -21,6 +21,7 @@ from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
 from preheat.runtime.libraries import StreamHandle
+from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
 from tests.kernels.products import FORMS, op_of, product_agrees, shape_of
@@ -294,8 +295,10 @@ def test_a_capture_has_its_own_workspace_and_makes_no_handle(
     assert inside[0][0] == inside[1][0] != cublas.named("gemm_ex")[0][0]
     workspaces = [address for _, address, _ in cublas.named("set_workspace")]
     assert len(workspaces) == len(set(workspaces)) == 2
-    assert workspaces[1] in {buffer.address for buffer in graph._buffers}
-    assert {array.address for array in product.arrays} <= {buffer.address for buffer in graph._buffers}
+    assert workspaces[1] in {buffer.address for buffer in replayer(graph).work.buffers}
+    assert {array.address for array in product.arrays} <= {
+        buffer.address for buffer in replayer(graph).work.buffers
+    }
 
 
 def test_two_graphs_never_share_a_workspace_and_reuse_handles(
@@ -330,7 +333,17 @@ def test_a_capture_without_a_workspace_is_refused_and_reserve_helps(
     assert "reserve" in str(error.value.hint)
     blas.reserve(2)
     kept += [capture(), capture()]
-    assert len({id(buffer) for graph in kept for buffer in graph._buffers if buffer.size > 1000}) == 3
+    assert (
+        len(
+            {
+                id(buffer)
+                for graph in kept
+                for buffer in replayer(graph).work.buffers
+                if buffer.size > 1000
+            }
+        )
+        == 3
+    )
 
 
 def test_a_workspace_is_ready_whatever_threads_do_in_a_capture(
@@ -401,7 +414,7 @@ def test_a_graph_keeps_operands_of_other_libraries_and_orders_its_replays_with_t
     with emulator.capture() as graph:
         launched()
         blas._multiply(product.op, product.dtype, host, *product.arrays[1:])
-    assert [operand.owner is host for operand in graph._foreign] == [True]
+    assert [operand.owner is host for operand in replayer(graph).work.foreign] == [True]
     graph.close()
     assert sys.getrefcount(host) == before
 

@@ -1,4 +1,4 @@
-"""A capture under way: what becomes part of it, and what it refuses."""
+"""The active capture: what becomes part of the graph, and which operations are refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TypeVar
 from preheat.callsite import Place, caller, place, shown
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
-from preheat.graph.foreign import Guests
-from preheat.graph.record import Node
+from preheat.graph.foreign import ForeignLibraries
+from preheat.graph.nodes import Node
 from preheat.runtime.active_capture import Allocator, Operation
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -24,19 +24,18 @@ from preheat.runtime.uses import Uses, add_use
 
 __all__ = ["MODES", "Capture"]
 
-_INVALIDATED = 901  # how work is refused once a capture is spoilt
+_INVALIDATED = 901  # the driver's error for work in a capture that is invalid already
 
 E = TypeVar("E", bound=Exception)
 MODES = ("thread_local", "global", "relaxed")
 
 
 class Capture:
-    """A capture from its begin to its end, in one thread.
+    """A capture of one thread, from its begin to its end. It implements `ActiveCapture`.
 
-    It has a stream to itself, where nothing else is ever done. `meant` is the one that the caller
-    named: work for that becomes part of the capture, too. `allocator` is what new arrays come from. The
-    first error inside is kept with the line that caused it: it is what the end reports, whatever went
-    wrong because of it later.
+    The captured `stream` is used for captures only. Work for `requested_stream`, which the caller
+    named, is captured as well. New arrays come from `allocator`. The first error inside is kept with
+    the line that caused it, and `end` reports that one, not the errors that follow from it.
     """
 
     def __init__(
@@ -47,14 +46,13 @@ class Capture:
         graph: object,
         allocator: Allocator | None = None,
     ) -> None:
-        self.context, self.mode, self.requested_stream, self.allocator = (
-            context,
-            mode,
-            stream,
-            allocator,
-        )
+        self.context = context
+        self.mode = mode
+        self.requested_stream = stream
+        self.allocator = allocator
         self._graph = weakref.ref(graph)
-        self.thread, self._owner = threading.get_ident(), threading.current_thread()
+        self.thread = threading.get_ident()
+        self._owner = threading.current_thread()
         self.over = self._interrupted = False
         self.nodes: list[Node] = []
         self.arrays: dict[Array, None] = {}  # of ours, in order of appearance
@@ -64,18 +62,19 @@ class Capture:
         self.modules: dict[LoadedModule, None] = {}
         self.first: tuple[str, Exception] | None = None
         self._began = self._last = self._place = place()
-        self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
-        self._opened = self._at_device = False  # whether the context lists it, and the device captures
+        self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
+        self._opened = False  # True once the context lists the capture
+        self._at_device = False  # True while the device captures
         self.stream = context.capture_stream()
-        self.guests = Guests(context.device, self.stream)
+        self.foreign_libraries = ForeignLibraries(context.device, self.stream)
 
     def open(self) -> None:
-        """Begin. Whatever goes wrong or is interrupted here, `abort` undoes it."""
+        """Begin the capture. If this fails or is interrupted, `abort` undoes what was done."""
         self.context.active_captures()
         with self.context.gate:
             self.context.add_capture(self)
             self._opened = True
-            self.guests.enter()
+            self.foreign_libraries.enter()
             try:
                 self._at_device = True
                 self.stream.begin_capture(self.mode)
@@ -85,13 +84,13 @@ class Capture:
 
     @property
     def began(self) -> str:
-        """The line where it began."""
+        """The line of the program where the capture began."""
         return shown(self._began)
 
     # Its end
 
     def end(self) -> base.Graph:
-        """What was captured; `CaptureError` where something in it went wrong."""
+        """End the capture and return the graph; `CaptureError` reports the first error inside."""
         if self.thread != threading.get_ident():
             raise CaptureError(
                 f"this capture belongs to another thread, which began it at {self.began}",
@@ -104,12 +103,12 @@ class Capture:
         except DeviceError as error:
             if self.context.lost is not None:
                 raise
-            raise self._given_up(error) from (self.first[1] if self.first else error)
+            raise self._failure(error) from (self.first[1] if self.first else error)
         finally:
             self._close()
         try:
             if self.first is not None:
-                raise self._given_up(self.first[1]) from self.first[1]
+                raise self._failure(self.first[1]) from self.first[1]
             self._merge(graph)
         except BaseException:
             graph.close()
@@ -117,10 +116,10 @@ class Capture:
         return graph
 
     def _end(self) -> base.Graph:
-        """End the capture at the device, whatever happens to those who took part."""
+        """End the capture at the device, even if a library that took part raises."""
         try:
             if self.thread == threading.get_ident():
-                self.guests.leave()
+                self.foreign_libraries.leave()
             self.context.require("capture the graph again: gpu.capture()")
         finally:
             if self.context.lost is None:
@@ -133,7 +132,7 @@ class Capture:
         return graph
 
     def discard(self, because: BaseException) -> None:
-        """The body raised: end the capture and drop it; `because` is what comes out of it."""
+        """Abort the capture because its body raised `because`."""
         self.abort()
         if self.first is not None and self.first[1] is not because:
             where, error = self.first
@@ -142,25 +141,25 @@ class Capture:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody is left who could end it: its graph was dropped, or its thread is over."""
+        """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
             return self._interrupted or self._graph() is None
         return not self._owner.is_alive()
 
     def abort(self) -> None:
-        """End it, as far as it had begun, and drop what it gives, valid or not."""
+        """End the capture as far as it had begun, and drop the graph, valid or not."""
         try:
             if self._at_device:
                 self._end().close()
             else:
-                self.guests.leave()
+                self.foreign_libraries.leave()
         except ContextLostError:
-            self._at_device = False  # nor is there anything else
+            self._at_device = False  # A lost context has no captures.
         except DeviceError as error:
-            self.note(self._spoilt(error, self._last))
+            self.note(self._invalidated(error, self._last))
         finally:
             self._close()
-            self.let_go()
+            self.release_pools()
 
     def _close(self) -> None:
         """Close the capture, or mark it abandoned if an interrupt kept the device from ending it."""
@@ -171,22 +170,22 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.context.capture_streams.append(self.stream)
 
-    def let_go(self) -> None:
-        """Let another library's memory go, at a safe point: inside a capture that ends the process."""
-        pools = self.guests.claim()
+    def release_pools(self) -> None:
+        """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
+        pools = self.foreign_libraries.claim()
         if pools:
-            self.context.garbage.append(partial(_let_go, pools))
+            self.context.garbage.append(partial(_release, pools))
 
-    def _given_up(self, error: DeviceError | Exception) -> CaptureError:
+    def _failure(self, error: DeviceError | Exception) -> CaptureError:
         if self.first is not None:
             where, first = self.first
             text = str(first).removeprefix(f"{where}: ")
             return CaptureError(
                 f"the capture was given up: {text}", where=where, hint=getattr(first, "hint", None)
             )
-        return self._spoilt(error, self._last)
+        return self._invalidated(error, self._last)
 
-    def _spoilt(self, error: Exception, where: Place) -> CaptureError:
+    def _invalidated(self, error: Exception, where: Place) -> CaptureError:
         after = "" if where == self._last else f", after {shown(self._last)}"
         return CaptureError(
             f"a call of another library spoilt the capture{after}: {error}",
@@ -195,7 +194,7 @@ class Capture:
         )
 
     def _merge(self, graph: base.Graph) -> None:
-        """Put other libraries' nodes where they belong among ours, which come in the same order."""
+        """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
         left = deque(node for node in self.nodes if node.kind == "kernel")
         merged: list[Node] = []
         for at, found in enumerate(graph.nodes()):
@@ -207,10 +206,10 @@ class Capture:
                 merged.append(Node(found.kind, found.name, foreign=True))
         self.nodes = [*merged, *left]
 
-    # What happens inside: see ActiveCapture
+    # What happens inside
 
     def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
-        """Raise where this capture cannot stand `operation` in this thread, on `stream` if on one."""
+        """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
         mine = self.thread == threading.get_ident()
         everywhere = operation.unsafe and self.mode == "global"
         passes = operation.relaxed and self.mode == "relaxed" if mine else not everywhere
@@ -227,7 +226,7 @@ class Capture:
 
     @contextmanager
     def note_errors(self) -> Iterator[None]:
-        """Work of ours that becomes part of the capture; its first error is noted with its line."""
+        """Note the first error of work that becomes part of the capture, with its line."""
         self._place = place()
         try:
             yield
@@ -235,14 +234,14 @@ class Capture:
             if error.code != _INVALIDATED:
                 self.note(error)
                 raise
-            raise self.note(self._spoilt(error, self._place)) from error
+            raise self.note(self._invalidated(error, self._place)) from error
         except Exception as error:
             self.note(error)
             raise
         self._last = self._place
 
     def note(self, error: E) -> E:
-        """Keep the first error; returns it, so that no frame of its traceback has to hold it."""
+        """Keep the first error and return it, so that no frame of its traceback has to hold it."""
         if self.first is None:
             self.first = (getattr(error, "where", None) or caller(), error)
         return error
@@ -252,7 +251,7 @@ class Capture:
         self._use(array, write=True)
 
     def add_uses(self, gathered: LaunchArguments) -> None:
-        """Keep what a call inside the capture uses."""
+        """Keep the operands of a call that became part of the capture."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
         self.arrays |= dict.fromkeys(gathered.arrays.values())
@@ -264,7 +263,7 @@ class Capture:
         add_use(self.uses, array.buffer.uses, write=write)
 
     def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
-        """Write a launch down."""
+        """Add a node for a launch."""
         self.add_uses(gathered)
         self.modules[launch.module] = None
         name, given = launch.signature.kernel, (gathered.arrays, data)
@@ -274,12 +273,12 @@ class Capture:
         )
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
-        """Write down that an array is filled."""
+        """Add a node for filling an array."""
         self._use(array, write=True)
         self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
 
     def add_copy(self, target: Array, source: Array) -> None:
-        """Write down that an array is copied."""
+        """Add a node for copying an array."""
         self._use(target, write=True)
         self._use(source, write=False)
         given = ({0: target, 1: source}, b"")
@@ -291,5 +290,5 @@ class Capture:
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 
 
-def _let_go(pools: object) -> None:
-    """Whoever calls this held the last reference."""
+def _release(pools: object) -> None:
+    """Do nothing. The caller drops the last reference to the pools."""

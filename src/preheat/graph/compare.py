@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from preheat.graph import trees
 from preheat.graph.graph import Graph
-from preheat.graph.record import Argument, Node
+from preheat.graph.nodes import Argument, Node
 
 __all__ = ["Inside", "Names", "Returned", "generations", "written"]
 

@@ -1,4 +1,4 @@
-"""Other libraries inside a capture: their work goes to the captured stream, their memory stays."""
+"""Other libraries inside a capture: their work goes to the captured stream, their memory is kept."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from contextlib import ExitStack
 from preheat.devices import base
 from preheat.runtime.libraries import LIBRARIES, Library, StreamHandle, Torch
 
-__all__ = ["Guests"]
+__all__ = ["ForeignLibraries"]
 
 
-class Guests:
-    """The libraries on this device, whose work goes to the captured stream during a capture.
+class ForeignLibraries:
+    """Directs torch and CuPy to the captured stream during a capture.
 
-    They allocate from pools of their own meanwhile. Whoever keeps a pool keeps what was allocated there
-    from being handed out again. CuPy can allocate in a relaxed capture alone.
+    Each library allocates from a memory pool of its own meanwhile. Memory that was allocated inside is
+    not handed out again as long as the pool is kept. CuPy can allocate only in a relaxed capture.
     """
 
     def __init__(self, device: base.Device, stream: base.Stream) -> None:
         self.pools: dict[Library, object] = {}
-        self._device, self._handle, self._stack = device.dlpack, stream.handle, ExitStack()
+        self._device = device.dlpack
+        self._handle = stream.handle
+        self._stack = ExitStack()
 
     @property
-    def libraries(self) -> set[str]:
-        """Return the names of the libraries whose work goes to the captured stream."""
+    def names(self) -> set[str]:
+        """Return the names of the libraries that were directed to the captured stream."""
         return {library.name for library in self.pools}
 
     def enter(self) -> None:
-        """Send them there."""
+        """Direct every loaded library of this device to the captured stream."""
         place, index = self._device
         for library in LIBRARIES.values():
             if library.directed and library.device_type == place and library.ready():
@@ -35,16 +37,17 @@ class Guests:
                 self.pools[library] = pool
 
     def leave(self) -> None:
-        """Let them work where they did before."""
+        """Let the libraries work in their own streams again."""
         self._stack.close()
 
     def claim(self) -> tuple[object, ...]:
-        """Return the pools, for whoever keeps them from now on."""
-        pools, self.pools = self.pools, {}
-        return tuple(pools.values())
+        """Return the pools. From here on the caller keeps them."""
+        pools = tuple(self.pools.values())
+        self.pools = {}
+        return pools
 
-    def spare(self) -> None:
-        """Keep pools in which nothing was allocated for the next capture."""
+    def recycle(self) -> None:
+        """Return unused pools to their libraries, for the next capture."""
         for library, pool in self.pools.items():
             if isinstance(library, Torch):
                 library.reuse(pool, self._device[1])

@@ -1,21 +1,19 @@
-"""`@gpu.graphed`: a function whose calls are replayed once they were captured."""
+"""`@gpu.graphed`: a function whose calls are captured once and then replayed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from enum import Enum
-from numbers import Number
-from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
-from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from types import MethodType
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.graph.slots import Graphs, Step, described, key_of, text_of
-from preheat.runtime.operands import kind_of
+from preheat.graph.cache import GraphCache
+from preheat.graph.cached_graph import Step
+from preheat.graph.call_key import ArgumentReader, CallKey
+from preheat.graph.keys import described, key_of, text_of
 
 __all__ = ["Graphed", "Method", "shown"]
 
@@ -23,19 +21,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
 
-_GIVE_A_KEY = (
-    "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has graphs of "
-    "its own, whatever is in it"
-)
-_FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
-_PLAIN = (*_FIXED, Number, str, bytes)
-_DESCRIBES_ARRAYS = ("numpy", "numpy.dtypes", "torch")  # modules of what only says what arrays are like
-
 
 class Graphed(Generic[P, R]):
-    """A function around slots of its own, `graphs`: see `Gpu.graphed`.
+    """A function whose calls are captured into the cache `graphs` and replayed: see `Gpu.graphed`.
 
-    As a method it has slots for each instance, which go when the instance does.
+    As a method it has graphs for each instance, which go when the instance does.
     """
 
     __wrapped__: Callable[P, R]
@@ -43,7 +33,7 @@ class Graphed(Generic[P, R]):
     def __init__(
         self,
         function: Callable[P, R],
-        graphs: Graphs,
+        graphs: GraphCache,
         *,
         key: Callable[..., Hashable] | None = None,
         copy: bool = False,
@@ -52,38 +42,39 @@ class Graphed(Generic[P, R]):
         _check_function(function)
         _check_key(key)
         functools.update_wrapper(self, function)
-        self.graphs, self._key = graphs, key
+        self.graphs = graphs
+        self._key = key
         self._name = name_of(function) or described(function)
-        self._copy, self._copy_inputs = copy, copy_inputs
-        graphs._title = f"{self._name}.graphs"
+        self._copy = copy
+        self._copy_inputs = copy_inputs
+        graphs.title = f"{self._name}.graphs"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return Method(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """One call, replayed where it was captured: see `Graphs.run`."""
+        """Call the function, or replay the graph of a call like this one: see `GraphCache.run`."""
         return self._call((), args, kwargs)
 
     def warm(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> None:
-        """Execute each call once and capture it, those of the largest arrays first: see `Graphs.warm`.
+        """Execute and capture each call, those with the largest arrays first: see `GraphCache.warm`.
 
         A call is a tuple of arguments, or a dict of named ones.
         """
         self._warm((), calls)
 
     def warmer(self, function: F) -> F:
-        """Let `gpu.warm` capture the keys it is told of: `function(key)` gives the arguments of a call.
+        """Register how `gpu.warm` captures a key: `function(key)` returns the arguments of a call.
 
             @step.warmer
             def example(shape): return (buffers[shape],)
 
-        They are a tuple, or a dict of named ones, and hold the arrays that later calls are given;
-        with `copy_inputs` any that are laid out like those.
+        The arguments are a tuple, or a dict of named ones, with the arrays that later calls are given.
+        With `copy_inputs`, arrays with the same layout are enough.
         """
         self._check_warmer()
         name = self._name if self.graphs.name is None else self.graphs.name
-        self.graphs._warmers.add(name, self)
-        self.graphs.name = name
+        self.graphs.register_warmer(name, self)
         self._warmer: Callable[[Any], Any] = function
         return function
 
@@ -94,12 +85,12 @@ class Graphed(Generic[P, R]):
         if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
             raise _of_instances(self._name)
 
-    def require_room(self, keys: int) -> None:
-        """Raise where so many keys cannot have a slot each."""
-        self.graphs.require_room(keys)
+    def require_capacity(self, keys: int) -> None:
+        """Raise if the cache cannot hold graphs for so many keys."""
+        self.graphs.require_capacity(keys)
 
     def warm_key(self, key: Any) -> bool:
-        """Capture the call that the warmer gives for a key: see `Graphs.warm_key`."""
+        """Capture the call that the warmer returns for a key: see `GraphCache.warm_key`."""
         step = self._example(key)
         if step.key != self._example(key).key:
             raise InputError(
@@ -107,40 +98,41 @@ class Graphed(Generic[P, R]):
                 hint="give the arrays that calls are given, or let graphs have their own: "
                 "@gpu.graphed(copy_inputs=True, …)",
             )
-        return self.graphs._warm_one(step)
+        return self.graphs.warm_step(step)
 
     def _example(self, key: Any) -> Step:
-        """The call that the warmer gives for a key."""
+        """Return the call that the warmer gives for a key."""
         args, kwargs = _arguments(self._warmer(key))
         step = self._step((), args, kwargs)
-        told = cast(_Call, step.key).told
-        if told != (key,):
+        found = cast(CallKey, step.key).user_key
+        if found != (key,):
             raise InputError(
-                f"the warmer of {self._name} gives a call of another key: {told and told[0]!r}"
+                f"the warmer of {self._name} gives a call of another key: {found and found[0]!r}"
             )
         return step
 
     def invalidate(self) -> None:
-        """Forget all calls, and that they failed."""
+        """Forget all calls and their failures."""
         self.graphs.invalidate()
 
     def _call(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        """A call, `bound` to an instance or to none."""
-        step, owner = self._step(bound, args, kwargs), bound[0] if bound else None
-        made: R = self.graphs._step(*step, owner=owner, copy=self._copy)
+        """Run a call, `bound` to an instance or to nothing."""
+        step = self._step(bound, args, kwargs)
+        owner = bound[0] if bound else None
+        made: R = self.graphs.run_step(*step, owner=owner, copy=self._copy)
         return made
 
     def _warm(self, bound: tuple[Any, ...], calls: Iterable[Any]) -> None:
         given = sorted(map(_arguments, _several(calls)), key=_nbytes, reverse=True)
         steps = [self._step(bound, *each) for each in given]
-        self.graphs._warm(steps, bound[0] if bound else None)
+        self.graphs.warm_steps(steps, bound[0] if bound else None)
 
     def _step(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
-        told = None if self._key is None else (key_of(self._key(*args, **kwargs)),)
-        reader = _Reader(
-            self.graphs._device, values=self._key is None, copied=self._copy_inputs, title=self._name
+        user_key = None if self._key is None else (key_of(self._key(*args, **kwargs)),)
+        reader = ArgumentReader(
+            self.graphs.device, values=self._key is None, copied=self._copy_inputs, title=self._name
         )
-        key = _Call(self._name, told, reader.group(args), reader.group(dict(kwargs)))
+        key = CallKey(self._name, user_key, reader.group(args), reader.group(dict(kwargs)))
         function: Any = self.__wrapped__
 
         def body(inputs: Sequence[Any]) -> R:
@@ -158,14 +150,16 @@ class Graphed(Generic[P, R]):
 
 
 class Method:
-    """A graphed function as a method, of an instance or, asked for in the class, of any."""
+    """A graphed function as a method of an instance or, accessed through the class, of none."""
 
     def __init__(self, function: Graphed[..., Any], instance: object) -> None:
-        self.__func__, self.__self__, self.__doc__ = function, instance, function.__doc__
+        self.__func__ = function
+        self.__self__ = instance
+        self.__doc__ = function.__doc__
 
     @property
-    def graphs(self) -> Graphs:
-        """The slots of all instances."""
+    def graphs(self) -> GraphCache:
+        """The cache with the graphs of all instances."""
         return self.__func__.graphs
 
     @property
@@ -174,7 +168,7 @@ class Method:
         return function if self.__self__ is None else MethodType(function, self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One call, replayed where it was captured: see `Graphs.run`."""
+        """Call the function, or replay the graph of a call like this one: see `GraphCache.run`."""
         if self.__self__ is not None:
             return self.__func__._call((self.__self__,), args, kwargs)
         if not args:
@@ -188,11 +182,11 @@ class Method:
         self.__func__._warm((self._instance(),), calls)
 
     def warmer(self, _: object) -> NoReturn:
-        """Refused: nothing that is told a key alone knows which instance it is for."""
+        """Raise: a warmer is given a key and cannot know the instance."""
         raise _of_instances(self.__func__._name)
 
     def invalidate(self) -> None:
-        """Forget all calls of this instance or, without one, of all."""
+        """Forget all calls of this instance, or of all instances where there is none."""
         self.graphs.invalidate(owner=self.__self__)
 
     def _instance(self) -> object:
@@ -209,14 +203,14 @@ class Method:
 
 
 def name_of(function: Any) -> str | None:
-    """What a function is called where it is defined."""
+    """Return the name of a function as it is defined."""
     name: str | None = getattr(function, "__qualname__", None)
     return name and name.rpartition("<locals>.")[2]
 
 
 def shown(key: Any) -> str:
-    """A key of a graphed function as text: what the user's `key` gave, where there is one."""
-    return described(key) if key.told is None else text_of(key.told[0])
+    """Return the key of a call as text: the user's key, if the function has one."""
+    return described(key) if key.user_key is None else text_of(key.user_key[0])
 
 
 def _of_instances(name: str) -> InputError:
@@ -269,151 +263,6 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _nbytes(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> int:
-    """Bytes of all arrays among the arguments."""
+    """Return the bytes of all arrays among the arguments."""
     held = (item for _, item in trees.leaves((call[0], dict(call[1]))))
     return sum(len(trees.span(item)) for item in held)
-
-
-class _Call(NamedTuple):
-    """What tells one slot of a function from another: the user's key, if any, and the arguments."""
-
-    function: str
-    told: tuple[Hashable] | None
-    positional: _Group
-    named: _Group
-
-    def __repr__(self) -> str:
-        if self.told is not None:
-            return f"{self.function} {self.told[0]!r}"
-        return f"{self.function}({', '.join((*self.positional.rows(), *self.named.rows()))})"
-
-
-class _Group(NamedTuple):
-    """The arguments in a tuple, a list, a dict or a dataclass."""
-
-    kind: type
-    names: tuple[Hashable, ...]
-    items: tuple[Hashable, ...]
-
-    def rows(self) -> list[str]:
-        """Each in words."""
-        if not self.names:
-            return [repr(item) for item in self.items]
-        return [f"{name}={item!r}" for name, item in zip(self.names, self.items, strict=True)]
-
-    def __repr__(self) -> str:
-        return f"{self.kind.__name__}({', '.join(self.rows())})"
-
-
-class _Value(NamedTuple):
-    """An argument that a capture bakes: numbers as they are written, so that 0.0 and -0.0 differ."""
-
-    type: type
-    value: Hashable
-
-    def __repr__(self) -> str:
-        return str(self.value) if issubclass(self.type, Number) else described(self.value)
-
-
-class _Itself(weakref.ref[Any]):
-    """An object told from every other by identity, and not kept alive."""
-
-    __slots__ = ("_number",)
-
-    _number: int
-
-    def __new__(cls, given: Any) -> _Itself:
-        made = super().__new__(cls, given)
-        made._number = id(given)
-        return made
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Itself) and self() is other() is not None)
-
-    def __repr__(self) -> str:
-        return f"<{type(self()).__name__}>"
-
-
-class _Kept:
-    """The same, for what only a strong reference can hold."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-
-    def __hash__(self) -> int:
-        return id(self._given)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept) and self._given is other._given
-
-    def __repr__(self) -> str:
-        return f"<{type(self._given).__name__}>"
-
-
-class _Reader:
-    """Reads the arguments of one call: arrays by their memory, other things by `values` or identity.
-
-    Where arrays are `copied`, any memory will do. `arrays` are those to copy, each once. Without
-    `values`, what is plain is left to the user's key; what may hold memory that we do not see is not.
-    """
-
-    def __init__(self, device: base.Device, *, values: bool, copied: bool, title: str) -> None:
-        self._device, self._values, self._copied, self._title = device, values, copied, title
-        self.arrays: list[Any] = []
-
-    def group(self, given: Any) -> _Group:
-        """The arguments in a container."""
-        held = trees.parts(given) or {}
-        names = () if isinstance(given, tuple | list) else tuple(held)
-        return _Group(type(given), names, tuple(map(self._read, held.values())))
-
-    def _read(self, given: Any) -> Hashable:
-        if trees.parts(given) is not None:
-            return self.group(given)
-        memory = trees.memory(given, self._device)
-        if memory is None:
-            return self._other(given)
-        if not self._copied or not trees.fillable(given):
-            return memory
-        known = [array is given for array in self.arrays]
-        if True not in known:
-            self.arrays.append(given)
-            known.append(True)
-        return memory._replace(place=(known.index(True),))
-
-    def _other(self, given: Any) -> Hashable:
-        if isinstance(given, MethodType):
-            return (given.__func__, self._read(given.__self__))
-        if self._values:
-            return self._value(given)
-        if isinstance(given, _PLAIN) or _describes_arrays(given) or trees.is_array(given):
-            return None
-        try:
-            return _Itself(given)
-        except TypeError:
-            return _Kept(given)
-
-    def _value(self, given: Any) -> _Value:
-        try:
-            if kind_of(given) is not None:
-                raise TypeError("its memory is not on this device")
-            if _by_identity(given):
-                raise TypeError("it is equal to itself alone, whatever is in it")
-            hash(given)
-        except TypeError as bad:
-            what = f"{self._title}: an argument of type {type(given).__name__}"
-            raise InputError(f"{what} cannot be part of a key: {bad}", hint=_GIVE_A_KEY) from None
-        return _Value(type(given), repr(given) if isinstance(given, Number) else given)
-
-
-def _by_identity(given: Any) -> bool:
-    """Whether it counts as the same value as long as it is the same object, and may change."""
-    hashed: object = type(given).__hash__
-    return hashed is object.__hash__ and not isinstance(given, _FIXED) and not _describes_arrays(given)
-
-
-def _describes_arrays(given: Any) -> bool:
-    return type(given).__module__ in _DESCRIBES_ARRAYS

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from preheat.errors import InputError
 from preheat.events import warn
 
-__all__ = ["EVERY", "OFF", "Laps", "Profile", "RowSink", "Switches", "to_stderr"]
+__all__ = ["EVERY", "OFF", "Profile", "ReplaySample", "RowSink", "Switches", "to_stderr"]
 
 EVERY = 64  # replays from one sample to the next
 RowSink = Callable[[Mapping[str, Any]], None]
@@ -24,7 +24,7 @@ class Switches(NamedTuple):
     upload: bool = False  # again before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
 
-    def laps(self, key: str | None, replays: int) -> Laps | None:
+    def sample(self, key: str | None, replays: int) -> ReplaySample | None:
         """The clock for a replay after so many others, when it is one to be sampled."""
         return None if self.profile is None else self.profile.start(key, replays)
 
@@ -48,10 +48,10 @@ class Profile:
             raise InputError(f"every must be an integer of 1 or more, not {every!r}")
         self._sinks, self.every, self._clock = sinks, every, clock
 
-    def start(self, key: str | None, replays: int) -> Laps | None:
+    def start(self, key: str | None, replays: int) -> ReplaySample | None:
         """The clock for a replay after so many others, when it is one to be sampled."""
         sampled = replays % self.every == 0
-        return Laps(key, replays + 1, self._clock, self._write) if sampled else None
+        return ReplaySample(key, replays + 1, self._clock, self._write) if sampled else None
 
     def _write(self, row: Mapping[str, Any]) -> None:
         for sink in self._sinks:
@@ -63,7 +63,7 @@ class Profile:
                 warn(f"sampled replays are no longer given to {name}: {type(error).__name__}: {error}")
 
 
-class Laps:
+class ReplaySample:
     """One sampled replay: the microseconds from each stage to the next."""
 
     def __init__(

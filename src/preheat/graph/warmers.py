@@ -13,11 +13,11 @@ __all__ = ["Warmable", "Warmers"]
 class Warmable(Protocol):
     """A named cache of graphs with a warmer, which can capture any of their keys."""
 
-    def require_room(self, keys: int) -> None:
-        """Raise when the cache cannot hold this number of keys."""
+    def require_capacity(self, keys: int) -> None:
+        """Raise if the cache cannot hold graphs for so many keys."""
 
     def warm_key(self, key: Any) -> bool:
-        """Capture a key that has no graph yet; return True if it was captured."""
+        """Capture a key, unless it has a graph; return whether it was captured."""
 
 
 class Warmers:

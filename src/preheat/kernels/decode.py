@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from preheat.callsite import caller
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
-from preheat.graph.graph import Graph
+from preheat.graph.replay import Replayer
 from preheat.kernels.op import dimension
 from preheat.runtime.kernel import Kernel
 
@@ -69,12 +69,9 @@ class DecodeState:
         self._advance = gpu.kernel(_SOURCE, "advance")
         self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
         self.token, self.position, self.length = (self._values[row] for row in range(3))
-        self._known: tuple[int, ...] | None = (
-            None  # The state if it has one sequence and the host knows it.
-        )
-        self._replays: list[
-            tuple[weakref.ref[Graph], int]
-        ] = []  # Of graphs that advance it, when it was set.
+        self._known: tuple[int, ...] | None = None  # to the host, of a single sequence
+        # How often each graph that advances the state had been replayed when the state was set.
+        self._replays: list[tuple[weakref.ref[Replayer], int]] = []
         self.set([0] * self.batch, [0] * self.batch)
 
     def set(self, token: Integers, position: Integers) -> None:
@@ -165,10 +162,10 @@ class DecodeState:
         limit = "" if self.limit == _INT_MAX else f", limit={self.limit}"
         return f"<DecodeState batch={self.batch}{limit} on {self._values.device}>"
 
-    def _advancing(self) -> list[Graph]:
-        """Return the graphs that use this state."""
-        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Graph)]
-        return [one for one in graphs if any(self._values in node.arrays for node in one.nodes)]
+    def _advancing(self) -> list[Replayer]:
+        """Return the graphs that advance this state."""
+        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Replayer)]
+        return [one for one in graphs if any(self._values in node.arrays for node in one.work.nodes)]
 
     def _replayed(self) -> bool:
         """Return whether such a graph was replayed since `set`, or was deleted and may have been."""

@@ -1,4 +1,4 @@
-"""Slots: one graph for each key; a step happens exactly once a call, whatever becomes of its graph."""
+"""Cached graphs: one for each key; a step happens exactly once in a call, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from preheat.errors import (
     StaleBufferError,
 )
 from preheat.gpu import Gpu
-from preheat.graph import slots
-from preheat.graph.slots import Graphs, described, text_of
+from preheat.graph import cache_entries
+from preheat.graph.cache import GraphCache
+from preheat.graph.keys import described, text_of
 from tests.conftest import Recorder
 from tests.graph.support import (
     Work,
@@ -65,8 +66,8 @@ def illegal_address(call: str = "cuGraphInstantiate") -> DriverError:
     return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
 
 
-def warmed(graphs: Graphs, step: Callable[[], object], *keys: Any, owner: object = None) -> None:
-    """Slots for these keys, in this order."""
+def warmed(graphs: GraphCache, step: Callable[[], object], *keys: Any, owner: object = None) -> None:
+    """Cache graphs of these keys, in this order."""
     for key in keys:
         for _ in range(2):
             graphs.run(key, step, owner=owner)
@@ -101,7 +102,7 @@ def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(
     assert graphs.report().quarantined == ()
 
 
-def test_keys_have_slots_of_their_own(device: Gpu) -> None:
+def test_keys_have_cached_graphs_of_their_own(device: Gpu) -> None:
     made, graphs = work(device, 31), device.graphs()
     steps = {a: Step(made, a) for a in (2, 5, 11)}
     total = 0
@@ -264,14 +265,14 @@ def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     made, graphs = work(device), device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
-    found = graphs._find
+    found = graphs._entries.find
 
     def close_then(place: Any) -> Any:
-        slot = found(place)
+        cached = found(place)
         graph.close()  # as another thread might, just now
-        return slot
+        return cached
 
-    monkeypatch.setattr(graphs, "_find", close_then)
+    monkeypatch.setattr(graphs._entries, "find", close_then)
     if verb == "replay":
         assert graphs.replay("k") is False
     else:
@@ -352,14 +353,14 @@ def test_a_key_that_is_never_found_again_is_refused(key: Any, device: Gpu) -> No
 @pytest.mark.parametrize(
     ("capacity", "why"),
     [
-        (0, "0 slots hold no graph"),
-        (-1, "-1 slots hold no graph"),
-        (1.5, "1.5 is not a number of slots"),
-        (None, "None is not a number of slots"),
-        ("8", "'8' is not a number of slots"),
+        (0, "a cache of 0 graphs can hold none"),
+        (-1, "a cache of -1 graphs can hold none"),
+        (1.5, "1.5 is not a number of graphs"),
+        (None, "None is not a number of graphs"),
+        ("8", "'8' is not a number of graphs"),
     ],
 )
-def test_a_capacity_is_a_number_of_slots(capacity: Any, why: str, device: Gpu) -> None:
+def test_a_capacity_is_a_number_of_cached_graphs(capacity: Any, why: str, device: Gpu) -> None:
     with pytest.raises(InputError, match=why) as refused:
         device.graphs(capacity)
     assert refused.value.hint == "capacity=1 or more"
@@ -376,7 +377,7 @@ def test_a_scalar_cannot_have_the_name_of_what_a_replay_takes(device: Gpu) -> No
 # Eviction
 
 
-def test_the_least_recently_used_slot_goes_first(device: Gpu) -> None:
+def test_the_least_recently_used_cached_graph_goes_first(device: Gpu) -> None:
     made, graphs = work(device, 31), device.graphs(capacity=3)
     step = Step(made)
     warmed(graphs, step, "a", "b", "c")
@@ -418,20 +419,24 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
     made, graphs = work(device, 31), device.graphs(capacity=1)
     step = Step(made)
     warmed(graphs, step, "a")
-    slot = graphs._find(graphs._place("a", None))  # as the other thread has it now
-    assert slot is not None
+    cached = graphs._entries.find(
+        graphs._entries.entry_key("a", None)
+    )  # as the other thread has it now
+    assert cached is not None
     warmed(graphs, step, "b")
     assert "a" not in graphs
-    slot.step((), copy=False)
+    cached.run((), copy=False)
     made.check(15)
 
 
-def test_slots_are_closed_outside_the_lock(device: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_graphs_are_closed_outside_the_lock(
+    device: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, graphs, locked = work(device, 31), device.graphs(capacity=1), list[bool]()
     drain = device._context.drain
 
     def watched(**more: Any) -> None:
-        locked.append(graphs._lock.locked())
+        locked.append(graphs._entries.lock.locked())
         drain(**more)
 
     monkeypatch.setattr(device._context, "drain", watched)
@@ -443,11 +448,11 @@ def test_slots_are_closed_outside_the_lock(device: Gpu, monkeypatch: pytest.Monk
 
 
 def test_keys_seen_once_are_remembered_in_bounds(device: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_REMEMBERED", 5)
+    monkeypatch.setattr(cache_entries, "_REMEMBERED", 5)
     graphs = device.graphs(capacity=1)
     for key in range(20):
         graphs.run(key, lambda: None)
-    assert [k.key for k in graphs._known] == [15, 16, 17, 18, 19]
+    assert [k.key for k in graphs._entries.uncaptured] == [15, 16, 17, 18, 19]
 
 
 # Captures that fail
@@ -472,7 +477,7 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
     (one,) = graphs.report().quarantined
     assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
     assert "copying to the host inside a capture" in one.reason
-    assert "test_slots.py" in one.reason
+    assert "test_cache.py" in one.reason
     assert one.reason.endswith("(hint: read results after the replay)")
     assert "'k': failed 3 times, tries again in 56 calls" in str(graphs.report())
     assert len(graphs) == 0
@@ -543,7 +548,7 @@ def test_warming_raises_and_warns_of_nothing(device: Gpu) -> None:
 
 
 def test_the_wait_after_failures_doubles_to_a_bound() -> None:
-    known, waits = slots._Known(), list[int]()
+    known, waits = cache_entries.UncapturedKey(), list[int]()
     for _ in range(12):
         known.failed("so")
         waits.append(known.wait)
@@ -697,7 +702,7 @@ def raised_and_lost(flaky: Flaky, verb: str) -> None:
     assert graphs.report().quarantined == ()
 
 
-def test_a_lost_device_is_named_for_a_slot_too(flaky: Flaky) -> None:
+def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
     made, graphs = work(flaky.gpu), flaky.gpu.graphs()
     warmed(graphs, Step(made), "k")
     flaky.seam.fail("fill", illegal_address())
@@ -731,10 +736,10 @@ def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu
     assert device._context.captures_by_thread == {}
 
 
-# Stale slots, lost lives
+# Stale graphs, lost contexts
 
 
-def test_a_stale_slot_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
+def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
     made, graphs = work(device), device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
@@ -753,7 +758,7 @@ def test_a_stale_slot_counts_as_absent_and_is_captured_anew(device: Gpu) -> None
     made.check(12)
 
 
-def test_a_slot_that_becomes_stale_under_way_runs_eagerly(
+def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, graphs = work(device), device.graphs()
@@ -763,21 +768,21 @@ def test_a_slot_that_becomes_stale_under_way_runs_eagerly(
         made.axpy[5, 64](3, xs[-1], made.y, made.n)
 
     warmed(graphs, step, "k")
-    found = graphs._find
+    found = graphs._entries.find
 
     def close_then(place: Any) -> Any:
-        slot = found(place)
+        cached = found(place)
         if len(xs) > 1:
             xs.pop().close()  # as another thread might, just now
-        return slot
+        return cached
 
-    monkeypatch.setattr(graphs, "_find", close_then)
+    monkeypatch.setattr(graphs._entries, "find", close_then)
     graphs.run("k", step)
     made.check(9)
     assert "k" not in graphs
 
 
-def test_after_a_reset_slots_are_gone_and_the_next_life_has_its_own(
+def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
@@ -828,14 +833,14 @@ class Equal:
         return True
 
 
-def test_owners_do_not_see_each_others_slots(device: Gpu) -> None:
+def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
     made, graphs = work(device), device.graphs()
     owners: list[Any] = [None, Model(), Model(), Equal(), Equal(), "name", 7]
     for a, owner in enumerate(owners, start=1):
         warmed(graphs, Step(made, a), "k", owner=owner)
     assert len(graphs) == len(owners)
     assert list(graphs) == ["k"] * len(owners)
-    assert [slot.owner for slot in graphs.report().slots] == owners
+    assert [cached.owner for cached in graphs.report().graphs] == owners
     total = 2 * sum(range(1, 8))
     for a, owner in enumerate(owners, start=1):
         assert graphs.replay("k", owner=owner)
@@ -854,12 +859,12 @@ def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
     warmed(graphs, Step(made), "a", "b", owner=1000)
     warmed(graphs, Step(made), "a")
     graphs.invalidate(owner=owner)
-    assert [slot.owner for slot in graphs.report().slots] == [1000, 1000, None]
+    assert [cached.owner for cached in graphs.report().graphs] == [1000, 1000, None]
     graphs.invalidate(owner=int("1000"))
     assert list(graphs) == ["a"]
 
 
-def test_slots_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
+def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
     made, graphs, owner = work(flaky.gpu), flaky.gpu.graphs(), Model()
     warmed(graphs, Step(made), "a", "b", owner=owner)
     warmed(graphs, Step(made), "a")
@@ -870,22 +875,22 @@ def test_slots_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> N
         flaky.gpu._context.drain()
     assert asked == {"executable.close": 2}
     assert len(graphs) == 1
-    assert not graphs._owners
-    assert [place.key for place in graphs._known] == []
+    assert not graphs._entries.owners
+    assert [place.key for place in graphs._entries.uncaptured] == []
 
 
 def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(device: Gpu) -> None:
     made, graphs, owner = work(device), device.graphs(), Model()
     warmed(graphs, Step(made), "a", owner=owner)
-    with graphs._lock:  # as when the collector runs inside a verb
+    with graphs._entries.lock:  # as when the collector runs inside a verb
         del owner
         gc.collect()
         shown = repr(graphs)
-    assert "1 of 64 slots" in shown
+    assert "1 of 64 graphs" in shown
     assert len(graphs) == 0
 
 
-def test_a_new_owner_never_inherits_the_slots_of_one_at_its_address(device: Gpu) -> None:
+def test_a_new_owner_never_inherits_the_cached_graphs_of_one_at_its_address(device: Gpu) -> None:
     made, graphs = work(device, 31), device.graphs(capacity=8)
     for _ in range(20):
         owner = Model()
@@ -900,7 +905,7 @@ def test_what_can_neither_be_held_weakly_nor_hashed_is_no_owner(device: Gpu) -> 
         device.graphs().replay("k", owner=[1])
 
 
-def test_dropping_the_slots_gives_everything_back(flaky: Flaky) -> None:
+def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
     with nothing_left_open(flaky):
         made, owner = work(flaky.gpu), Model()
         graphs = flaky.gpu.graphs()
@@ -938,11 +943,11 @@ def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
     for call in range(1, 5):
         outer.run("k", both)
         made.check(6 * call)
-    assert [slot.nodes for slot in outer.report().slots] == [2]
+    assert [cached.nodes for cached in outer.report().graphs] == [2]
     assert len(inner) == 0  # seen once, eagerly
 
 
-def test_replaying_a_slot_inside_a_capture_is_refused(device: Gpu) -> None:
+def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> None:
     made, graphs = work(device), device.graphs()
     warmed(graphs, Step(made), "k")
     with pytest.raises(CaptureError, match="replaying a graph inside a capture"), device.capture():
@@ -964,7 +969,7 @@ def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: 
     assert entered == [8, 8, 4, 4, 2, 2, 1, 1]  # executed, then captured
     made.check(15)
     assert list(graphs) == [8, 4, 2, 1]
-    assert [slot.replays for slot in graphs.report().slots] == [0] * 4
+    assert [cached.replays for cached in graphs.report().graphs] == [0] * 4
     assert graphs.run(8, Step(made, 1000)) is made.y
     made.check(23)
     graphs.warm((1, 2, 16), body)
@@ -1012,7 +1017,7 @@ def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (range(5), "5 keys do not fit into 4 slots"),
+        (range(5), "5 keys do not fit into a cache of 4 graphs"),
         ((1, "a"), "must have an order"),
         (5, "5 is not a collection of keys"),
         ([[1]], r"\[1\] cannot be a key"),
@@ -1135,7 +1140,7 @@ def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gp
     ready, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with graphs._lock:
+        with graphs._entries.lock:
             ready.set()
             done.wait(300)
 
@@ -1163,12 +1168,12 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
     warmed(graphs, Step(made), ("decode", 8))
     graphs.replay(("decode", 8))
     report = graphs.report()
-    (slot,) = report.slots
-    assert slot == (("decode", 8), None, 1, made.x.nbytes + made.y.nbytes, 2)
+    (cached,) = report.graphs
+    assert cached == (("decode", 8), None, 1, made.x.nbytes + made.y.nbytes, 2)
     assert report.nbytes == 2 * 257 * 4
     assert str(report) == "('decode', 8): 1 node, 2,056 bytes, 2 replays"
-    assert repr(graphs) == f"<Graphs on {device.name}: 1 of 64 slots>"
-    assert str(device.graphs().report()) == "no slots"
+    assert repr(graphs) == f"<GraphCache on {device.name}: 1 of 64 graphs>"
+    assert str(device.graphs().report()) == "no graphs"
 
 
 def test_the_report_counts_in_words(device: Gpu) -> None:
@@ -1177,8 +1182,8 @@ def test_the_report_counts_in_words(device: Gpu) -> None:
     with runs_without_a_graph("nothing was captured"):
         for _ in range(2 + 15):
             graphs.run("b", lambda: None)
-    slot, quarantined = str(graphs.report()).splitlines()
-    assert slot == "'a': 1 node, 248 bytes, 1 replay"
+    cached, quarantined = str(graphs.report()).splitlines()
+    assert cached == "'a': 1 node, 248 bytes, 1 replay"
     assert "'b': failed 1 time, tries again in 1 call: CaptureError" in quarantined
 
 
@@ -1200,7 +1205,7 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
     assert "synchronising" in seen[-1]["reason"]
 
 
-def test_a_slot_is_called_by_its_key_in_errors(device: Gpu) -> None:
+def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
     made, graphs = work(device), device.graphs()
     warmed(graphs, Step(made), ("decode", 8))
     with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):

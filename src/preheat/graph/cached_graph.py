@@ -1,60 +1,72 @@
-"""One slot: a graph with what its body returned, replayed for calls that are like the captured one."""
+"""A cached graph: what a step was captured as, replayed for calls that are like the captured one."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from preheat.errors import BakedError, GraphError
-from preheat.graph import record, trees
+from preheat.graph import trees
 from preheat.graph.compare import Inside, Names, Returned, generations, written
 from preheat.graph.graph import Graph, State
-from preheat.graph.record import Node
+from preheat.graph.nodes import Node, diff
 from preheat.runtime.memory import newest
 
-__all__ = ["USABLE", "Body", "Slot"]
+__all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 
 R = TypeVar("R")
-Body = Callable[[Sequence[Any]], R]  # a step, given the arrays that a slot has copies of
-USABLE = (State.CAPTURED, State.READY)
+CAPTURED = (State.CAPTURED, State.READY)
+Body = Callable[[Sequence[Any]], R]  # what a step does with its arrays
 
 
-class Slot:
+class Step(NamedTuple):
+    """One call: its key, what it does, and the arrays of which a cached graph has copies."""
+
+    key: Hashable
+    body: Body[Any]
+    arrays: Sequence[Any] = ()
+
+
+class CachedGraph:
     """A graph with what its body returned, and the arrays that calls copy theirs into.
 
-    `since` is the newest memory from before the capture, where that is known: what is newer was handed
-    out inside.
+    `since` is a generation of memory between that from before the capture and that from inside, where
+    that is known.
     """
 
     def __init__(
         self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = (), since: int | None = None
     ) -> None:
-        self.graph, self.outputs, self.inputs, self.since = graph, outputs, inputs, since
-        self.lock = threading.Lock()  # from the copies in to the copies out
+        self.graph = graph
+        self.outputs = outputs
+        self.inputs = inputs
+        self.since = since
+        self.lock = threading.Lock()  # held from the copies of inputs to the copies of outputs
 
     @classmethod
-    def captured(cls, new: Callable[[], Graph], body: Body[Any], given: Sequence[Any]) -> Slot:
-        """What `body` does, as a graph that is ready to replay."""
-        inputs = [trees.private(array) for array in given]
-        graph, since = new(), newest()
+    def captured(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
+        """Capture a step into a graph that `new` makes, ready to replay."""
+        inputs = [trees.private(array) for array in step.arrays]
+        graph = new()
+        since = newest()
         try:
             with graph:
-                outputs = body(inputs)
+                outputs = step.body(inputs)
             graph.upload()
         except BaseException:
-            if graph.state in USABLE:  # captured, but it cannot be made ready
+            if graph.state in CAPTURED:  # It was captured and cannot be uploaded.
                 graph.close()
             raise
         return cls(graph, outputs, inputs, since)
 
     @property
     def usable(self) -> bool:
-        """Whether its graph can be replayed; whoever installed it may have closed it."""
-        return self.graph.state in USABLE and not self.graph.stale
+        """True if the graph can be replayed; whoever installed it may have closed it."""
+        return self.graph.usable
 
     def require_unwritten(self) -> None:
-        """Raise where the graph writes into an array that calls only copy into."""
+        """Raise if the graph writes into an array that calls only copy into."""
         spans = [trees.span(array) for array in self.inputs]
         for node in self.graph.nodes if spans else ():
             for position, argument in written(node):
@@ -67,18 +79,18 @@ class Slot:
                         "outside its arguments; declare const what a kernel only reads",
                     )
 
-    def step(self, given: Sequence[Any], *, copy: bool) -> Any:
-        """Replay with new content in the arrays; what the body returned, or copies of it."""
+    def run(self, arrays: Sequence[Any], *, copy: bool) -> Any:
+        """Replay with the content of `arrays`; return what the body returned, or copies of it."""
         with self.lock:
-            for array, other in zip(self.inputs, given, strict=True):
-                trees.refill(array, other)
+            for own, given in zip(self.inputs, arrays, strict=True):
+                trees.refill(own, given)
             self.graph.replay()
             return trees.copies(self.outputs) if copy else trees.fresh(self.outputs)
 
     def check(self, new: Graph, body: Body[Any]) -> None:
-        """Raise where `body` would do something else now, captured as `new`, than this graph does."""
+        """Capture `body` as `new` and raise if that would do something else than this graph does."""
         with self.lock:
-            changes = self._changes(self._again(new, body))
+            changes = self._changes(self._captured_again(new, body))
             new.close()
         if changes:
             raise BakedError(
@@ -87,8 +99,8 @@ class Slot:
                 hint="put what changes into the key, or into a gpu.scalar",
             )
 
-    def _again(self, new: Graph, body: Body[Any]) -> Slot:
-        """What `body` does now, captured as `new` and not made ready."""
+    def _captured_again(self, new: Graph, body: Body[Any]) -> CachedGraph:
+        """Capture `body` with the same inputs, without instantiating the graph."""
         since = newest()
         new.begin()
         try:
@@ -96,24 +108,27 @@ class Slot:
         except BaseException as error:
             new.__exit__(type(error), error, error.__traceback__)
             raise
-        return Slot(new.end(), outputs, since=since)
+        return CachedGraph(new.end(), outputs, since=since)
 
-    def _changes(self, new: Slot) -> list[str]:
-        """What `new` does or returns differently, in words."""
+    def _changes(self, new: CachedGraph) -> list[str]:
+        """Describe what `new` does or returns differently."""
         names = Names({}, generations(self.graph) & generations(new.graph))
-        (nodes, outputs), (others, returned) = self._described(names), new._described(names)
-        rows = record.diff(nodes, others)
-        for path in dict.fromkeys((*outputs, *returned)):
-            before, after = (side.get(path, Returned("nothing")) for side in (outputs, returned))
+        nodes, outputs = self._described(names)
+        new_nodes, new_outputs = new._described(names)
+        rows = diff(nodes, new_nodes)
+        for path in dict.fromkeys((*outputs, *new_outputs)):
+            before = outputs.get(path, Returned("nothing"))
+            after = new_outputs.get(path, Returned("nothing"))
             if before != after:
                 rows.append(f"returned{path}: {before.became(after)}")
         return rows
 
     def _described(self, names: Names) -> tuple[list[Node], dict[str, Returned]]:
-        """Nodes and outputs, with memory from inside the capture told by its order."""
+        """Return nodes and outputs, with memory from inside the capture named by its order."""
         inside = Inside(self.since, names)
         nodes = [inside.node(node) for node in self.graph.nodes]
-        device, foreign = self.graph._context.device, bool(self.graph.foreign)
+        device = self.graph.context.device
+        foreign = bool(self.graph.foreign)
         outputs = {
             path: inside.returned(item, trees.memory(item, device), foreign=foreign)
             for path, item in trees.leaves(self.outputs)

@@ -142,8 +142,8 @@ class Node:
             else:
                 yield Argument.of(slot, data, self._tensors)
 
-    def let_go(self) -> None:
-        """Hold the arrays no longer; what they were stays known."""
+    def release_arrays(self) -> None:
+        """Keep the description of the arguments and release the arrays."""
         self._arguments, self._given = self.arguments, ({}, b"")
 
     @property

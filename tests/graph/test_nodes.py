@@ -181,7 +181,7 @@ def held(gpu: Gpu) -> list[object]:
         nodes, arguments, graph, inside, gpu, pool, pool.empty(3), made.axpy, made.axpy.module, made.x,
         gpu.scalar("int32", name="step"), gpu.stream(), gpu.record(), gpu.graphs(), ours, step, plain,
         partly, keys, *reports, *map(str, reports), DecodeState(gpu),
-        *(slot.graph for each in (step, plain, partly) for slot in each.graphs._slots.values()),
+        *(one.graph for each in (step, plain, partly) for one in each.graphs._entries.graphs.values()),
     ]  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def test_a_graph_introduces_itself(device: Gpu) -> None:
 
 def behind(graph: Graph) -> base.Stream:
     """The captured stream, to work in without telling the runtime."""
-    return graph._context.order.adopt(graph.stream.handle)
+    return graph.context.order.adopt(graph.stream.handle)
 
 
 def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
@@ -515,7 +515,7 @@ def test_any_single_change_is_found_and_named(
     changed = [*what[:at], what[at]._replace(**{name: now}), *what[at + 1 :]]
     (row,) = captured(book, what).diff(captured(book, changed))
     kind = type(what[at]).__name__.lower()
-    assert row.startswith(f"node {at}, {kind} (test_record.py:")
+    assert row.startswith(f"node {at}, {kind} (test_nodes.py:")
     assert f"): {WORDS[type(what[at])][field]} " in row
     assert " became " in row
 
@@ -525,7 +525,7 @@ def test_a_step_more_or_less_is_found(book: Page, what: list[Step], data: st.Dat
     at = data.draw(st.integers(0, len(what)))
     more = [*what[:at], Fill(0, 0.25), *what[at:]]
     first, second = captured(book, what), captured(book, more)
-    assert any(" is new (test_record.py:" in row for row in first.diff(second))
+    assert any(" is new (test_nodes.py:" in row for row in first.diff(second))
     assert any(row.endswith(" is gone") for row in second.diff(first))
 
 

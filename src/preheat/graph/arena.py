@@ -1,0 +1,190 @@
+"""Device memory of a pool: blocks that the device allocated, and the parts of them that are free."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from preheat.errors import CaptureError
+from preheat.runtime.context import Context
+from preheat.runtime.memory import Buffer
+from preheat.runtime.uses import Uses
+
+__all__ = ["Arena", "FreeList", "PoolBuffer", "ReturnedSpan", "Span"]
+
+
+class Span(NamedTuple):
+    """Contiguous bytes of one block."""
+
+    address: int
+    size: int
+    block: Buffer
+
+    @property
+    def end(self) -> int:
+        """The first address behind the span."""
+        return self.address + self.size
+
+    def precedes(self, other: Span) -> bool:
+        """Return True if `other` begins where this span ends, in the same block."""
+        return self.block is other.block and self.end == other.address
+
+    def overlaps(self, other: Span) -> bool:
+        """Return True if both have bytes in common."""
+        return self.address < other.end and other.address < self.end
+
+    def joined(self, other: Span) -> Span:
+        """Return this span and the one that follows it as one."""
+        return Span(self.address, self.size + other.size, self.block)
+
+
+class FreeList:
+    """Free spans, by address. Adjacent ones are joined."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of all free spans."""
+        return sum(span.size for span in self.spans)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free span."""
+        return max((span.size for span in self.spans), default=0)
+
+    def take(self, size: int, *, after: Span | None = None) -> Span | None:
+        """Remove `size` bytes from the first span that has them, or from the one right `after`."""
+        for at, span in enumerate(self.spans):
+            if span.size >= size and (after is None or after.precedes(span)):
+                rest = Span(span.address + size, span.size - size, span.block)
+                self.spans[at : at + 1] = [rest] if rest.size else []
+                return Span(span.address, size, span.block)
+        return None
+
+    def put(self, *spans: Span) -> None:
+        """Add free spans."""
+        joined: list[Span] = []
+        for span in sorted([*self.spans, *spans], key=lambda each: each.address):
+            if joined and joined[-1].precedes(span):
+                joined[-1] = joined[-1].joined(span)
+            else:
+                joined.append(span)
+        self.spans = joined
+
+
+class ReturnedSpan(NamedTuple):
+    """A span that came back, with the uses that its next user has to wait for."""
+
+    span: Span
+    uses: Uses
+
+
+class PoolBuffer(Buffer):
+    """A span that was handed out. It goes back to the arena when the buffer is dropped or closed."""
+
+    __slots__ = ("_returned", "span")
+
+    def __init__(self, span: Span, size: int, returned: deque[ReturnedSpan]) -> None:
+        self.span = span
+        self._returned = returned
+        super().__init__(span.block.context, size, span.block.home)
+
+    def _allocate(self) -> int:
+        return self.span.address
+
+    def export(self) -> None:
+        """Keep the whole block, because another library gets the memory."""
+        self.span.block.export()
+        self._backing = self.span.block._backing
+
+    def _give_back(self) -> Callable[[], None]:
+        give_back = self._return
+        span = self.span
+        uses = self.uses
+        returned = self._returned
+        return lambda: give_back(span, uses, returned)
+
+    @staticmethod
+    def _return(
+        span: Span,
+        uses: Uses,
+        returned: deque[ReturnedSpan],
+        make: type[ReturnedSpan] = ReturnedSpan,  # Finalizers must not use global names.
+    ) -> None:
+        """Return a span to its arena. The block is not freed before these uses either."""
+        span.block.uses.inherited[id(uses)] = uses
+        returned.append(make(span, uses))
+
+    def __del__(self) -> None:
+        if self.open or self._backing:
+            self._give_back()()
+
+
+class Arena:
+    """Blocks of device memory and the spans of them that are free, or came back and may be in use.
+
+    The caller serialises the calls. Finalizers append to `returned` and do nothing else.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.blocks: list[Buffer] = []
+        self.free = FreeList()
+        self.returned: deque[ReturnedSpan] = deque()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks."""
+        return sum(block.size for block in self.blocks)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that came back and are not free yet."""
+        return sum(each.span.size for each in list(self.returned))
+
+    def grow(self, size: int) -> None:
+        """Allocate one more block."""
+        block = Buffer(self._context, size, self._context.stream)
+        self.blocks.append(block)
+        self.free.put(Span(block.address, block.size, block))
+
+    def shrink(self) -> None:
+        """Free the blocks of which nothing is handed out."""
+        for span in [span for span in self.free.spans if span.size == span.block.size]:
+            span.block.close()
+            self.blocks.remove(span.block)
+            self.free.spans.remove(span)
+
+    def reclaim(self) -> int:
+        """Make spans that came back free, where later users can be ordered after the earlier ones.
+
+        Return the number of bytes that became free.
+        """
+        back = [self.returned[at] for at in range(len(self.returned))]
+        ordered = [self._await_uses(each) for each in back]
+        for _ in back:  # Only now, so that an error above loses no span.
+            self.returned.popleft()
+        reclaimed = 0
+        for each, is_ordered in zip(back, ordered, strict=True):
+            if is_ordered:
+                each.span.block.uses.inherited.pop(id(each.uses), None)
+                self.free.put(each.span)
+                reclaimed += each.span.size
+            else:
+                self.returned.append(each)
+        return reclaimed
+
+    def _await_uses(self, back: ReturnedSpan) -> bool:
+        """Let the block's stream wait for the uses of a span; return False if a capture prevents it."""
+        order = self._context.order
+        home = back.span.block.home
+        if self._context.captures_by_thread:
+            return back.uses.at_rest(order.timeline(home))
+        try:
+            order.section(home, {back.uses: True}).enter()
+        except CaptureError:  # Another library that took the memory is capturing.
+            return False
+        return True

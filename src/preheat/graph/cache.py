@@ -1,0 +1,382 @@
+"""A cache of graphs: each key is captured when it is seen for the second time, and replayed then."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from preheat import fork
+from preheat.callsite import warn_caller
+from preheat.devices import base
+from preheat.errors import (
+    CaptureError,
+    CaptureWarning,
+    ContextLostError,
+    DriverError,
+    GraphError,
+    InputError,
+)
+from preheat.graph import trees
+from preheat.graph.cache_entries import Entries, EntryKey
+from preheat.graph.cache_report import CacheReport, count
+from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
+from preheat.graph.graph import Graph
+from preheat.graph.keys import described, key_of
+from preheat.graph.warmers import Warmable, Warmers
+from preheat.runtime.active_capture import Operation
+from preheat.runtime.context import Context
+
+__all__ = ["WARM", "GraphCache"]
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[[Any], object])
+
+WARM = Operation("warming graphs", "warm before the capture")
+
+
+class GraphCache:
+    """Graphs of one device by key. At most `capacity` are kept; the least recently used one is evicted.
+
+        graphs = gpu.graphs(capacity=8)
+        graphs.run(size, lambda: step(size))   # runs; the second time captures; then replays
+
+    Each `owner` has graphs of its own, which go when the owner does: it is referenced weakly where that
+    is possible. Recordings and warm-ups know the cache by `name`, and events have keys as `shown`
+    writes them. With `checked`, each call of `run` is captured anew and compared with the cached graph;
+    `BakedError` is raised where a replay would use something else. A reset of the device empties the
+    cache, which then works with the new context. `title` is what warnings call the cache. Safe from any
+    thread.
+    """
+
+    def __init__(
+        self,
+        context: Callable[[], Context],
+        capture: Callable[..., Graph],
+        capacity: int = 64,
+        *,
+        name: str | None = None,
+        checked: bool = False,
+        warmers: Warmers,
+        shown: Callable[[Any], str],
+    ) -> None:
+        self.capacity = _capacity(capacity)
+        self.name = _name(name)
+        self.checked = checked
+        self.title = "graphs"
+        self._context = context
+        self._capture = capture
+        self._warmers = warmers
+        self._shown = shown
+        self._entries = Entries(context, self.capacity)
+        self._warned: set[object] = set()  # kinds of failures
+        fork.register(self)
+
+    def after_fork(self) -> None:
+        """Renew the locks in a forked child."""
+        self._entries.after_fork()
+
+    @property
+    def device(self) -> base.Device:
+        """The device of the graphs."""
+        return self._context().device
+
+    # Running
+
+    def run(
+        self, key: Hashable, body: Callable[[], R], *, owner: object = None, copy: bool = False
+    ) -> R:
+        """Do what `body` does on the device, exactly once, and return what it returned.
+
+        The first call with `key` runs the body, the second captures it and replays the graph, and later
+        ones replay the graph. The result is what the body returned when it was captured: the same
+        arrays, with new content after every call, in new lists and dicts; with `copy`, copies of the
+        arrays. Python code inside the body therefore runs in the first two calls only.
+
+        A body that cannot be captured runs without a graph, and later calls try the capture again: see
+        `report`. A `CaptureWarning` says so once for each reason. An error that the device does not
+        survive is raised. Inside a capture the body becomes part of that capture.
+        """
+        made: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
+        return made
+
+    def run_step(
+        self, key: Hashable, body: Body[Any], arrays: Sequence[Any] = (), *, owner: object, copy: bool
+    ) -> Any:
+        """Do what `run` does for a body of arrays, of which a cached graph has copies: see `Step`."""
+        if self._context().active_capture() is not None:
+            return body(arrays)
+        entries = self._entries
+        entry = EntryKey(entries.owner_token(owner), key)
+        cached = entries.find(entry)
+        failure = None
+        if cached is None:
+            cached, failure = self._captured(entry, Step(key, body, arrays))
+        elif self.checked:
+            cached.check(self._new_graph(key), body)
+        if cached is not None:
+            try:
+                return cached.run(arrays, copy=copy)
+            except GraphError:
+                if cached.usable:
+                    raise
+                entries.drop(entry, cached)
+        made = body(arrays)
+        entries.seen(entry)
+        if failure is not None:  # Only now: an error of the body itself is raised by its run above.
+            self._warn(entry, failure)
+        return trees.copies(made) if copy else made
+
+    def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
+        """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
+        entry = self._entry(key, owner)
+        cached = self._entries.find(entry)
+        if cached is None:
+            return False
+        try:
+            cached.graph.replay(**scalars)
+        except GraphError:
+            if cached.usable:
+                raise
+            self._entries.drop(entry, cached)
+            return False
+        return True
+
+    # Warming
+
+    def warm(self, keys: Iterable[Any], body: Callable[[Any], object], *, owner: object = None) -> None:
+        """Capture `body(key)` for all keys without a graph, the largest key first.
+
+        The body is executed once for each key, which loads its kernels, and then captured, which
+        executes nothing. `GraphError` at the end lists the keys that could not be captured.
+        """
+        steps = [Step(key_of(key), partial(_with_key, body, key)) for key in _largest_first(keys)]
+        self.warm_steps(steps, owner)
+
+    def warm_steps(self, steps: Sequence[Step], owner: object) -> None:
+        """Capture the steps without a graph, in this order; see `warm`."""
+        self._context().forbid(WARM)
+        wanted: dict[Hashable, Step] = {}
+        for step in steps:
+            wanted.setdefault(step.key, step)
+        self.require_capacity(len(wanted))
+        reasons = {key: self._warm(step, owner) for key, step in wanted.items()}
+        failed = [f"{described(key)}: {reason}" for key, reason in reasons.items() if reason]
+        if failed:
+            text = f"{len(failed)} of {count(len(wanted), 'key')} could not be captured"
+            raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
+
+    def warmer(self, function: F) -> F:
+        """Register how `gpu.warm` captures a key: `function(key)` does the step of that key.
+
+        @graphs.warmer
+        def decode(size): …
+        """
+        self.register_warmer(self.name, self)
+        self._warmer: Callable[[Any], object] = function
+        return function
+
+    def register_warmer(self, name: str | None, warmable: Warmable) -> None:
+        """Let `gpu.warm` find `warmable` under `name`, which becomes the name of the cache."""
+        self._warmers.add(name, warmable)
+        self.name = name
+
+    def warm_key(self, key: Any) -> bool:
+        """Capture a key through the warmer; return False if the key has a graph already.
+
+        `GraphError` says why it cannot be captured.
+        """
+        return self.warm_step(Step(key_of(key), partial(_with_key, self._warmer, key)))
+
+    def warm_step(self, step: Step) -> bool:
+        """Capture one step; return False if it has a graph already."""
+        if self._entries.find(EntryKey(None, step.key)) is not None:
+            return False
+        reason = self._warm(step, None)
+        if reason is not None:
+            raise GraphError(reason)
+        return True
+
+    def require_capacity(self, keys: int) -> None:
+        """Raise if the cache cannot hold graphs for so many keys."""
+        if keys > self.capacity:
+            raise InputError(
+                f"{keys} keys do not fit into a cache of {count(self.capacity, 'graph')}",
+                hint=f"capacity={keys}",
+            )
+
+    def _warm(self, step: Step, owner: object) -> str | None:
+        """Warm one step; return why it cannot be captured."""
+        entry = self._entries.entry_key(step.key, owner)
+        if self._entries.find(entry) is not None:
+            return None
+        step.body(step.arrays)
+        self._entries.seen(entry, ready=True)
+        self._captured(entry, step)
+        return self._entries.failure(entry)
+
+    # Content
+
+    def install(
+        self, key: Hashable, graph: Graph, outputs: object = None, *, owner: object = None
+    ) -> None:
+        """Let `run` replay `graph` for `key` and return `outputs`. The caller may use the graph too."""
+        if not isinstance(graph, Graph):
+            raise InputError(f"{graph!r} is not a graph", hint="with gpu.capture() as graph: …")
+        if graph.state not in CAPTURED:
+            raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
+        entry = self._entry(key, owner)
+        if graph.context is not self._context():
+            raise InputError(f"{graph} is of another device, or from before a reset of this one")
+        self._emit_evicted(self._entries.put(entry, CachedGraph(graph, outputs)))
+
+    def invalidate(self, *keys: Hashable, owner: object = None) -> None:
+        """Forget these keys and their failures; without keys, all of `owner`, or of everybody."""
+        if keys:
+            self._entries.forget([self._entry(key, owner) for key in keys])
+        else:
+            self._entries.forget_all(owner)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return self._entries.has(self._entry(key, None))
+
+    def __len__(self) -> int:
+        return len(self.report().graphs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([graph.key for graph in self.report().graphs])
+
+    def report(self) -> CacheReport:
+        """Describe the cached graphs and the keys that could not be captured."""
+        return self._entries.report()
+
+    def __repr__(self) -> str:
+        checked = ", checked" if self.checked else ""
+        held = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
+        return f"<GraphCache on {self.device.name}: {held} of {self.capacity} graphs{checked}>"
+
+    def _entry(self, key: Hashable, owner: object) -> EntryKey:
+        return self._entries.entry_key(key_of(key), owner)
+
+    # Capturing
+
+    def _captured(self, entry: EntryKey, step: Step) -> tuple[CachedGraph | None, _Failure | None]:
+        """Capture a step if it is time for that; return the graph, or why it cannot be captured.
+
+        A step that can be captured but must not be is an error, which no quarantine hides.
+        """
+        pending = self._entries.claim(entry)
+        if pending is None:
+            return None, None
+        cached: CachedGraph | None = None
+        failure: _Failure | None = None
+        try:
+            made = CachedGraph.captured(partial(self._new_graph, entry.key), step)
+        except Exception as error:
+            if pending.context.lost is not None or _is_fatal(error):
+                raise
+            where = error.where if isinstance(error, CaptureError) else None
+            failure = _Failure(_reason(error), type(error), where)
+        else:
+            made.require_unwritten()
+            cached = made
+        finally:
+            reason = None if failure is None else failure.reason
+            evicted = self._entries.settle(entry, pending, cached, reason)
+            if cached is not None:
+                self._emit("captured", entry)
+            if reason is not None:
+                self._emit("quarantined", entry, reason)
+            self._emit_evicted(evicted)
+        return cached, failure
+
+    def _new_graph(self, key: Hashable) -> Graph:
+        return self._capture(name=key if isinstance(key, str) else described(key))
+
+    def _warn(self, entry: EntryKey, failure: _Failure) -> None:
+        """Warn at the caller's line that a step runs without a graph, once for each kind of failure."""
+        with self._entries.lock:
+            known = failure.kind in self._warned
+            self._warned.add(failure.kind)
+        if not known:
+            warn_caller(
+                CaptureWarning(
+                    f"{described(entry.key)} cannot be captured and runs without a graph: "
+                    f"{failure.reason}\nlater calls try again; {self.title}.report() lists what failed"
+                )
+            )
+
+    def _emit_evicted(self, entries: Iterable[EntryKey]) -> None:
+        for entry in entries:
+            self._emit("evicted", entry)
+
+    def _emit(self, what: str, entry: EntryKey, reason: str = "") -> None:
+        context = self._entries.context
+        key = self._shown(entry.key)
+        # Graphs of an owner have no name, because a warmer cannot tell whose they are.
+        name = self.name if entry.owner is None else None
+        context.events.emit(
+            "graph", what=what, device=context.device.name, name=name, key=key, reason=reason
+        )
+
+
+class _Failure(NamedTuple):
+    """Why a step could not be captured."""
+
+    reason: str
+    error: type[Exception]
+    where: str | None  # the line of an operation that cannot be captured
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells one kind of failure from another."""
+        return (self.error, self.where)
+
+
+def _capacity(given: Any) -> int:
+    try:
+        capacity = operator.index(given)
+    except TypeError:
+        raise InputError(f"{given!r} is not a number of graphs", hint="capacity=1 or more") from None
+    if capacity < 1:
+        raise InputError(f"a cache of {capacity} graphs can hold none", hint="capacity=1 or more")
+    return capacity
+
+
+def _name(given: Any) -> str | None:
+    if given is not None and (not isinstance(given, str) or not given.strip()):
+        raise InputError(f"{given!r} cannot be a name of graphs", hint='name="decode"')
+    name: str | None = given
+    return name
+
+
+def _with_key(body: Callable[[Any], R], key: Any, arrays: Sequence[Any]) -> R:
+    del arrays
+    return body(key)
+
+
+def _largest_first(keys: Iterable[Any]) -> list[Any]:
+    if not isinstance(keys, Iterable):
+        raise InputError(f"{keys!r} is not a collection of keys", hint=f"use [{keys!r}]")
+    known = dict.fromkeys(map(key_of, keys))
+    try:
+        return sorted(known, reverse=True)
+    except TypeError as bad:
+        raise InputError(f"keys to warm must have an order: {bad}") from None
+
+
+def _is_fatal(error: BaseException | None) -> bool:
+    """Return True if the error, or a cause of it, is one that a device does not survive."""
+    while error is not None:
+        if isinstance(error, ContextLostError) or (isinstance(error, DriverError) and error.sticky):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _reason(error: Exception) -> str:
+    hint = getattr(error, "hint", None)
+    text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
+    others = (note for note in getattr(error, "__notes__", ()) if note != f"hint: {hint}")
+    return "\n".join((text, *others))

@@ -1,0 +1,323 @@
+"""The entries of a graph cache: which graph each key has, and what is known of keys without one.
+
+A key is first seen, then captured, then has a graph:
+
+    unknown ──its body ran──▶ UncapturedKey ──claim──▶ PendingCapture ──settle──▶ CachedGraph
+                                    ▲───────── the capture failed: quarantine ─────────┘
+
+Each owner has entries of its own. They go when the owner is collected.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from preheat.graph.cache_report import CachedGraphReport, CacheReport, QuarantinedKey
+from preheat.graph.cached_graph import CachedGraph
+from preheat.graph.keys import hashable
+from preheat.runtime.context import Context
+
+__all__ = ["Entries", "EntryKey", "PendingCapture"]
+
+_WAITS = tuple(16 << failures for failures in range(9))  # calls in quarantine after each failure
+_REMEMBERED = 1024  # keys without a graph that are remembered, at least
+
+
+class EntryKey(NamedTuple):
+    """An owner, as `Entries.owner_token` stands for it, and a key of that owner."""
+
+    owner: Hashable
+    key: Hashable
+
+    @property
+    def owner_object(self) -> object:
+        """The owner itself; None if it was collected."""
+        return self.owner() if isinstance(self.owner, _OwnerRef) else self.owner
+
+
+class UncapturedKey:
+    """A key without a graph: how many calls wait before the next capture, and why the last failed."""
+
+    def __init__(self) -> None:
+        self.wait = 0
+        self.failures = 0
+        self.reason: str | None = None
+
+    def failed(self, reason: str) -> None:
+        """Note one more failure and wait twice as long as after the one before."""
+        self.wait = _WAITS[min(self.failures, len(_WAITS) - 1)]
+        self.failures += 1
+        self.reason = reason
+
+
+class PendingCapture:
+    """A capture that a thread is doing; `cancelled` once its key was invalidated or got a graph."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.cancelled = False
+
+
+class _OwnerRef(weakref.ref[Any]):
+    """A weak reference to an owner, compared by identity even if owners are equal."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+_Removed = list[tuple[EntryKey, CachedGraph]]  # to be dropped after the lock is released
+
+
+class Entries:
+    """The entries of one cache, which has at most `capacity` graphs. Safe from any thread.
+
+    Everything is forgotten when the device begins a new context. Graphs are dropped outside the lock,
+    because dropping one may run other code.
+    """
+
+    def __init__(self, current_context: Callable[[], Context], capacity: int) -> None:
+        self._current_context = current_context
+        self._capacity = capacity
+        self.context = current_context()
+        self.graphs: OrderedDict[EntryKey, CachedGraph] = OrderedDict()  # least recently used first
+        self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()  # likewise
+        self._pending: dict[EntryKey, PendingCapture] = {}
+        self.owners: dict[int, _OwnerRef] = {}  # by id
+        self._collected: deque[_OwnerRef] = deque()
+        self._on_collected = partial(_owner_collected, weakref.ref(self))
+        self.lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """Renew the locks in a forked child, where no thread captures."""
+        self.lock = threading.Lock()
+        self._pending.clear()
+        for cached in self.graphs.values():
+            cached.lock = threading.Lock()
+
+    # Keys
+
+    def entry_key(self, key: Hashable, owner: object) -> EntryKey:
+        """Return what stands for a key of an owner."""
+        return EntryKey(self.owner_token(owner), key)
+
+    def owner_token(self, owner: object) -> Hashable:
+        """Return what stands for an owner: a weak reference if the owner supports that."""
+        if owner is None:
+            return None
+        known = self.owners.get(id(owner))
+        if known is not None and known() is owner:
+            return known
+        try:
+            made = _OwnerRef(owner, self._on_collected)
+        except TypeError:
+            return hashable(owner, "an owner")
+        with self.lock:
+            known = self.owners.get(id(owner))
+            if known is None or known() is not owner:
+                known = self.owners[id(owner)] = made
+            return known
+
+    # Graphs
+
+    def find(self, entry: EntryKey) -> CachedGraph | None:
+        """Return the graph of a key and count it as used. A graph that is unusable is dropped."""
+        with self.lock:
+            removed = self._refresh()
+            cached = self.graphs.get(entry)
+            if cached is not None:
+                self.graphs.move_to_end(entry)
+        if cached is not None and not cached.usable:
+            self.drop(entry, cached)
+            cached = None
+        if removed:
+            self._destroy(removed)
+        return cached
+
+    def has(self, entry: EntryKey) -> bool:
+        """Return True if a key has a usable graph, without counting it as used."""
+        with self.lock:
+            removed = self._refresh()
+            cached = self.graphs.get(entry)
+        self._destroy(removed)
+        return cached is not None and cached.usable
+
+    def put(self, entry: EntryKey, cached: CachedGraph) -> list[EntryKey]:
+        """Give a key its graph; return the keys whose graphs were evicted for it."""
+        with self.lock:
+            removed = self._refresh()
+            evicted = self._put(entry, cached, removed)
+        self._destroy(removed)
+        return evicted
+
+    def drop(self, entry: EntryKey, cached: CachedGraph) -> None:
+        """Remove a graph, unless its key has another one by now."""
+        with self.lock:
+            if self.graphs.get(entry) is cached:
+                del self.graphs[entry]
+
+    def forget(self, entries: Iterable[EntryKey]) -> None:
+        """Forget these keys, their graphs and failures."""
+        with self.lock:
+            removed = self._refresh()
+            for entry in entries:
+                self._forget(entry, removed)
+        self._destroy(removed)
+
+    def forget_all(self, owner: object) -> None:
+        """Forget all keys of an owner, or of everybody where it is None."""
+        token = self.owner_token(owner)
+        with self.lock:
+            removed = self._refresh()
+            for entry in self._known():
+                if owner is None or entry.owner == token:
+                    self._forget(entry, removed)
+        self._destroy(removed)
+
+    def report(self) -> CacheReport:
+        """Describe all graphs and the keys in quarantine."""
+        with self.lock:
+            removed = self._refresh()
+            graphs = tuple(_report(*item) for item in self.graphs.items() if item[1].usable)
+            quarantined = tuple(
+                QuarantinedKey(entry.key, entry.owner_object, one.reason, one.failures, one.wait)
+                for entry, one in self.uncaptured.items()
+                if one.reason is not None
+            )
+        self._destroy(removed)
+        return CacheReport(graphs, quarantined)
+
+    # Captures
+
+    def seen(self, entry: EntryKey, *, ready: bool = False) -> None:
+        """Note that the body of a key ran; `ready` ends the quarantine of the key."""
+        with self.lock:
+            if entry not in self.graphs:
+                known = self._remember(entry)
+                known.wait = 0 if ready else known.wait
+
+    def claim(self, entry: EntryKey) -> PendingCapture | None:
+        """Return the right to capture a key that was seen and is not in quarantine, or None.
+
+        One thread at a time has it, until it calls `settle`.
+        """
+        with self.lock:
+            known = self.uncaptured.get(entry)
+            if known is None or entry in self._pending:
+                return None
+            self.uncaptured.move_to_end(entry)
+            if known.wait:
+                known.wait -= 1
+                return None
+            pending = self._pending[entry] = PendingCapture(self.context)
+            return pending
+
+    def settle(
+        self,
+        entry: EntryKey,
+        pending: PendingCapture,
+        cached: CachedGraph | None,
+        reason: str | None,
+    ) -> list[EntryKey]:
+        """End a capture with a graph, a reason for quarantine, or neither; return evicted keys."""
+        evicted: list[EntryKey] = []
+        with self.lock:
+            removed = self._refresh()
+            if self._pending.get(entry) is pending:
+                del self._pending[entry]
+            late = pending.cancelled or pending.context is not self.context
+            if cached is not None and not late:
+                evicted = self._put(entry, cached, removed)
+            if reason is not None and not late:
+                self._remember(entry).failed(reason)
+        self._destroy(removed)
+        return evicted
+
+    def failure(self, entry: EntryKey) -> str | None:
+        """Return why the last capture of a key failed, or None."""
+        with self.lock:
+            known = self.uncaptured.get(entry)
+            return None if known is None else known.reason
+
+    # Under the lock
+
+    def _known(self) -> set[EntryKey]:
+        return {*self.graphs, *self.uncaptured, *self._pending}
+
+    def _refresh(self) -> _Removed:
+        """Take out what belongs to an earlier context or to owners that were collected."""
+        removed: _Removed = []
+        if (context := self._current_context()) is not self.context:
+            for entry in self._known():
+                self._forget(entry, removed)
+            self.context = context
+        while self._collected:
+            owner = self._collected.popleft()
+            for entry in self._known():
+                if entry.owner is owner:
+                    self._forget(entry, removed)
+            for number in [number for number, one in self.owners.items() if one is owner]:
+                del self.owners[number]
+        return removed
+
+    def _forget(self, entry: EntryKey, removed: _Removed) -> None:
+        if (pending := self._pending.get(entry)) is not None:
+            pending.cancelled = True
+        self.uncaptured.pop(entry, None)
+        if (cached := self.graphs.pop(entry, None)) is not None:
+            removed.append((entry, cached))
+
+    def _put(self, entry: EntryKey, cached: CachedGraph, removed: _Removed) -> list[EntryKey]:
+        self._forget(entry, removed)
+        self.graphs[entry] = cached
+        excess = len(self.graphs) - self._capacity
+        evicted = [self.graphs.popitem(last=False) for _ in range(excess)]
+        removed += evicted
+        return [each for each, _ in evicted]
+
+    def _remember(self, entry: EntryKey) -> UncapturedKey:
+        known = self.uncaptured.setdefault(entry, UncapturedKey())
+        self.uncaptured.move_to_end(entry)
+        while len(self.uncaptured) > max(_REMEMBERED, 4 * self._capacity):
+            self.uncaptured.popitem(last=False)
+        return known
+
+    # Outside the lock
+
+    def _destroy(self, removed: _Removed) -> None:
+        """Drop graphs. Each one is destroyed once no other thread is replaying it."""
+        if removed:
+            removed.clear()
+            self.context.drain()
+
+    def remove_collected(self, owner: _OwnerRef) -> None:
+        """Remove the graphs of an owner now, or with the next call if a thread holds the lock.
+
+        This runs in the garbage collector, perhaps inside a call that holds the lock, so it must not
+        wait.
+        """
+        self._collected.append(owner)
+        lock = self.lock
+        if lock.acquire(blocking=False):
+            try:
+                removed = self._refresh()
+            finally:
+                lock.release()
+            removed.clear()
+
+
+def _owner_collected(entries: weakref.ref[Entries], owner: _OwnerRef) -> None:
+    alive = entries()
+    if alive is not None:
+        alive.remove_collected(owner)
+
+
+def _report(entry: EntryKey, cached: CachedGraph) -> CachedGraphReport:
+    graph = cached.graph
+    return CachedGraphReport(entry.key, entry.owner_object, len(graph), graph.nbytes, graph.num_replays)

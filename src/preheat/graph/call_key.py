@@ -1,0 +1,175 @@
+"""Keys of calls: which calls of a graphed function share a graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from enum import Enum
+from numbers import Number
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from preheat.devices import base
+from preheat.errors import InputError
+from preheat.graph import trees
+from preheat.graph.keys import described
+from preheat.runtime.operands import kind_of
+
+__all__ = ["ArgumentReader", "CallKey"]
+
+_GIVE_A_KEY = (
+    "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has graphs of "
+    "its own, whatever is in it"
+)
+_FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
+_PLAIN = (*_FIXED, Number, str, bytes)
+_DESCRIBES_ARRAYS = ("numpy", "numpy.dtypes", "torch")  # modules of dtypes and the like
+
+
+class CallKey(NamedTuple):
+    """The key of a call: the user's key in a tuple, if the function has one, and the arguments."""
+
+    function: str
+    user_key: tuple[Hashable] | None
+    positional: _Group
+    named: _Group
+
+    def __repr__(self) -> str:
+        if self.user_key is not None:
+            return f"{self.function} {self.user_key[0]!r}"
+        return f"{self.function}({', '.join((*self.positional.rows(), *self.named.rows()))})"
+
+
+class _Group(NamedTuple):
+    """The arguments in a tuple, a list, a dict or a dataclass."""
+
+    kind: type
+    names: tuple[Hashable, ...]
+    items: tuple[Hashable, ...]
+
+    def rows(self) -> list[str]:
+        """Return each item as text."""
+        if not self.names:
+            return [repr(item) for item in self.items]
+        return [f"{name}={item!r}" for name, item in zip(self.names, self.items, strict=True)]
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({', '.join(self.rows())})"
+
+
+class _Value(NamedTuple):
+    """The value of an argument. Numbers are kept as text, because 0.0 and -0.0 are equal."""
+
+    type: type
+    value: Hashable
+
+    def __repr__(self) -> str:
+        return str(self.value) if issubclass(self.type, Number) else described(self.value)
+
+
+class _ByIdentity(weakref.ref[Any]):
+    """An object user_key from every other by identity, and not kept alive."""
+
+    __slots__ = ("_number",)
+
+    _number: int
+
+    def __new__(cls, given: Any) -> _ByIdentity:
+        made = super().__new__(cls, given)
+        made._number = id(given)
+        return made
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _ByIdentity) and self() is other() is not None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self()).__name__}>"
+
+
+class _ByIdentityStrong:
+    """An argument compared by identity that does not support weak references."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def __hash__(self) -> int:
+        return id(self._given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentityStrong) and self._given is other._given
+
+    def __repr__(self) -> str:
+        return f"<{type(self._given).__name__}>"
+
+
+class ArgumentReader:
+    """Makes the key of a call from its arguments.
+
+    Arrays are compared by their memory or, where they are `copied`, by their layout: `arrays` has each
+    of those once. With `values`, other arguments are compared by value. Without, the user's key stands
+    for plain values, and any other object is compared by identity, since it may hold memory.
+    """
+
+    def __init__(self, device: base.Device, *, values: bool, copied: bool, title: str) -> None:
+        self._device = device
+        self._values = values
+        self._copied = copied
+        self._title = title
+        self.arrays: list[Any] = []
+
+    def group(self, given: Any) -> _Group:
+        """Return the key of the arguments in a container."""
+        held = trees.parts(given) or {}
+        names = () if isinstance(given, tuple | list) else tuple(held)
+        return _Group(type(given), names, tuple(map(self._read, held.values())))
+
+    def _read(self, given: Any) -> Hashable:
+        if trees.parts(given) is not None:
+            return self.group(given)
+        memory = trees.memory(given, self._device)
+        if memory is None:
+            return self._other(given)
+        if not self._copied or not trees.fillable(given):
+            return memory
+        known = [array is given for array in self.arrays]
+        if True not in known:
+            self.arrays.append(given)
+            known.append(True)
+        return memory._replace(place=(known.index(True),))
+
+    def _other(self, given: Any) -> Hashable:
+        if isinstance(given, MethodType):
+            return (given.__func__, self._read(given.__self__))
+        if self._values:
+            return self._value(given)
+        if isinstance(given, _PLAIN) or _describes_arrays(given) or trees.is_array(given):
+            return None
+        try:
+            return _ByIdentity(given)
+        except TypeError:
+            return _ByIdentityStrong(given)
+
+    def _value(self, given: Any) -> _Value:
+        try:
+            if kind_of(given) is not None:
+                raise TypeError("its memory is not on this device")
+            if _compares_by_identity(given):
+                raise TypeError("it is equal to itself alone, whatever is in it")
+            hash(given)
+        except TypeError as bad:
+            what = f"{self._title}: an argument of type {type(given).__name__}"
+            raise InputError(f"{what} cannot be part of a key: {bad}", hint=_GIVE_A_KEY) from None
+        return _Value(type(given), repr(given) if isinstance(given, Number) else given)
+
+
+def _compares_by_identity(given: Any) -> bool:
+    """Return True for an object that equals only itself and may change meanwhile."""
+    hashed: object = type(given).__hash__
+    return hashed is object.__hash__ and not isinstance(given, _FIXED) and not _describes_arrays(given)
+
+
+def _describes_arrays(given: Any) -> bool:
+    return type(given).__module__ in _DESCRIBES_ARRAYS

@@ -1,0 +1,221 @@
+"""Frames of a pool: scratch memory that every frame hands out from the beginning.
+
+The scratch memory of a pool is a stack. A frame takes bytes from its top, and the end of the frame
+moves the top back to where it was. The next frame hands out the same addresses, so graphs that were
+captured in different frames share memory. Three rules keep that safe:
+
+1. Uses are ordered. All scratch memory of a pool has one record of uses, so that every launch and
+   replay waits for the one before, whichever frame it belongs to.
+2. Arrays end with their frame. From then on they raise. Graphs that use the memory stay valid, because
+   each replay writes what it reads.
+3. A replay does not overwrite live arrays. The arrays of a frame that is open outside a capture hold
+   data that the program still reads. While there is such a frame, graphs ask before each replay
+   (`ScratchStack.check`), and one that uses the same bytes raises `GraphError`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+
+from preheat.errors import GraphError
+from preheat.graph.arena import PoolBuffer, ReturnedSpan, Span
+from preheat.graph.replay import Replayer
+from preheat.runtime.array import NO_RIGHTS
+from preheat.runtime.memory import Dependent
+from preheat.runtime.uses import Uses
+
+__all__ = ["Frame", "ScratchBuffer", "ScratchStack"]
+
+_ENDED = "the frame of its pool has ended"
+_NOT_RETURNED: deque[ReturnedSpan] = deque(maxlen=0)  # Scratch memory comes back with its frame.
+
+
+class ScratchBuffer(PoolBuffer):
+    """A part of the scratch memory. Arrays in it end with the frame, graphs that use it do not.
+
+    `captured` tells that the buffer was handed out inside a capture.
+    """
+
+    __slots__ = ("_captured", "_ended", "_stack")
+
+    def __init__(self, span: Span, size: int, stack: ScratchStack, *, captured: bool) -> None:
+        self._ended = False
+        self._captured = captured
+        self._stack = stack
+        super().__init__(span, size, _NOT_RETURNED)
+
+    def _new_uses(self) -> Uses:
+        return self._stack.uses
+
+    def uses_of(self, array: Dependent) -> Uses:
+        """Return the uses that launches of `array` test; the end of the frame tells the array."""
+        self.tell(array)
+        return NO_RIGHTS if self.lost is not None else self.uses
+
+    def _close_uses(self) -> None:
+        """Do nothing: other buffers share the uses, and `expire` has told the arrays of this one."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why this memory cannot be used, or None while it can."""
+        return _ENDED if self._ended else super().lost
+
+    def tell(self, dependent: Dependent) -> None:
+        """Tell `dependent` when the memory is closed and, unless it is a graph, when the frame ends."""
+        super().tell(dependent)
+        if isinstance(dependent, Replayer):
+            self._stack.add_graph(dependent)
+        elif self._ended:
+            dependent.expire(_ENDED)
+
+    def overwrites(self, live: ScratchBuffer) -> bool:
+        """Return True if a graph that uses this buffer would overwrite an array of an open frame.
+
+        A graph may write to an array that it was captured with: the same place, handed out outside the
+        capture.
+        """
+        operand = not self._captured and self.generation == live.generation
+        return self._ended and not operand and self.span.overlaps(live.span)
+
+    def end(self) -> None:
+        """Let arrays in this buffer raise from now on: the frame has ended."""
+        self._ended = True
+        for dependent in self.dependents():
+            if not isinstance(dependent, Replayer):
+                dependent.expire(_ENDED)
+
+
+@dataclass(eq=False)
+class Frame:
+    """An open frame of one thread, and the buffers it has handed out."""
+
+    thread: int
+    start: tuple[int, int]  # the top of the stack when the frame began
+    captured: bool  # True if it began inside a capture, where nothing runs
+    buffers: list[ScratchBuffer] = field(default_factory=list)
+    left: bool = False  # True if it was left before a later frame, with which it ends
+
+
+class ScratchStack:
+    """The scratch memory of a pool, its open frames, and the graphs that use it.
+
+    The caller serialises the calls, apart from those for graphs, which other threads replay.
+    """
+
+    def __init__(self, uses: Uses) -> None:
+        self.uses = uses
+        self.spans: list[Span] = []
+        self.frames: list[Frame] = []  # The frame that began last is the last one.
+        self._top = (0, 0)  # the span that is used next, and how many bytes of it are in use
+        # The same place has the same generation in every frame, so that two captures compare equal.
+        self._generations: dict[tuple[int, int], int] = {}
+        self._graphs: weakref.WeakSet[Replayer] = weakref.WeakSet()
+        self._graphs_lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """Renew the lock in a forked child."""
+        self._graphs_lock = threading.Lock()
+
+    # Memory
+
+    @property
+    def size(self) -> int:
+        """Bytes of all scratch memory."""
+        return sum(span.size for span in self.spans)
+
+    @property
+    def unused(self) -> int:
+        """Bytes at the end of the last span that are not handed out."""
+        at, used = self._top
+        last = len(self.spans) - 1
+        return self.spans[last].size - (used if at == last else 0)
+
+    def extend(self, span: Span) -> None:
+        """Add memory, which may lengthen the last span."""
+        if self.spans and self.spans[-1].precedes(span):
+            self.spans[-1] = self.spans[-1].joined(span)
+        else:
+            self.spans.append(span)
+
+    def take(self, frame: Frame, need: int, size: int, *, captured: bool) -> ScratchBuffer | None:
+        """Hand out a buffer of `size` bytes, which takes `need`; None where memory is missing."""
+        at, used = self._top
+        for span in self.spans[at:]:
+            if used + need <= span.size:
+                self._top = (at, used + need)
+                return self._buffer(frame, Span(span.address + used, need, span.block), size, captured)
+            at, used = at + 1, 0
+        return None
+
+    def _buffer(self, frame: Frame, span: Span, size: int, captured: bool) -> ScratchBuffer:
+        buffer = ScratchBuffer(span, size, self, captured=captured)
+        buffer.generation = self._generations.setdefault((span.address, size), buffer.generation)
+        frame.buffers.append(buffer)
+        return buffer
+
+    # Frames
+
+    def current(self) -> Frame | None:
+        """Return the frame that this thread is in."""
+        frame = self.frames[-1] if self.frames else None
+        return frame if frame is not None and frame.thread == threading.get_ident() else None
+
+    def begin(self, *, captured: bool) -> Frame:
+        """Begin a frame. Unless it is captured, graphs are checked before each replay until its end."""
+        if self.frames and self.current() is None:
+            raise GraphError(
+                "another thread is inside a frame of this pool, which would share its memory",
+                hint="give each thread a pool of its own",
+            )
+        frame = Frame(threading.get_ident(), self._top, captured)
+        self.frames.append(frame)
+        if not captured:
+            with self._graphs_lock:
+                graphs = list(self._graphs)
+            for graph in graphs:
+                graph.revoke()
+        return frame
+
+    def end(self, frame: Frame) -> None:
+        """End a frame and move the top of the stack back to where it began."""
+        frame.left = True
+        while self.frames and self.frames[-1].left:
+            ended = self.frames.pop()
+            self._top = ended.start
+            for buffer in ended.buffers:
+                buffer.end()
+        if frame in self.frames:
+            raise GraphError(
+                "a frame was to end before one that began later: frames end last first",
+                hint="leave the later frame first; this one ends with it",
+            )
+
+    # Graphs: see ReplayGuard
+
+    def add_graph(self, graph: Replayer) -> None:
+        """Check a graph that uses the scratch memory before its replays."""
+        with self._graphs_lock:
+            self._graphs.add(graph)
+        graph.guards.add(self)
+
+    @property
+    def active(self) -> bool:
+        """True while a frame is open outside a capture."""
+        return any(not frame.captured for frame in list(self.frames))
+
+    def check(self, graph: Replayer) -> None:
+        """Raise if a replay would overwrite arrays of an open frame."""
+        frames = [frame for frame in list(self.frames) if not frame.captured]
+        if not frames:
+            return
+        used = [buffer for buffer in graph.work.buffers if isinstance(buffer, ScratchBuffer)]
+        live = {buffer for frame in frames for buffer in list(frame.buffers)}.difference(used)
+        if any(buffer.overwrites(other) for buffer in used for other in live):
+            raise GraphError(
+                f"{graph.work.title} cannot be replayed now: "
+                "it shares scratch memory with a frame that is open",
+                hint="replay it outside `with pool.frame()`",
+            )

@@ -1,0 +1,63 @@
+"""Keys of cached graphs: what may be one, and how it is written in messages and recordings."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Hashable
+from numbers import Number
+from typing import Any
+
+from preheat.errors import InputError
+from preheat.graph import trees
+
+__all__ = ["described", "hashable", "key_of", "text_of"]
+
+_NO_ARRAYS = "use what it is like instead: x.shape"
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
+
+
+def key_of(value: Any) -> Hashable:
+    """Return `value` if it can be a key; `InputError` if it cannot be found again or holds memory."""
+    made = hashable(value, "a key")
+    if not isinstance(value, str | int):
+        _check_parts(value)
+    return made
+
+
+def hashable(value: Any, what: str) -> Hashable:
+    """Return `value` if it can be hashed; `InputError` names `what` it was to be otherwise."""
+    try:
+        hash(value)
+    except TypeError as bad:
+        hint = _NO_ARRAYS if trees.is_array(value) else "use plain values, or a tuple of them"
+        raise InputError(f"{value!r} cannot be {what}: {bad}", hint=hint) from None
+    made: Hashable = value
+    return made
+
+
+def _check_parts(value: Any) -> None:
+    for item in value if isinstance(value, frozenset) else (trees.parts(value) or {}).values():
+        _check_parts(item)
+    if trees.is_array(value):
+        raise InputError(f"{value!r} cannot be part of a key: it is an array", hint=_NO_ARRAYS)
+    if isinstance(value, Number) and value != value:
+        raise InputError(f"{value!r} cannot be part of a key: it is not equal to itself")
+
+
+def described(value: object) -> str:
+    """Return the repr of a value without the addresses of objects, which differ in every run."""
+    return _ADDRESS.sub("", repr(value))
+
+
+def text_of(key: Any) -> str:
+    """Return a key as text: the Python literal that is equal to it, if there is one."""
+    return repr(_literal(key))
+
+
+def _literal(key: Any) -> Any:
+    """Replace `torch.Size` and NumPy integers by the tuples and numbers that they are equal to."""
+    if isinstance(key, tuple) and not hasattr(key, "_fields"):
+        return tuple(map(_literal, key))
+    whole = isinstance(key, Number) and hasattr(key, "__index__") and not isinstance(key, int)
+    return operator.index(key) if whole else key

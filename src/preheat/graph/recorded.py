@@ -1,0 +1,124 @@
+"""The recorded work of a graph: its nodes, and everything it keeps alive so that they can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from preheat.devices import base
+from preheat.errors import CaptureError, InputError, did_you_mean
+from preheat.graph.capture import Capture
+from preheat.graph.nodes import Node
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.host import packer
+from preheat.runtime.launch import LaunchArguments
+from preheat.runtime.libraries import LIBRARIES
+from preheat.runtime.memory import Buffer
+from preheat.runtime.operands import Operand
+from preheat.runtime.uses import Uses
+
+__all__ = ["RecordedWork"]
+
+
+@dataclass(eq=False)
+class RecordedWork:
+    """What a captured graph does and uses."""
+
+    title: str  # the graph in errors
+    nodes: tuple[Node, ...]
+    scalars: dict[str, Scalar]  # by the name that `Graph.replay` takes
+    buffers: list[Buffer]
+    uses: dict[Uses, bool]  # the uses of these buffers, with True where the graph writes
+    foreign: list[Operand]  # memory of other libraries
+    libraries: tuple[str, ...]  # other libraries whose work is part of the graph
+    modules: list[object]
+    pools: tuple[object, ...]  # memory that other libraries allocated inside the capture
+
+    @classmethod
+    def of(cls, capture: Capture, title: str) -> RecordedWork:
+        """Take over what an ended capture holds."""
+        scalars = _scalars_by_name(capture.arrays)
+        has_foreign_nodes = any(node.foreign for node in capture.nodes)
+        libraries = capture.libraries
+        pools: tuple[object, ...] = ()
+        if has_foreign_nodes:
+            libraries = libraries | capture.foreign_libraries.names
+            pools = capture.foreign_libraries.claim()
+        capture.foreign_libraries.recycle()
+        return cls(
+            title=title,
+            nodes=tuple(capture.nodes),
+            scalars=scalars,
+            buffers=list({array.buffer: None for array in capture.arrays}),
+            uses=capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()},
+            foreign=capture.foreign,
+            libraries=tuple(sorted(libraries)),
+            modules=[*capture.modules],
+            pools=pools,
+        )
+
+    @property
+    def foreign_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of other libraries."""
+        return tuple(node for node in self.nodes if node.foreign)
+
+    @property
+    def leaves_memory_allocated(self) -> bool:
+        """Return True if other libraries allocate more often in the graph than they free."""
+        kinds = [node.kind for node in self.nodes]
+        return kinds.count("allocation") > kinds.count("free")
+
+    def pack(self, name: str, value: Any) -> bytes:
+        """Return the bytes of a value for the scalar `name`."""
+        scalar = self.scalars.get(name)
+        if scalar is None:
+            known = ", ".join(self.scalars) or "none"
+            raise InputError(
+                f"{self.title} uses no scalar called {name!r}; it uses: {known}",
+                hint=did_you_mean(name, self.scalars)
+                or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
+            )
+        return packer(scalar.dtype)(value)
+
+    def setter(self, names: Iterable[str], device: base.Device, stream: base.Stream) -> base.Setter:
+        """Return the device's function that sets these scalars in `stream`."""
+        chosen = [self.scalars[name] for name in names]
+        return device.setter([(scalar.address, scalar.dtype.size) for scalar in chosen], stream)
+
+    def stream_of_library(self, device: base.Device) -> int | None:
+        """Return the current stream of a library that takes part, or None without such a library."""
+        return _current_stream(self.libraries[-1], device) if self.libraries else None
+
+    def operands(self, device: base.Device) -> LaunchArguments:
+        """Return what a replay uses, with the current streams of the libraries that take part."""
+        others = {_current_stream(library, device): library for library in self.libraries}
+        return LaunchArguments(uses=self.uses, foreign=self.foreign, others=others)
+
+    def release(self) -> None:
+        """Keep nothing alive any more. The nodes can still be described."""
+        for node in self.nodes:
+            node.release_arrays()
+        self.scalars = {}
+        self.buffers = []
+        self.uses = {}
+        self.foreign = []
+        self.modules = []
+        self.pools = ()
+
+
+def _current_stream(library: str, device: base.Device) -> int:
+    return LIBRARIES[library].current(device.dlpack[1])
+
+
+def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for array in arrays:
+        if not isinstance(array, Scalar) or array.name is None:
+            continue
+        if found.setdefault(array.name, array).buffer is not array.buffer:
+            raise CaptureError(
+                f"two scalars of this graph are called {array.name!r}",
+                hint="give each a name of its own: graph.replay() sets scalars by name",
+            )
+    return found

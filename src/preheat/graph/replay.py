@@ -1,0 +1,281 @@
+"""Replays: checked and ordered with other work, or, in the steady state, nothing but the launch.
+
+`Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
+skip all of that, and sets `Replayer.launch` if so. `Graph.replay` and, with scalars, `Replayer.replay`
+call that and nothing else. They are written out, since a Python call costs as much as the rest.
+Whatever makes a check necessary again clears `launch`: another stream uses the memory (`revoke`),
+memory is closed (`expire`), or a frame of a pool begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from preheat import fork
+from preheat.callsite import caller
+from preheat.devices import base
+from preheat.errors import CaptureError, DriverError, StaleGraphError
+from preheat.graph.executable import GraphExecutable
+from preheat.graph.nodes import culprit
+from preheat.graph.profile import OFF, ReplaySample, Switches
+from preheat.graph.recorded import RecordedWork
+from preheat.runtime.active_capture import REPLAY, Operation
+from preheat.runtime.context import Context
+from preheat.runtime.dict_lock import DictLock, run_locked
+from preheat.runtime.launch import MANY_STREAMS, lent, ordered
+from preheat.runtime.stream import Event, raw_stream, record_event
+
+__all__ = ["CAPTURE_AGAIN", "ReplayGuard", "Replayer"]
+
+CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
+_INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
+
+
+class ReplayGuard(Protocol):
+    """Something that decides at each replay whether a graph may run now."""
+
+    @property
+    def active(self) -> bool:
+        """Return True while `check` may raise."""
+
+    def check(self, replayer: Replayer) -> None:
+        """Raise if the graph must not be replayed now."""
+
+
+class Replayer:
+    """Replays one graph: `work` at the device as `executable`.
+
+    `launch` is the device's function that launches the graph in its usual stream, while a replay has
+    nothing else to do, and None otherwise. `setters` has the functions that set scalars in that stream,
+    by the names of the scalars. `lock` protects all of this.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str | None,
+        work: RecordedWork,
+        executable: GraphExecutable,
+        *,
+        stream: base.Stream | None,
+        switches: Switches,
+    ) -> None:
+        self.context = context
+        self.name = name
+        self.work = work
+        self.executable = executable
+        self.num_replays = 0
+        self.stale = False
+        self.lock: DictLock = {0: True}
+        self.launch: base.Replay | None = None
+        self.setters: dict[tuple[str, ...], base.Setter] = {}
+        self.guards: set[ReplayGuard] = set()
+        self._stream = stream
+        self._switches = switches
+        self._launches: dict[int, base.Replay] = {}  # by the id of the stream
+        self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
+        fork.register(self)
+        for buffer in work.buffers:
+            buffer.tell(self)
+            self.stale = self.stale or not buffer.open  # It was closed before it could tell.
+
+    # Replays
+
+    def replay(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
+        """Replay the graph; the steady state with scalars is setting them and launching."""
+        setter = None
+        if not synchronize and stream is None and self.context.alert is None:
+            setter = self.setters.get(tuple(scalars))
+        if setter is None:
+            self.run(stream, scalars, synchronize)
+            return
+        pack = self.work.pack
+        values = [pack(name, value) for name, value in scalars.items()]
+        lock = self.lock
+        try:
+            del lock[0]
+        except KeyError:  # Another thread holds it.
+            self.run(None, scalars, False)
+            return
+        try:
+            launch = self.launch
+            if launch is not None:
+                self._submit(launch, setter, scalars, values)
+                self.num_replays += 1
+        finally:
+            lock[0] = True
+        if launch is None:
+            self.run(None, scalars, False)
+
+    def run(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
+        """Replay the graph with every check, and in order with other uses of its memory."""
+        used, sample = run_locked(self.lock, partial(self._run, stream, scalars))
+        if sample is not None:
+            sample.write()
+        if synchronize:
+            used.synchronize()
+
+    def _run(self, given: object, scalars: dict[str, Any]) -> tuple[base.Stream, ReplaySample | None]:
+        """Replay once and return the stream, and the measurements if this replay is sampled."""
+        sample = self._switches.sample(self.name, self.num_replays)
+        self.check(REPLAY)
+        for guard in self.guards:
+            guard.check(self)
+        values = [self.work.pack(name, value) for name, value in scalars.items()]
+        stream = self._target(given)
+        if self.context.order.captured(stream):
+            raise CaptureError(
+                f"{self.work.title} cannot be replayed inside another library's capture",
+                where=caller(),
+                hint="replay it before or after that capture",
+            )
+        launch = self._launch_in(stream)
+        if self._switches.upload or not self.executable.uploaded:
+            self.executable.upload(stream)
+        if sample:
+            sample.lap("upload")
+        setter = self._setter_in(stream, tuple(scalars))
+        operands = self.work.operands(self.context.device)
+        with ordered(self.context, operands, stream), lent(self.context, operands):
+            self._submit(launch, setter, scalars, values)
+        self.executable.last_replay = self._end_of(stream)
+        self.num_replays += 1
+        if sample:
+            sample.lap("launch")
+        if self._switches.sync:
+            stream.synchronize()
+        if sample and self._switches.sync:
+            sample.lap("sync")
+        self._find_shortcut(given, stream, tuple(scalars))
+        return stream, sample
+
+    def _submit(
+        self,
+        launch: base.Replay,
+        setter: base.Setter | None,
+        names: Iterable[str],
+        values: list[bytes],
+    ) -> None:
+        self.context.replayed = self.name
+        if setter is not None:
+            status = setter(values)
+            if status[0]:
+                self.context.device.check(status, f"setting {', '.join(names)}")
+        status = launch()
+        if status[0]:
+            self.raise_launch_error(status)
+
+    def _find_shortcut(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
+        """Set `launch` if the next replay has nothing to do but what this one did in `stream`."""
+        self.launch = None
+        work = self.work
+        if given is not None or work.libraries or work.foreign or self._switches != OFF:
+            self.setters.clear()
+            return
+        if names:
+            self.setters[names] = self._setters[names, stream.id]
+        launch = self._launches[stream.id]
+
+        def set_launch() -> None:
+            self.launch = launch
+            # Another thread may have closed memory or begun a frame before it could see `launch`.
+            if self.stale or any(guard.active for guard in self.guards):
+                self.launch = None
+
+        self.context.order.claim(self, stream, work.uses, set_launch)
+
+    def upload(self, stream: object) -> None:
+        """Instantiate the graph and copy it to the device, in `stream`."""
+        run_locked(self.lock, lambda: self.executable.upload(self._target(stream)))
+
+    # Prepared for one stream
+
+    def _target(self, given: object) -> base.Stream:
+        """Return the given stream, or that of the capture, of a library that takes part, or our own."""
+        if given is not None:
+            stream = raw_stream(self.context, given)
+            self.context.active_capture(stream)  # This raises if another thread captures the stream.
+            return stream
+        if self._stream is not None:
+            return self._stream
+        handle = self.work.stream_of_library(self.context.device)
+        return self.context.stream if handle is None else self.context.order.adopt(handle)
+
+    def _launch_in(self, stream: base.Stream) -> base.Replay:
+        found = self._launches.get(stream.id)
+        if found is None:
+            if len(self._launches) >= MANY_STREAMS:
+                self._launches.clear()
+                self._setters.clear()
+            found = self._launches[stream.id] = self.executable.instantiate().prepare(stream)
+        return found
+
+    def _setter_in(self, stream: base.Stream, names: tuple[str, ...]) -> base.Setter | None:
+        if not names:
+            return None
+        found = self._setters.get((names, stream.id))
+        if found is None:
+            found = self.work.setter(names, self.context.device, stream)
+            self._setters[names, stream.id] = found
+        return found
+
+    def _end_of(self, stream: base.Stream) -> base.Stream | Event:
+        """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
+        return stream if self.context.order.owns(stream) else record_event(self.context, stream)
+
+    # Errors
+
+    def check(self, operation: Operation) -> None:
+        """Raise if the graph cannot be used for `operation` now."""
+        self.context.require(CAPTURE_AGAIN)
+        self.context.forbid(operation)
+        self.executable.require_open()
+        if self.stale:
+            closed = [buffer for buffer in self.work.buffers if not buffer.open]
+            user = culprit(self.work.nodes, closed)
+            raise StaleGraphError(
+                f"{self.work.title} is stale: {user} was closed after the capture",
+                hint="keep what a graph uses open; capture again after replacing it",
+            )
+
+    def raise_launch_error(self, status: tuple[int, ...]) -> None:
+        """Raise what a failed launch of the graph stands for."""
+        try:
+            self.context.device.check(status, f"replay of {self.work.title}")
+        except DriverError as error:
+            if error.code == _INVALID_VALUE and self.work.leaves_memory_allocated:
+                error.hint = (
+                    "this graph allocates memory that it does not free: free that before the next "
+                    "replay, or capture with free_on_launch=True"
+                )
+            raise
+
+    # Invalidation
+
+    def revoke(self) -> None:
+        """Let the next replay check everything: another stream used memory of the graph, say."""
+        self.launch = None
+
+    def expire(self, reason: str) -> None:
+        """Refuse later replays, because memory that the graph uses was closed."""
+        del reason
+        self.stale = True
+        self.launch = None
+
+    def after_fork(self) -> None:
+        """Release the lock in a forked child, where no thread is replaying the graph."""
+        self.lock[0] = True
+
+    def close(self) -> None:
+        """Wait for a replay that another thread is submitting, then give everything back."""
+        run_locked(self.lock, self._close)
+
+    def _close(self) -> None:
+        self.executable.close()
+        self.launch = None
+        self._launches.clear()
+        self._setters.clear()
+        self.setters.clear()
+        self.work.release()
