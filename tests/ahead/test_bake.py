@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from preheat.ahead.bake import Failed, Job, Row, _ended, bake, check, plan
-from preheat.ahead.manifest import GraphKeys, Manifest, Unreadable, Wanted
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.promise import Promise, promises
@@ -53,7 +53,7 @@ def program(name: str, **more: Any) -> Program:
 
 
 def listed(*programs: Program, **more: Any) -> Manifest:
-    return Manifest(tuple(Wanted(each, (SM_90,), **more) for each in programs))
+    return Manifest(tuple(ManifestProgram(each, (SM_90,), **more) for each in programs))
 
 
 A, B = program("a"), program("bb")
@@ -119,8 +119,8 @@ def test_bundles_are_the_same_bytes_wherever_and_however_they_are_baked(tmp_path
 
 
 def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp_path: Path) -> None:
-    lost = Unreadable("lost.cu", InputError("cannot read lost.cu"))
-    wanted = (Wanted(A), Wanted(BAD), Wanted(B, entries=("nope",)))
+    lost = UnreadableProgram("lost.cu", InputError("cannot read lost.cu"))
+    wanted = (ManifestProgram(A), ManifestProgram(BAD), ManifestProgram(B, entries=("nope",)))
     baked = bake(
         Manifest(wanted, unreadable=(lost,)),
         ["sm_90"],
@@ -166,9 +166,9 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
 
 def test_the_longest_compile_comes_first() -> None:
     heavy = program("heavy", source="#include <cuda_fp16.h>\n" + text("heavy"))
-    timed = [Wanted(program(f"t{seconds}"), seconds=seconds) for seconds in (1, 9, 3)]
-    manifest = Manifest((Wanted(A), *timed, Wanted(heavy)))
-    labels = [job.wanted.program.label for job in plan(manifest, ["sm_90"])]
+    timed = [ManifestProgram(program(f"t{seconds}"), seconds=seconds) for seconds in (1, 9, 3)]
+    manifest = Manifest((ManifestProgram(A), *timed, ManifestProgram(heavy)))
+    labels = [job.item.program.label for job in plan(manifest, ["sm_90"])]
     assert labels == ["t9.cu", "t3.cu", "heavy.cu", "t1.cu", "a.cu"]
 
 
@@ -382,8 +382,13 @@ def holes(checked: Any) -> list[str]:
 def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(program("a", options=["-use_fast_math"]), B))
     other = program("a", options=["-G"])
-    lost = Unreadable("lost.cu", InputError("cannot read lost.cu"))
-    wanted = (Wanted(other), Wanted(B, entries=("bb", "cc")), Wanted(CLOCK), Wanted(program("new")))
+    lost = UnreadableProgram("lost.cu", InputError("cannot read lost.cu"))
+    wanted = (
+        ManifestProgram(other),
+        ManifestProgram(B, entries=("bb", "cc")),
+        ManifestProgram(CLOCK),
+        ManifestProgram(program("new")),
+    )
     checked = check(Manifest(wanted, unreadable=(lost,)), ["sm_90"], builder=builder)
     assert (checked.ok, checked.programs) == (False, 5)
     assert holes(checked) == [
@@ -399,7 +404,7 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
 def test_instances_of_one_file_are_told_apart(mounted: Callable[..., Builder]) -> None:
     source, builder = "template <class T> __global__ void t(T* x) { *x = 1; }", mounted(listed(A))
     both = (Program.of(source, label="t.cu", names=(f"t<{kind}>",)) for kind in ("int", "float"))
-    assert holes(check(Manifest(tuple(map(Wanted, both))), ["sm_90"], builder=builder)) == [
+    assert holes(check(Manifest(tuple(map(ManifestProgram, both))), ["sm_90"], builder=builder)) == [
         "t.cu (t<float>) sm_90: not baked",
         "t.cu (t<int>) sm_90: not baked",
     ]

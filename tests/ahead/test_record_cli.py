@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import spool_of
 from preheat.cache.bundle import write
 from preheat.cli import main
@@ -137,7 +137,7 @@ def test_nothing_recorded_comes_with_what_that_may_be_due_to(cli: Cli, tmp_path:
 
 def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        rows = tuple(Wanted(Program.of(text), asked=1) for text in ("both", name))
+        rows = tuple(ManifestProgram(Program.of(text), asked=1) for text in ("both", name))
         (tmp_path / name).mkdir()
         Manifest(rows).write(tmp_path / name / "kernels.toml")
     twice = ("--merge", "b/kernels.toml") * 2
@@ -335,7 +335,7 @@ def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recordin
     assert line(process) == "ready"
     process.send_signal(signal.SIGINT)
     _, err = ended(process)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "KeyboardInterrupt" in err
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from preheat.ahead import recorder as recording
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
 from preheat.ahead.recorder import Recorder, known, merge, spool_of
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
@@ -516,8 +516,10 @@ def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
 
 def test_other_manifests_are_merged_with_what_is_there(manifest: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        Manifest((Wanted(Program.of(f"text {name}"), asked=1),)).write(tmp_path / f"{name}.toml")
-    Manifest((Wanted(Program.of("text a"), asked=2),)).write(manifest)
+        Manifest((ManifestProgram(Program.of(f"text {name}"), asked=1),)).write(
+            tmp_path / f"{name}.toml"
+        )
+    Manifest((ManifestProgram(Program.of("text a"), asked=2),)).write(manifest)
     merge(manifest, known(tmp_path / "a.toml"), known(tmp_path / "b.toml"))
     assert [row.asked for row in known(manifest).programs] == [3, 1]
     merge(manifest, known(tmp_path / "b.toml"), fresh=True)

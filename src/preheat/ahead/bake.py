@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.ahead.bundles import archs as baked_for
 from preheat.ahead.bundles import meta, require_place, united
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, listed
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, require_programs
 from preheat.arch import Arch, ladder
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder, Miss
@@ -40,12 +40,12 @@ _OTHER_ARCH = "not baked for this architecture"
 class Job(NamedTuple):
     """One program to compile for one architecture, and the seconds that is expected to take."""
 
-    wanted: Wanted
+    item: ManifestProgram
     arch: Arch
     guess: float
 
     def __str__(self) -> str:
-        return f"{self.wanted.title} for {self.arch}"
+        return f"{self.item.title} for {self.arch}"
 
 
 class Row(NamedTuple):
@@ -123,7 +123,7 @@ def bake(
         raise InputError(f"jobs must be at least 1, not {jobs}")
     if output is not None:  # rather now than after an hour
         require_place(output)
-    manifest = listed(manifest)
+    manifest = require_programs(manifest)
     todo = plan(manifest, archs)
     done: list[tuple[Job, _Made]] = []
     failures = [Failed(title, None, error) for title, error in manifest.unreadable]
@@ -151,8 +151,8 @@ def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = N
     """What a bake does, longest first: as timed when it was recorded, else by a guess."""
     if isinstance(archs, Arch | str):
         archs = [archs]
-    wanted = manifest.jobs(None if archs is None else [Arch.parse(arch) for arch in archs])
-    todo = [Job(w, arch, w.seconds or _GUESS[w.program.may_include]) for w, arch in wanted]
+    listed = manifest.jobs(None if archs is None else [Arch.parse(arch) for arch in archs])
+    todo = [Job(item, arch, item.seconds or _GUESS[item.program.may_include]) for item, arch in listed]
     return sorted(todo, key=lambda job: -job.guess)
 
 
@@ -172,13 +172,13 @@ def _told_apart(done: Iterable[tuple[Job, _Made]]) -> tuple[list[_Made], list[Fa
             made += (each for _, each in alike)
         else:
             error = _ambiguous([job for job, _ in alike])
-            failures += (Failed(job.wanted.title, job.arch, error) for job, _ in alike)
+            failures += (Failed(job.item.title, job.arch, error) for job, _ in alike)
     return made, failures
 
 
 def _ambiguous(jobs: Sequence[Job]) -> InputError:
-    program = jobs[0].wanted.program
-    lists = sorted(", ".join(job.wanted.program.include) for job in jobs)
+    program = jobs[0].item.program
+    lists = sorted(", ".join(job.item.program.include) for job in jobs)
     return InputError(
         f"{jobs[0]} is listed {len(jobs)} times with include directories that hold different headers, "
         f"and a bundle cannot tell them apart: {' | '.join(lists)} (each asked for as "
@@ -221,8 +221,8 @@ class _Bench:
 
     def make(self, job: Job) -> _Made:
         """The program as entries of a bundle; a kernel that is wanted of it and missing is an error."""
-        program = job.wanted.program
-        promise = self.builder.promise(program, job.arch, job.wanted.entries)
+        program = job.item.program
+        promise = self.builder.promise(program, job.arch, job.item.entries)
         artifact = promise.artifact
         for name in promise.entries:
             _require_entry(artifact, name, program)
@@ -234,7 +234,7 @@ class _Bench:
             seconds=artifact.provenance.seconds,
             bytes=sum(map(len, promise.encode().values())),
             note=promise.note,
-            changed=job.wanted.changed,
+            changed=job.item.changed,
             include=program.asked_include,
         )
         return _Made(row, promise)
@@ -350,11 +350,11 @@ def _result(job: Job, future: Future[_Made]) -> _Made | Failed:
     try:
         return future.result()
     except PreheatError as error:
-        return Failed(job.wanted.title, job.arch, error)
+        return Failed(job.item.title, job.arch, error)
     except (BrokenExecutor, CancelledError) as broken:
         why = f"{job} was not baked, its executor is gone: {broken or type(broken).__name__}"
         lost = ToolchainError(why, hint="bake again: what was finished is found in the cache")
-        return Failed(job.wanted.title, job.arch, lost)
+        return Failed(job.item.title, job.arch, lost)
 
 
 # Proving that nothing is missing
@@ -396,23 +396,23 @@ def check(
 
     Code for another architecture counts where the one asked for runs it, as it does for a device.
     """
-    manifest = listed(manifest)
+    manifest = require_programs(manifest)
     todo = plan(manifest, archs)
-    programs = len({id(job.wanted) for job in todo}) + len(manifest.unreadable)
+    programs = len({id(job.item) for job in todo}) + len(manifest.unreadable)
     targets = tuple(sorted({job.arch for job in todo}))
     holes = [Hole(title, None, str(error)) for title, error in manifest.unreadable]
     unchecked: set[str] = set()
     until = time.monotonic() + _EXPLAINING
-    for job in sorted(todo, key=lambda job: (job.wanted.title, job.arch)):
+    for job in sorted(todo, key=lambda job: (job.item.title, job.arch)):
         found = _stored(builder, job)
         if isinstance(found, Artifact):
             unchecked |= _not_here(builder, job, found)
-            reason = _lacking(found, job.wanted.entries)
+            reason = _lacking(found, job.item.entries)
         else:
             explain = len(holes) < _EXPLAINED and time.monotonic() < until
             reason = _why(builder, job, found, targets, explain=explain)
         if reason is not None:
-            holes.append(Hole(job.wanted.title, job.arch, reason))
+            holes.append(Hole(job.item.title, job.arch, reason))
     return Checked(programs, targets, tuple(holes), tuple(sorted(unchecked)))
 
 
@@ -420,7 +420,7 @@ def _stored(builder: Builder, job: Job) -> Artifact | Miss:
     """What a device of the architecture is given; where a suffix asks for exact code, that alone."""
     misses = []
     for arch in (job.arch,) if job.arch.suffix else ladder(job.arch):
-        found = builder.why(job.wanted.program, arch)
+        found = builder.why(job.item.program, arch)
         if isinstance(found, Artifact):
             return found
         misses.append(found)
@@ -438,7 +438,7 @@ def _lacking(artifact: Artifact, entries: Iterable[str]) -> str | None:
 
 def _why(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, explain: bool) -> str:
     """Why a program is not there, as exactly as can be told."""
-    program, (kind, _, what) = job.wanted.program, miss.reason.partition(": ")
+    program, (kind, _, what) = job.item.program, miss.reason.partition(": ")
     if kind != "absent":
         return what
     others = {*targets, *(arch for bundle in builder.bundles for arch in baked_for(bundle))}
@@ -460,6 +460,6 @@ def _not_here(builder: Builder, job: Job, artifact: Artifact) -> set[str]:
     """The header files that `artifact` was made from and that cannot be compared."""
     if not artifact.headers:
         return set()
-    roots = {**builder.toolchain.roots(job.wanted.program), "/": ""}
+    roots = {**builder.toolchain.roots(job.item.program), "/": ""}
     paths = {header.name: f"{roots.get(header.root)}/{header.name}" for header in artifact.headers}
     return {name for name, path in paths.items() if not os.path.exists(path)}

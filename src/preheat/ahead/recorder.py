@@ -20,8 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+# A merge at exit needs this module. Importing it then would run `exec`, as dataclasses do, which makes
+# Python forget that an interrupt ended the program: the exit status would be 1.
+import preheat.ahead.manifest.document  # noqa: F401
 from preheat import fork
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, literal
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -67,7 +70,7 @@ class Recorder:
 
     @classmethod
     def attach(cls, builder: Builder, manifest: Path) -> Recorder:
-        """A recorder of everything `builder` hands out from now on."""
+        """Record everything that `builder` returns from now on."""
         recorder = cls(manifest, builder.events)
         builder.watchers.append(recorder.saw_program)
         builder.events.sinks.append(recorder.saw_event)
@@ -139,7 +142,7 @@ class Recorder:
         with self._lock:
             if not self._first("graph", name, key):
                 return
-            if (spelling := literal(key)) is not None:
+            if (spelling := key_literal(key)) is not None:
                 self._write({"graph": name, "key": spelling})
             elif self._first("skipped", name):
                 warn(f"graph {name!r}: key {key} is no Python literal and is not recorded")
@@ -255,7 +258,7 @@ def merge(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
         files = sorted(spool.glob(f"*{_ENDING}"))
         ended = [file for file in files if _has_ended(file)]
         if fresh:
-            Manifest().merged(*others).write(manifest)
+            Manifest().merged(*others).write(manifest, fresh=True)
         elif ended or others:
             with _telling(spool if ended else None):
                 known(manifest).merged(*map(_read, ended), *others).write(manifest)
@@ -311,14 +314,14 @@ def _made_in(directory: Path, make: Callable[[], T]) -> T:
 def _read(file: Path) -> Manifest:
     """What one process recorded; a line that was torn when it died counts for nothing."""
     programs: dict[int, Program] = {}
-    wanted: list[Wanted] = []
+    items: list[ManifestProgram] = []
     graphs: list[GraphKeys] = []
     for row in _rows(file):
         try:
             if "graph" in row:
                 graphs.append(GraphKeys(row["graph"], (row["key"],)))
             elif "of" in row:
-                wanted.append(_wanted(programs[row["of"]], row))
+                items.append(_item(programs[row["of"]], row))
             else:
                 programs[row["number"]] = _program(row["program"])
         except (KeyError, TypeError, ValueError) as error:
@@ -326,7 +329,7 @@ def _read(file: Path) -> Manifest:
                 f"{file} was not recorded by this preheat: {error!r}",
                 hint="merge it with the one that wrote it, or remove it",
             ) from error
-    return Manifest(tuple(wanted), tuple(graphs))
+    return Manifest(tuple(items), tuple(graphs))
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -335,8 +338,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _wanted(program: Program, row: Mapping[str, Any]) -> Wanted:
-    return Wanted(
+def _item(program: Program, row: Mapping[str, Any]) -> ManifestProgram:
+    return ManifestProgram(
         program=program,
         archs=(Arch.parse(row["arch"]),) if "arch" in row else (),
         entries=(row["entry"],) if "entry" in row else (),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from preheat.ahead.bake import Baked, Failed, Job, Row, bake, plan
-from preheat.ahead.manifest import Manifest, listed
+from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
 from preheat.cli.check import prove
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
@@ -70,9 +70,9 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return prove(manifest, archs, [output], as_json=as_json)
-    wanted = listed(manifest)
-    baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
-    _report(wanted, baked, output, as_json=as_json)
+    listed = require_programs(manifest)
+    baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output)
+    _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
 
 
@@ -111,9 +111,9 @@ def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) ->
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
             data(line)
-    for wanted in manifest.programs:
-        if wanted.changed:
-            file = os.path.relpath(wanted.program.path or wanted.program.label)
+    for item in manifest.programs:
+        if item.changed:
+            file = os.path.relpath(item.program.path or item.program.label)
             say(f"{file} changed since it was recorded; its present content is taken")
     for row in baked.rows:
         if row.note:

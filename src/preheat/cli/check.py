@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from preheat.ahead.bake import Checked, check
-from preheat.ahead.manifest import listed
+from preheat.ahead.manifest import require_programs
 from preheat.build.builder import Builder
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config, SealMode
@@ -52,7 +52,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
-    wanted = listed(manifest)
+    listed = require_programs(manifest)
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's
@@ -60,7 +60,7 @@ def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_j
     builder = Builder.open(config)
     for path in bundles:
         builder.mount(path)
-    checked = check(wanted, archs, builder=builder)
+    checked = check(listed, archs, builder=builder)
     _report(checked, manifest, bundles, as_json=as_json)
     return 0 if checked.ok else 1
 
