@@ -52,7 +52,7 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Kind, kind_of
 from preheat.runtime.stream import Event, Stream, raw_stream, record
 from preheat.runtime.window import LOAD, RECORD, RESET, UNLOAD
-from preheat.singleflight import Flights
+from preheat.singleflight import SingleFlight
 from preheat.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class _Life:
         self.modules: dict[object, _Entry[Module]] = {}
         self.kernels: dict[object, _Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self.asking: Flights[_Entry[Module]] = Flights(events)  # by what was asked for
-        self.loading: Flights[Module] = Flights(events)  # by artifact
+        self.asking: SingleFlight[_Entry[Module]] = SingleFlight(events)  # by what was asked for
+        self.loading: SingleFlight[Module] = SingleFlight(events)  # by artifact
 
     def end(self) -> None:
         """Keep nothing of it: its context has ended."""
@@ -279,11 +279,11 @@ class Gpu:
             code = self._code(program, target, strict=strict)
             return self._remember(life, key, self._loaded(life, code), program, files)
 
-        kept = life.asking.share(key, load, title=f"load on {self.name}")
+        kept = life.asking.run(key, load, title=f"load on {self.name}")
         if kept.current:
             return kept
         # A file was edited while another thread was building it.
-        return life.asking.share(key, load, title=f"load on {self.name}")
+        return life.asking.run(key, load, title=f"load on {self.name}")
 
     def _files(self, source: Source) -> Files | None:
         """What decides whether the program of `source` has to be built again; None for nothing."""
@@ -326,7 +326,7 @@ class Gpu:
                 found = life.loaded[artifact.digest] = self._load(life.context, code)
             return found
 
-        return life.loading.share(artifact, load, title=f"load on {self.name}")
+        return life.loading.run(artifact, load, title=f"load on {self.name}")
 
     def _kept(self, life: _Life, code: Code) -> Module:
         """The same, in the device's memo, although no program has asked for it."""
@@ -654,8 +654,8 @@ class Gpu:
 
     def after_fork(self) -> None:
         """Start without the loads that other threads of the parent were in."""
-        self._life.asking = Flights(self.builder.events)
-        self._life.loading = Flights(self.builder.events)
+        self._life.asking = SingleFlight(self.builder.events)
+        self._life.loading = SingleFlight(self.builder.events)
 
     def __enter__(self) -> Gpu:
         return self

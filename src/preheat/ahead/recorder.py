@@ -29,7 +29,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.cache.lock import FileLock, hold
-from preheat.callsite import Place, place, shown
+from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, warn
 from preheat.files import Descriptor, opened
@@ -43,7 +43,7 @@ _TRIES = 100  # to make a file in a directory that others remove
 _ENDING = ".jsonl"
 
 T = TypeVar("T")
-_Request = tuple[Program, Arch, Place]
+_Request = tuple[Program, Arch, CallSite]
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Recorder:
 
     def saw_program(self, program: Program, arch: Arch, artifact: Artifact) -> None:
         """The builder handed out `artifact`."""
-        request = (program, arch, place())
+        request = (program, arch, call_site())
         self._attempt("write", lambda: self._saw(request, artifact))
 
     def saw_event(self, name: str, told: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Recorder:
     def _tell(self, request: _Request, sight: _Sight, **more: Any) -> None:
         program, arch, where = request
         asked, sight.told = sight.asked - sight.told, sight.asked
-        row = {"of": self._number(program), "arch": str(arch), "by": shown(where), "asked": asked}
+        row = {"of": self._number(program), "arch": str(arch), "by": format_site(where), "asked": asked}
         self._write({**row, **more})
 
     def _number(self, program: Program) -> int:

@@ -43,7 +43,7 @@ from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.key import Key, bundle_key, request_key
 from preheat.lazy import lazy
 from preheat.program import Program
-from preheat.singleflight import Flights
+from preheat.singleflight import SingleFlight
 from preheat.toolchain import Toolchain
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
@@ -152,7 +152,7 @@ class Builder:
         self._untracked: OrderedDict[str, str] = OrderedDict()  # why an artifact was not stored
         self._journal, self._lock_dir, self._lock_wait = journal, lock_dir, lock_wait
         self._failures: OrderedDict[str, Failure] = OrderedDict()
-        self._flights: Flights[Artifact] = Flights(events)
+        self._flights: SingleFlight[Artifact] = SingleFlight(events)
         self._journal_due = 0.0
         # Artifacts someone still holds: a hit on one of them need not take its bytes apart again.
         self._in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
@@ -237,7 +237,7 @@ class Builder:
         self._require_open(request, found)  # before a compiler is looked for: there may be none
         if request.program.uncacheable:
             return self._compile(request, found)
-        return self._flights.share(request.flight, lambda: self._make(request), title=request.digest)
+        return self._flights.run(request.flight, lambda: self._make(request), title=request.digest)
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Other code in the place of what a device called invalid: a cache's, or compiled again."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from preheat.callsite import Place, caller, place, shown
+from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import Guests
@@ -58,7 +58,7 @@ class Capture:
         self.libraries: set[str] = set()
         self.modules: dict[Loaded, None] = {}
         self.first: tuple[str, Exception] | None = None
-        self._began = self._last = self._place = place()
+        self._began = self._last = self._place = call_site()
         self._placed: dict[int, Node] = {}  # by position, what has no name to be known by
         self._opened = self._at_device = False  # whether there is a window, and the device captures
         self.stream = context.lane()
@@ -81,7 +81,7 @@ class Capture:
     @property
     def began(self) -> str:
         """The line where it began."""
-        return shown(self._began)
+        return format_site(self._began)
 
     # Its end
 
@@ -181,11 +181,11 @@ class Capture:
             )
         return self._spoilt(error, self._last)
 
-    def _spoilt(self, error: Exception, where: Place) -> CaptureError:
-        after = "" if where == self._last else f", after {shown(self._last)}"
+    def _spoilt(self, error: Exception, where: CallSite) -> CaptureError:
+        after = "" if where == self._last else f", after {format_site(self._last)}"
         return CaptureError(
             f"a call of another library spoilt the capture{after}: {error}",
-            where=shown(where),
+            where=format_site(where),
             hint="look behind that line for a synchronisation, an allocation or a copy to the host",
         )
 
@@ -221,7 +221,7 @@ class Capture:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Work of ours that becomes part of the capture; its first error is noted with its line."""
-        self._place = place()
+        self._place = call_site()
         try:
             yield
         except DriverError as error:

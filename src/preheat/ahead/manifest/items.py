@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.spelling import shown
+from preheat.spelling import format_spellings
 
 __all__ = ["GraphKeys", "ManifestProgram", "UnreadableProgram", "key_literal", "printable"]
 
@@ -43,7 +43,7 @@ class ManifestProgram:
         """
         details = [", ".join(self.program.names)]
         if self.ambiguous_title:
-            details.append(f"include {shown(self.program.asked_include) or '-'}")
+            details.append(f"include {format_spellings(self.program.asked_include) or '-'}")
         suffix = "; ".join(filter(None, details))
         return f"{self.program.label} ({suffix})" if suffix else self.program.label
 
