@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.spelling import is_spelling, format_spellings, spelled, spelled_in_manifest
+from preheat.spelling import format_spellings, is_spelling, spelled, spelled_in_manifest
 
 INCLUDING = '#include "cfg.h"\n'
 

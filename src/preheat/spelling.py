@@ -22,7 +22,7 @@ import re
 import sys
 from collections.abc import Callable
 
-__all__ = ["FILE", "is_spelling", "format_spellings", "spelled", "spelled_in_manifest"]
+__all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_manifest"]
 
 FILE = "{file}"
 _CWD, _CALLER, _PACKAGES = "{cwd}", "{caller}", "{packages}"

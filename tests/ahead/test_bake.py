@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from preheat.ahead.bake import Failed, Job, Row, _ended, bake, check, plan
+from preheat.ahead.bake import BakedProgram, FailedProgram, Job, _completed, bake, plan
+from preheat.ahead.check import check
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -178,13 +179,13 @@ def test_each_job_is_told_of_when_it_begins_and_when_it_ends(shared_builder: Bui
     def started(job: Job) -> None:
         seen.append(("start", str(job), threading.get_ident()))
 
-    def ended(job: Job, result: Row | Failed) -> None:
+    def ended(job: Job, result: BakedProgram | FailedProgram) -> None:
         seen.append((type(result).__name__, str(job), threading.get_ident()))
 
     bake(listed(A, B, BAD), builder=shared_builder, jobs=2, on_start=started, on_done=ended)
     order = {what[:2]: index for index, what in enumerate(seen)}
     assert len(order) == len(seen) == 6
-    for job, how in (("a.cu", "Row"), ("bb.cu", "Row"), ("bad.cu", "Failed")):
+    for job, how in (("a.cu", "BakedProgram"), ("bb.cu", "BakedProgram"), ("bad.cu", "FailedProgram")):
         assert order["start", f"{job} for sm_90"] < order[how, f"{job} for sm_90"]
     assert {thread for *_, thread in seen} == {threading.get_ident()}
 
@@ -249,7 +250,7 @@ def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> N
     todo = plan(listed(A, B))
     futures: list[Future[Any]] = [Future(), Future()]
     begun: list[Job] = []
-    ended = _ended(todo, futures, begun.append)
+    ended = _completed(todo, futures, begun.append)
     futures[1].set_result(None)
     assert next(ended) == (todo[1], futures[1])
     assert begun == [todo[1]]
@@ -371,12 +372,12 @@ def test_what_is_baked_is_covered(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(A, B), ["sm_80", "sm_90"])
     checked = check(listed(A, B, entries=()), ["sm_80", "sm_90"], builder=builder)
     assert checked.ok
-    assert (checked.programs, checked.archs, checked.unchecked) == (2, (SM_80, SM_90), ())
+    assert (checked.programs, checked.archs, checked.unchecked_headers) == (2, (SM_80, SM_90), ())
     builder.close()
 
 
 def holes(checked: Any) -> list[str]:
-    return [f"{title} {arch}: {reason}" for title, arch, reason in checked.holes]
+    return [f"{title} {arch}: {reason}" for title, arch, reason in checked.missing]
 
 
 def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
@@ -430,7 +431,7 @@ def test_a_changed_header_is_named(mounted: Callable[..., Builder], tmp_path: Pa
     assert holes(check(manifest, builder=builder)) == ["k.cu sm_90: header v.h changed"]
     os.unlink(tmp_path / "v.h")
     gone = check(manifest, builder=builder)
-    assert (gone.ok, gone.unchecked) == (True, ("v.h",))
+    assert (gone.ok, gone.unchecked_headers) == (True, ("v.h",))
     builder.close()
 
 
@@ -441,7 +442,7 @@ def test_a_check_needs_no_compiler_where_bundles_have_it_all(mounted: Callable[.
     builder.toolchain._looked_again = True
     checked = check(listed(A, fp16), builder=builder)
     assert checked.ok
-    assert "cuda_fp16.h" in checked.unchecked
+    assert "cuda_fp16.h" in checked.unchecked_headers
     assert holes(check(listed(B), builder=builder)) == ["bb.cu sm_90: not baked"]
 
 
@@ -466,9 +467,9 @@ def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
         return search(*args, **more)
 
     monkeypatch.setattr(builder, "nearest", slow)
-    monkeypatch.setattr("preheat.ahead.bake._EXPLAINING", 1.0)
-    monkeypatch.setattr("preheat.ahead.bake.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    told = [hole.reason for hole in check(listed(A, B, program("cc")), builder=builder).holes]
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", 1.0)
+    monkeypatch.setattr("preheat.ahead.check.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    told = [each.reason for each in check(listed(A, B, program("cc")), builder=builder).missing]
     assert told == ["option[0]: '-G' is gone"] * 2 + ["not baked"]
     builder.close()
 

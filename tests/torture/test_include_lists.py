@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat.ahead.bake import bake, check
+from preheat.ahead.bake import bake
 from preheat.ahead.bundles import faults, merge
+from preheat.ahead.check import check
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -227,7 +228,7 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     assert str(tmp_path / "one") in told
     assert str(tmp_path / "other") in told
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
-    assert {hole.title for hole in check(manifest, builder=sealed).holes} == {"k.cu"}
+    assert {program.title for program in check(manifest, builder=sealed).missing} == {"k.cu"}
     for program in (one, other):
         with pytest.raises(SealedError):
             sealed.build(program, "sm_90")
