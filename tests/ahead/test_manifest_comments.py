@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
-from preheat.ahead.recorder import merge
+from preheat.ahead.recorder import merge_into
 from preheat.arch import Arch
 from preheat.cli import main
 from preheat.program import Program
@@ -57,7 +57,7 @@ def program(manifest: Path, name: str) -> Program:
 
 def test_values_change_and_everything_else_stays(manifest: Path) -> None:
     softmax = ManifestProgram(program(manifest, "softmax"), (SM_80,), ("softmax",), 0.75, 2)
-    merge(manifest, Manifest((softmax,), (GraphKeys("decode", ("2",)),)))
+    merge_into(manifest, Manifest((softmax,), (GraphKeys("decode", ("2",)),)))
     first, second = (
         line.split('"')[1] for line in manifest.read_text().splitlines() if line.startswith("sha256")
     )
@@ -97,7 +97,7 @@ def test_values_change_and_everything_else_stays(manifest: Path) -> None:
 def test_new_programs_are_added_and_comments_stay_with_their_tables(manifest: Path) -> None:
     before = Manifest.read(manifest)
     added = Manifest((ManifestProgram(Program.of("text", label="zeta.cu"), (SM_90,)),))
-    merge(manifest, added)
+    merge_into(manifest, added)
     assert Manifest.read(manifest) == before.merged(added)
     lines = manifest.read_text().splitlines()
     for comment, table in (
@@ -110,7 +110,7 @@ def test_new_programs_are_added_and_comments_stay_with_their_tables(manifest: Pa
 
 
 def test_a_manifest_that_says_the_same_is_not_touched(manifest: Path) -> None:
-    merge(manifest, Manifest())
+    merge_into(manifest, Manifest())
     text, inode = manifest.read_text(), manifest.stat().st_ino
     Manifest.read(manifest).write(manifest)
     assert (manifest.read_text(), manifest.stat().st_ino) == (text, inode)

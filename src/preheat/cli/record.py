@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.ahead.recorder import known, merge, spool_of
+from preheat.ahead.recorder import merge_into, read_existing, spool_directory
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import complain, count, emit_json, say
 from preheat.config import environ
@@ -73,7 +73,7 @@ def command(
 ) -> int:
     """Run COMMAND and write the kernels and graphs it needs to a manifest."""
     target = Path(os.path.abspath(output))
-    if not words and not others and not spool_of(target).is_dir():
+    if not words and not others and not spool_directory(target).is_dir():
         nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
         raise click.UsageError(nothing, click.get_current_context())
     added = [_readable(path) for path in dict.fromkeys(others)]
@@ -83,16 +83,16 @@ def command(
         require_writable(target)
         if fresh:
             _require_replaceable(target)
-        before = Manifest() if fresh else known(target)
+        before = Manifest() if fresh else read_existing(target)
         with _recording_to(target, fresh) as place:
             if words:
                 status = _run(words, place, output=_STDERR if as_json else None)
-            recording = merge(place)
-            if fresh and (made := known(place)) != before:
+            recording = merge_into(place)
+            if fresh and (made := read_existing(place)) != before:
                 added.append(made)
         if added:
-            merge(target, *added, fresh=fresh)
-        after = before if fresh and not added else known(target)
+            merge_into(target, *added, fresh=fresh)
+        after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
         complain(str(error), error.hint)
@@ -116,7 +116,7 @@ def _readable(path: Path) -> Manifest:
     """A manifest that has to be there."""
     if not path.exists():
         raise InputError(f"there is no {path} to merge")
-    return known(path)
+    return read_existing(path)
 
 
 def _require_replaceable(target: Path) -> None:
