@@ -248,7 +248,7 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
 def test_what_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
     told = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
-    assert "SealedError: server.py:36: rms_norm of layers.cu for sm_90" in told
+    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in told
     assert "header:model.h: 'constexpr int WIDTH = 64;" in told
 
 

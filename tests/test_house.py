@@ -18,8 +18,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "errors", "files", "fork", "lazy", "lexer", "locks"},
-    {"callsite"},
+    {"_version", "files", "fork", "lazy", "lexer", "locks", "messages"},
+    {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
     {"singleflight", "spelling", "tracebacks"},
     {"cache"},

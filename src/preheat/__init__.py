@@ -21,7 +21,8 @@ from preheat.locks import no_fork
 TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
     from preheat import lora as lora
-    from preheat.ahead.bake import Baked, Checked, bake, check
+    from preheat.ahead.bake import BakeResult, bake
+    from preheat.ahead.check import CheckResult, check
     from preheat.ahead.manifest import Manifest
     from preheat.ahead.report import WarmReport
     from preheat.arch import Arch
@@ -152,7 +153,8 @@ _HOME = {
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.build.seal": ("seal", "sealed", "unseal"),
     "preheat.cache.bundle": ("Bundle",),
-    "preheat.ahead.bake": ("Baked", "Checked", "bake", "check"),
+    "preheat.ahead.bake": ("BakeResult", "bake"),
+    "preheat.ahead.check": ("CheckResult", "check"),
     "preheat.ahead.manifest": ("Manifest",),
     "preheat.ahead.report": ("WarmReport",),
 }
@@ -164,7 +166,7 @@ __all__ = [
     "Array",
     "Artifact",
     "Attributes",
-    "Baked",
+    "BakeResult",
     "BakedError",
     "Blas",
     "BlockSize",
@@ -174,7 +176,7 @@ __all__ = [
     "BundleError",
     "CaptureError",
     "CaptureWarning",
-    "Checked",
+    "CheckResult",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from preheat.ahead.bundles import graphs as graphs_of
-from preheat.ahead.manifest import Manifest, Wanted, listed
+from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, ladder, mismatch
 from preheat.build.bundle_tier import BundleEntry, read
@@ -42,7 +42,7 @@ WarmSource = str | os.PathLike[str] | Manifest | Bundle
 class _Job(NamedTuple):
     """A program to prepare for an architecture; None means the device's own."""
 
-    wanted: Wanted
+    wanted: ManifestProgram
     target: Arch | None
 
     def __str__(self) -> str:
@@ -125,7 +125,9 @@ class _WarmUp:
         if not isinstance(source, str | os.PathLike):
             hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
             raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)
-        return listed(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+        return (
+            require_programs(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+        )
 
     def _jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
         """Return the programs of the manifests, with the longest compiles first."""
@@ -135,7 +137,7 @@ class _WarmUp:
         jobs = [_Job(each, target) for each in manifest.programs for target in self._targets(each)]
         return sorted(jobs, key=lambda job: -job.wanted.seconds)
 
-    def _targets(self, wanted: Wanted) -> list[Arch | None]:
+    def _targets(self, wanted: ManifestProgram) -> list[Arch | None]:
         """Return the targets of a program: the device's own, and listed ones with a suffix."""
         device = self._context.device.arch
         named: list[Arch | None] = [

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from preheat.ahead.bake import bake as bake_all
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
 from preheat.ahead.report import WarmReport
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -61,9 +61,9 @@ def program(source: str, label: str = "program.cu", **more: Any) -> Program:
     return Program.of(source, label=label, **more)
 
 
-def manifest(*rows: Program | Wanted, **graphs: tuple[str, ...]) -> Manifest:
+def manifest(*rows: Program | ManifestProgram, **graphs: tuple[str, ...]) -> Manifest:
     """These programs and graph keys."""
-    wanted = tuple(row if isinstance(row, Wanted) else Wanted(row) for row in rows)
+    wanted = tuple(row if isinstance(row, ManifestProgram) else ManifestProgram(row) for row in rows)
     return Manifest(wanted, tuple(GraphKeys(name, keys) for name, keys in graphs.items()))
 
 
@@ -78,7 +78,7 @@ def test_after_a_manifest_nothing_is_compiled_loaded_or_resolved(
     kind: str, open_flaky: Opener, builder: Builder, recorder: Recorder
 ) -> None:
     flaky = open_flaky(kind, builder)
-    two = Wanted(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
+    two = ManifestProgram(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
     report = flaky.gpu.warm(manifest(program(ONE), two), jobs=2)
     assert (report.programs, report.hits, report.compiles) == (2, 0, 2)
     assert (report.modules, report.entries, report.graphs) == (2, 3, 0)
@@ -116,7 +116,7 @@ def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(fla
     source = 'extern "C" __global__ void %s(int* x) {}\n'
     whole = program(source % "first" + source % "second")
     with flaky.asked("module.function") as asked:
-        flaky.gpu.warm(manifest(Wanted(whole, entries=("second",))))
+        flaky.gpu.warm(manifest(ManifestProgram(whole, entries=("second",))))
     assert asked == {"module.function": 1}
     with flaky.asked("module.function", "load") as asked:
         assert flaky.gpu.warm(manifest(whole)).entries == 2
@@ -127,7 +127,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     wanted = manifest(
         program(ONE, "a.cu"),
         program(WRONG, "b.cu"),
-        Wanted(program(TWO, "c.cu"), entries=("two", "tow")),
+        ManifestProgram(program(TWO, "c.cu"), entries=("two", "tow")),
         program(THREE, "d.cu"),
         decode=("8",),
     )
@@ -163,13 +163,15 @@ def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
 
 def test_a_program_recorded_for_a_suffix_is_warmed_for_it(flaky: Flaky) -> None:
     own = f"{flaky.gpu.arch}a"
-    wanted = Wanted(program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75")))
+    wanted = ManifestProgram(
+        program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75"))
+    )
     assert flaky.gpu.warm(manifest(wanted)).modules == 2  # the other is a plain one, which is ours here
     with flaky.asked("load") as asked:
         flaky.gpu.module(ONE, arch=own)
         flaky.gpu.module(ONE)
     assert asked == {}
-    alone = Wanted(program(THREE), archs=(flaky.gpu.arch.parse(own),))
+    alone = ManifestProgram(program(THREE), archs=(flaky.gpu.arch.parse(own),))
     assert flaky.gpu.warm(manifest(alone)).programs == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import preheat
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.build import reload
 from preheat.build.builder import Builder
 from preheat.errors import CaptureError, CompileError, InputError
@@ -251,7 +251,7 @@ def test_a_kernel_from_a_bundle_stays_where_its_headers_are_not_on_this_machine(
     header.write_text("#define VALUE 1\n")
     program = Program.of(WITH_HEADER, include=[tmp_path])
     baked = preheat.bake(
-        Manifest((Wanted(program),)), "sm_90", output=bundle, builder=open_builder(), jobs=1
+        Manifest((ManifestProgram(program),)), "sm_90", output=bundle, builder=open_builder(), jobs=1
     )
     assert baked.path == bundle
     header.unlink()

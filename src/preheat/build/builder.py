@@ -42,7 +42,7 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.key import Key
 from preheat.program import Program
-from preheat.singleflight import Flights
+from preheat.singleflight import SingleFlight
 from preheat.toolchain import Toolchain
 from preheat.tracebacks import shorten
 
@@ -80,7 +80,7 @@ class Builder:
         self._compiler = ArtifactCompiler(toolchain, self._lookup, events, disk)
         self._counters = Counters(events, journal)
         self._failures = Failures(events)
-        self._flights: Flights[Hit] = Flights(events)
+        self._flights: SingleFlight[Hit] = SingleFlight(events)
         self._locks = KeyLocks(lock_dir, events, wait=lock_wait, trust=trust)
         self._sealed = sealed
         _alive.add(self)
@@ -180,7 +180,7 @@ class Builder:
         self._permit(request, found)  # before a compiler is needed: there may be none
         if request.program.uncacheable:
             return self._compile(request, found)
-        return self._flights.share(
+        return self._flights.run(
             request.flight, lambda: self._obtain_alone(request), title=request.digest
         )
 

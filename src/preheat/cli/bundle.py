@@ -14,7 +14,7 @@ from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import Bundle
 from preheat.cli.output import columns, count, data, emit_json, say, size
 from preheat.errors import BundleError
-from preheat.spelling import shown
+from preheat.spelling import format_spellings
 
 __all__ = ["command"]
 
@@ -83,7 +83,7 @@ def _name(promise: BundleEntry) -> tuple[str, Arch]:
 def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
     """The columns of a promise; with `include`, also what tells it from its namesakes."""
     artifact = promise.artifact
-    title = f"{artifact.label} (include {shown(promise.include or ()) or '-'})"
+    title = f"{artifact.label} (include {format_spellings(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
     return (
         *(artifact.digest[:12], title if include else artifact.label),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from preheat.callsite import Place, caller, place, shown
+from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import ForeignLibraries
@@ -61,7 +61,7 @@ class Capture:
         self.libraries: set[str] = set()
         self.modules: dict[LoadedModule, None] = {}
         self.first: tuple[str, Exception] | None = None
-        self._began = self._last = self._place = place()
+        self._began = self._last = self._place = call_site()
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
@@ -85,7 +85,7 @@ class Capture:
     @property
     def began(self) -> str:
         """The line of the program where the capture began."""
-        return shown(self._began)
+        return format_site(self._began)
 
     # Its end
 
@@ -185,11 +185,11 @@ class Capture:
             )
         return self._invalidated(error, self._last)
 
-    def _invalidated(self, error: Exception, where: Place) -> CaptureError:
-        after = "" if where == self._last else f", after {shown(self._last)}"
+    def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
+        after = "" if where == self._last else f", after {format_site(self._last)}"
         return CaptureError(
             f"a call of another library spoilt the capture{after}: {error}",
-            where=shown(where),
+            where=format_site(where),
             hint="look behind that line for a synchronisation, an allocation or a copy to the host",
         )
 
@@ -227,7 +227,7 @@ class Capture:
     @contextmanager
     def note_errors(self) -> Iterator[None]:
         """Note the first error of work that becomes part of the capture, with its line."""
-        self._place = place()
+        self._place = call_site()
         try:
             yield
         except DriverError as error:

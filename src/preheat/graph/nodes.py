@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from preheat.callsite import Place, shown
+from preheat.callsite import CallSite, format_site
 from preheat.devices import base
 from preheat.dtypes import DType
 from preheat.runtime.arguments import ParamSpec
@@ -96,7 +96,7 @@ class Node:
         self,
         kind: str,
         name: str,
-        where: Place | None = None,
+        where: CallSite | None = None,
         *,
         launch: Launch | None = None,
         given: Given = ({}, b""),
@@ -115,7 +115,7 @@ class Node:
     @property
     def where(self) -> str:
         """The line of the program that captured it, as `file:line`."""
-        return "" if self._place is None else shown(self._place)
+        return "" if self._place is None else format_site(self._place)
 
     @property
     def arrays(self) -> Iterable[Array]:

@@ -24,7 +24,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.request import ModuleRequest
-from preheat.singleflight import Flights
+from preheat.singleflight import SingleFlight
 
 __all__ = ["Entry", "Session"]
 
@@ -73,8 +73,8 @@ class Session:
         fork.register(self)
 
     def _begin_flights(self) -> None:
-        self.requests: Flights[Entry[Module]] = Flights(self.builder.events)
-        self.loads: Flights[Module] = Flights(self.builder.events)
+        self.requests: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
+        self.loads: SingleFlight[Module] = SingleFlight(self.builder.events)
 
     def after_fork(self) -> None:
         """Forget the loads that other threads of the parent were in."""
@@ -122,11 +122,11 @@ class Session:
             return self._remember(request, self.load(code), program, files)
 
         title = f"load on {self.device.name}"
-        found = self.requests.share(request, load, title=title)
+        found = self.requests.run(request, load, title=title)
         if found.current:
             return found
         # A file was edited while another thread was compiling it.
-        return self.requests.share(request, load, title=title)
+        return self.requests.run(request, load, title=title)
 
     def _files(self, request: ModuleRequest) -> Files | None:
         """Return what tells when the program has to be compiled again; None where nothing does."""
@@ -166,7 +166,7 @@ class Session:
                 found = self.loaded[artifact.digest] = self._load(code)
             return found
 
-        return self.loads.share(artifact, load, title=f"load on {self.device.name}")
+        return self.loads.run(artifact, load, title=f"load on {self.device.name}")
 
     def preload(self, code: Code) -> Module:
         """Load code that no program has asked for yet, and keep it loaded until `trim`."""
