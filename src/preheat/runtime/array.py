@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS, ON_HOST
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, StaleBufferError, brief
-from preheat.runtime import dlpack
+from preheat.runtime import export
 from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
+from preheat.runtime.dlpack import Lease
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.libraries import consumers, working
+from preheat.runtime.libraries import consumers
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
@@ -28,7 +29,6 @@ __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
 _COPY = "pass the whole array and index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"
 _READ = "a.numpy() has its elements on the host"
-_LEGACY_STREAM = LEGACY_STREAMS[-1]  # DLPack means it by stream=None.
 
 #: The uses of an array that can no longer be used.
 NO_RIGHTS = Uses()
@@ -109,33 +109,10 @@ class Array:
                     f"{self!r}: an index behind a slice takes elements that are not contiguous",
                     hint=_COPY,
                 )
-            start, extent = self._part(axis, part)
+            start, extent = _part(self.shape, axis, part)
             offset += start * math.prod(self.shape[axis + 1 :]) * self.dtype.size
             kept += extent
         return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
-
-    def _part(self, axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
-        """Return where an index of one axis begins, and the extent that remains of the axis."""
-        extent = self.shape[axis]
-        which = "the first axis" if axis == 0 else f"axis {axis}"
-        if isinstance(part, slice):
-            try:
-                start, stop, step = part.indices(extent)
-            except TypeError:
-                raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
-            if step != 1:
-                raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
-            return start, (max(stop - start, 0),)
-        try:
-            if isinstance(part, bool):
-                raise TypeError
-            at = operator.index(part)
-        except TypeError:
-            why = f"an array is indexed by integers and slices, not by {brief(part)}"
-            raise InputError(why, hint=_COPY) from None
-        if not -extent <= at < extent:
-            raise IndexError(f"index {at} is outside {which} of {self.shape}")
-        return at % extent, ()
 
     def reshape(self, *shape: Any) -> Array:
         """Return a view of the same elements with another shape; one extent may be -1."""
@@ -215,16 +192,10 @@ class Array:
             self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
             return 0
         if captured is not None:
-            return self._fill_in(captured, pattern)
+            return _fill(self, captured, pattern)
         stream = self._stream
         with self._section(stream, write=True):
-            return self._fill_in(stream, pattern)
-
-    def _fill_in(self, stream: base.Stream, pattern: bytes) -> int:
-        by_kernel = self.buffer.context.kernel_fill
-        if by_kernel is not None and by_kernel(self.address, pattern, self.size, stream):
-            return 1
-        return self._device.fill(self.address, pattern, self.size, stream)
+            return _fill(self, stream, pattern)
 
     @property
     def _stream(self) -> base.Stream:
@@ -310,34 +281,10 @@ class Array:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
         self.require("export")
-        if self._device.dlpack[0] == ON_HOST or stream == -1:
-            handles = []
-        else:
-            handles = [_LEGACY_STREAM if stream is None else stream]
-        lease = dlpack.Lease(self)
-        uses = self.buffer.uses
-        shared = uses.shared
-        uses.leases[lease.number] = consumers(self._device)  # From here on no stream gets a right.
-        try:
-            self._expose(handles, shared=shared)
-        except BaseException:
-            del uses.leases[lease.number]
-            raise
         versioned = max_version is not None and max_version[0] >= 1
-        place = self._device.dlpack
-        return dlpack.capsule(lease, self.address, self.shape, self.dtype, place, versioned=versioned)
+        return export.capsule(self, stream, versioned=versioned)
 
-    def _expose(self, handles: Iterable[int], *, shared: bool) -> None:
-        """Let another library use the memory in the streams with these handles."""
-        context = self.buffer.context
-        capture = context.active_capture()
-        if capture is not None:
-            capture.add_export(self)
-            handles = ()  # The replay of the graph orders this work.
-        context.order.expose(self.buffer.uses, handles, shared=shared)
-        self.buffer.export()
-
-    def let_go(self, lease: dlpack.Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         """Note that a consumer released an export in its current streams. Finalizers call this."""
         self.buffer.uses.release(lease.number, consumers(self._device))
 
@@ -345,48 +292,52 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self._share()
-        captured = self.buffer.context.active_capture() is not None
-        # Nothing can wait for a captured stream.
-        stream = None if captured else self.buffer.home.handle or _LEGACY_STREAM
-        return {**self._interface(), "stream": stream}
+        self.require("export")
+        return export.cuda_interface(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] != ON_HOST:
             raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self._share()
-        return self._interface()
+        self.require("export")
+        return export.host_interface(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         # NumPy asks the interface above first, so only arrays on a GPU get here.
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")
 
-    def _share(self) -> None:
-        """Share the memory as long as it exists, because an array interface has no release.
 
-        The protocol does not say which library asks, so the current stream of every loaded library
-        waits, and so does the stream that the interface names.
-        """
-        self.require("export")
-        on_host = self._device.dlpack[0] == ON_HOST
-        uses = self.buffer.uses
-        streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
-        before, shared, uses.by_interface = uses.by_interface, uses.shared, True
+def _fill(array: Array, stream: base.Stream, pattern: bytes) -> int:
+    """Set every element in `stream`; return the number of operations that it took."""
+    context = array.buffer.context
+    by_kernel = context.kernel_fill
+    if by_kernel is not None and by_kernel(array.address, pattern, array.size, stream):
+        return 1
+    return context.device.fill(array.address, pattern, array.size, stream)
+
+
+def _part(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
+    """Return where an index of one axis begins, and the extent that remains of the axis."""
+    extent = shape[axis]
+    which = "the first axis" if axis == 0 else f"axis {axis}"
+    if isinstance(part, slice):
         try:
-            self._expose([] if on_host else streams, shared=shared)
-        except BaseException:
-            uses.by_interface = before
-            raise
-
-    def _interface(self) -> dict[str, Any]:
-        return {
-            "version": 3,
-            "shape": self.shape,
-            "typestr": self.dtype.typestr,
-            "data": (self.address, False),
-            "strides": None,
-        }
+            start, stop, step = part.indices(extent)
+        except TypeError:
+            raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
+        if step != 1:
+            raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
+        return start, (max(stop - start, 0),)
+    try:
+        if isinstance(part, bool):
+            raise TypeError
+        at = operator.index(part)
+    except TypeError:
+        why = f"an array is indexed by integers and slices, not by {brief(part)}"
+        raise InputError(why, hint=_COPY) from None
+    if not -extent <= at < extent:
+        raise IndexError(f"index {at} is outside {which} of {shape}")
+    return at % extent, ()
 
 
 class Scalar(Array):

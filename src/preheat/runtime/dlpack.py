@@ -74,7 +74,7 @@ _numbers = itertools.count(1)
 class Exporter(Protocol):
     """An object that exports memory."""
 
-    def let_go(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         """Note that the consumer has released this lease."""
 
 
@@ -87,7 +87,7 @@ class Lease:
 
     def end(self) -> None:
         """End the export: the consumer released it, or nobody consumed it."""
-        self.owner.let_go(self)
+        self.owner.end_lease(self)
 
 
 class _Export(NamedTuple):
