@@ -308,7 +308,7 @@ class Array:
         copy: bool | None = None,
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
-            raise BufferError("an array is exported where it lives, without a copy")
+            raise BufferError("an array is exported on its own device only, and without a copy")
         self.require("export")
         if self._device.dlpack[0] == ON_HOST or stream == -1:
             handles = []
