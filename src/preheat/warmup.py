@@ -301,7 +301,7 @@ def _key(text: str) -> tuple[Any]:
     try:
         return (ast.literal_eval(text),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise InputError("this is no literal of Python's") from None
+        raise InputError("this is not a Python literal") from None
 
 
 def _largest_first(keys: list[Any]) -> list[Any]:

@@ -458,7 +458,7 @@ def test_a_key_that_fails_does_not_stop_the_others(device: Gpu) -> None:
     }  # fmt: skip
     assert "graph 'decode', 5: RuntimeError: five\n" in str(caught.value)
     assert "synchronising inside a capture" in str(caught.value)
-    assert "graph 'decode', f(x): this is no literal of Python's" in str(caught.value)
+    assert "graph 'decode', f(x): this is not a Python literal" in str(caught.value)
     assert caught.value.report.graphs == 2
     assert sorted(graphs) == [2, 7]
 

@@ -22,14 +22,14 @@ FIXED = ".explicitcluster .reqnctapercluster 2, 2"
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "part of a cluster": (
-        FIXED, {"grid": (4, 3)}, "grid (4, 3, 1) is no whole number of clusters (2, 2, 1)",
+        FIXED, {"grid": (4, 3)}, "grid (4, 3, 1) is not a multiple of the cluster (2, 2, 1)",
     ),
     "another cluster": (
         FIXED, {"grid": (4, 4), "cluster": 4},
         "cluster (4, 1, 1), but __cluster_dims__ fixes it to (2, 2, 1)",
     ),
     "no cluster": (".explicitcluster", {"grid": 4}, "so every launch needs cluster="),
-    "part of a cluster of a launch": ("", {"grid": 6, "cluster": 4}, "is no whole number of clusters"),
+    "part of a cluster of a launch": ("", {"grid": 6, "cluster": 4}, "not a multiple of the cluster"),
     "17 blocks": ("", {"grid": 17, "cluster": 17}, "a cluster of 17 blocks; the device allows 16"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests beside torch and CuPy."""
+"""Fixtures for the tests with torch and CuPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def work(gpu: Gpu) -> Work:
 
 @pytest.fixture(params=PEERS)
 def peer(request: pytest.FixtureRequest) -> Peer:
-    """Each library, one after the other."""
+    """Each library in turn."""
     return PEERS[request.param]()
 
 

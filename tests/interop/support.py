@@ -1,4 +1,4 @@
-"""What the tests beside torch and CuPy share: kernels, slow work, both libraries behind one face."""
+"""Helpers for the tests with torch and CuPy: kernels, slow work, and one interface to both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import SOURCE as PACKAGE
 from tests.runtime.support import library
 
 N = (1 << 16) + 33
-SLOW = 100_000_000  # cycles: some 50 milliseconds
+SLOW = 100_000_000  # cycles, about 50 milliseconds
 BLOCK = 256
 GRID = -(-N // BLOCK)
 
@@ -62,7 +62,7 @@ extern "C" __global__ void pairs(const float2* x, float2* y, int n) {
 
 
 class Work(NamedTuple):
-    """Kernels of one device on arrays of N float32 numbers; `stream` is where a launch goes."""
+    """Kernels of one device on arrays of N float32 numbers. Launches go to `stream`."""
 
     gpu: Gpu
 
@@ -93,11 +93,11 @@ class Work(NamedTuple):
         self._launch("spread", stream, scalar, y, N)
 
     def gather(self, x: Any, step: int, y: Any, stream: object = None) -> None:
-        """Copy every element of `x` that is `step` elements behind the one before."""
+        """Copy every `step`th element of `x`."""
         self._launch("gather", stream, x, step, y, N)
 
     def warm(self) -> None:
-        """Load every kernel, and launch so often that the quick functions are in use."""
+        """Load every kernel, and launch often enough for the fast functions to be in use."""
         x, y, scalar = self.gpu.zeros(N), self.gpu.zeros(N), self.gpu.scalar("float32")
         for _ in range(4):
             self.linger(cycles=1)
@@ -109,7 +109,7 @@ class Work(NamedTuple):
 
 
 def distinct(values: Any) -> set[Any]:
-    """The different values in an array of the host."""
+    """Return the set of values in an array on the host."""
     return set(np.unique(np.asarray(values)).tolist())
 
 
@@ -120,28 +120,28 @@ class Recording(Protocol):
     """A graph of another library."""
 
     def replay(self) -> None:
-        """Do what was captured once more, in the library's current stream."""
+        """Replay the graph in the current stream of the library."""
 
 
 class Peer(ABC):
-    """A library beside preheat, with a current stream of its own. Its arrays are N float32 numbers."""
+    """Another library with its own current stream. Its arrays are N float32 numbers."""
 
     name: str
 
     def __init__(self) -> None:
         self.module = library(self.name)
         for work in (self.copied, self.host, lambda x: self.fill(x, 1.0), lambda x: self.add(x, 1.0)):
-            work(self.full(0.0))  # so that every kernel is there before a capture needs it
+            work(self.full(0.0))  # Every kernel must be loaded before a capture needs it.
         self.linger(1)
         self.synchronize()
 
     @abstractmethod
     def full(self, value: float) -> Any:
-        """A new array."""
+        """Return a new array."""
 
     @abstractmethod
     def take(self, array: Array, how: str = "dlpack") -> Any:
-        """The memory of one of our arrays, by DLPack or by the array interface."""
+        """Import one of our arrays by DLPack or by the array interface."""
 
     @abstractmethod
     def linger(self, cycles: int = SLOW) -> None:
@@ -157,19 +157,19 @@ class Peer(ABC):
 
     @abstractmethod
     def copied(self, x: Any) -> Any:
-        """A copy, made by the library in its current stream."""
+        """Return a copy that the library makes in its current stream."""
 
     @abstractmethod
     def host(self, x: Any) -> np.ndarray[Any, Any]:
-        """The values, once the current stream has made them."""
+        """Return the values after the work of the current stream."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for the GPU, in the library's own way."""
+        """Wait for the GPU with the function of the library."""
 
     @abstractmethod
     def current(self) -> Any:
-        """The current stream."""
+        """Return the current stream."""
 
     @abstractmethod
     def stream(self) -> AbstractContextManager[Any]:
@@ -177,7 +177,7 @@ class Peer(ABC):
 
     @abstractmethod
     def capture(self, mode: str = "global", stream: object = None) -> AbstractContextManager[Recording]:
-        """Capture what the library does meanwhile, in `stream` or a new one. It ends in any case."""
+        """Capture the work of the library in `stream` or a new one; always end the capture."""
 
     def place(self, *, side: bool) -> AbstractContextManager[Any]:
         """Work in a new stream, or in the default one."""
@@ -233,7 +233,9 @@ class Torch(Peer):
             with self.module.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 yield graph
         finally:
-            self.module.cuda.set_stream(before)  # which torch forgets where its capture was spoilt
+            self.module.cuda.set_stream(
+                before
+            )  # torch does not restore it after an invalidated capture.
 
 
 class CuPy(Peer):
@@ -297,12 +299,12 @@ _CUPY_MODES = {
 
 
 class _CuPyRecording:
-    """A graph of CuPy, once its capture has ended."""
+    """A graph of CuPy, which exists once its capture has ended."""
 
     graph: Any = None
 
     def replay(self) -> None:
-        """Launch it in CuPy's current stream."""
+        """Launch the graph in the current stream of CuPy."""
         self.graph.launch()
 
 
@@ -315,7 +317,7 @@ PEERS: dict[str, Callable[[], Peer]] = {"torch": Torch, "cupy": CuPy}
 
 
 def refusal(do: Callable[[], object]) -> CaptureError | None:
-    """Do it, and return the refusal where preheat refused it because of a capture."""
+    """Run the work, and return the error if preheat refuses it because of a capture."""
     try:
         do()
     except CaptureError as error:
@@ -327,7 +329,7 @@ def refusal(do: Callable[[], object]) -> CaptureError | None:
 
 
 class Foreign:
-    """A stream by the protocol that every library speaks."""
+    """A stream that has only the `__cuda_stream__` protocol."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -337,7 +339,7 @@ class Foreign:
 
 
 class Producer:
-    """A tensor of a library that speaks DLPack alone, in the memory of one of our arrays.
+    """A tensor of a library that has only DLPack, in the memory of one of our arrays.
 
     It can claim another version of the protocol, or that it is read-only as JAX's arrays are.
     """
@@ -358,7 +360,7 @@ class Producer:
 
 
 class ReadOnlyInterface:
-    """A read-only tensor of a library that has the CUDA array interface alone."""
+    """A read-only tensor of a library that has only the CUDA array interface."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -369,7 +371,7 @@ class ReadOnlyInterface:
 
 
 def child(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a Python of its own, with this package, and wait for its end.
+    """Run `code` in a new Python process with this package, and wait for its end.
 
     Warnings are left out: some libraries give them when they are imported.
     """
@@ -382,6 +384,6 @@ def child(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 def ends_in_silence(code: str, cache: Path) -> None:
-    """Check that a process with this code ends well and says nothing."""
+    """Check that a process with this code exits with 0 and prints nothing."""
     done = child(code, cache)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

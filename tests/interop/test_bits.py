@@ -1,4 +1,4 @@
-"""Bits of results: the same wherever operands begin, and the same every time."""
+"""Bits of results: equal for every alignment of the operands, and equal every time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ types = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Random numbers, as the host holds them: bfloat16 by its bits."""
+    """Return random numbers on the host, bfloat16 as raw bits."""
     drawn = np.random.default_rng(math.prod(shape)).standard_normal(shape).astype(np.float32)
     if dtype == "bfloat16":
         return (drawn.view(np.uint32) >> 16).astype(np.uint16)
@@ -32,13 +32,13 @@ def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def moved(gpu: Gpu, data: np.ndarray[Any, Any], dtype: str, by: int) -> Array:
-    """An array of these values that begins `by` elements after aligned memory does."""
-    room = gpu.zeros(data.size + 64, dtype)
-    return room[by : by + data.size].reshape(data.shape).write(data)
+    """Return an array of these values, `by` elements after the start of an allocation."""
+    memory = gpu.zeros(data.size + 64, dtype)
+    return memory[by : by + data.size].reshape(data.shape).write(data)
 
 
 def bits(gpu: Gpu, op: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: str, by: int) -> bytes:
-    """The result, of the shape that comes last, with every operand moved."""
+    """Return the result, which has the last shape, with every operand shifted."""
     *operands, result = (values(shape, dtype) for shape in shapes)
     out = moved(gpu, np.zeros_like(result), dtype, by)
     op(*(moved(gpu, each, dtype, by) for each in operands), out=out)
@@ -86,5 +86,5 @@ def test_cublas_gives_the_same_bits_twice_for_the_same_operands(
     outs = [moved(gpu, values((m, n), dtype), dtype, by) for _ in range(2)]
     for out in outs:
         ops.gemm(a, b, out=out)
-        ops.gemm(a, b, out=gpu.empty((m, n), dtype))  # work between, in other memory
+        ops.gemm(a, b, out=gpu.empty((m, n), dtype))  # Other work in other memory.
     assert outs[0].numpy().tobytes() == outs[1].numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Work of preheat inside another library's capture: a part of it, or refused, and never its end."""
+"""Work of preheat in a capture of another library: captured or refused, never invalidating it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.gpu
 
 
 class Scene(NamedTuple):
-    """Everything that work inside a capture may use."""
+    """Everything that work in a capture may use."""
 
     work: Work
     peer: Peer
     x: Any  # arrays of the library
     y: Any
-    own: Array  # an array that no library has
-    shared: Array  # and one that the library has taken
+    own: Array  # not exported
+    shared: Array  # exported to the library
     view: Any
     graph: Any  # of a launch on `own`
 
@@ -37,7 +37,7 @@ class Scene(NamedTuple):
         return self.work.gpu
 
     def recorded(self, act: Callable[[], object]) -> tuple[Recording, CaptureError | None]:
-        """What the library captures with `act` in the middle, and the refusal of that, if any."""
+        """Return the graph that the library captures around `act`, and the refusal of `act`."""
         with self.peer.capture() as graph:
             self.peer.add(self.x, 1.0)
             refused = refusal(act)
@@ -45,12 +45,12 @@ class Scene(NamedTuple):
         return graph, refused
 
     def replay(self, graph: Recording, turn: int) -> None:
-        """Replay once more, and check that the library's own part of the graph is right."""
+        """Replay the graph, and check the work of the library in it."""
         graph.replay()
         assert distinct(self.peer.host(self.x)) == {2.0 * turn}
 
     def go_on(self) -> None:
-        """Check that both sides work as before."""
+        """Check that both libraries still work."""
         self.peer.fill(self.x, 11.0)
         self.work.copy(self.x, self.own)
         assert distinct(self.own.numpy()) == {11.0}
@@ -72,7 +72,7 @@ def scene(work: Work, peer: Peer) -> Scene:
     return made._replace(graph=graph)
 
 
-# Work on the library's own arrays
+# Work on arrays of the library
 
 
 def twice(scene: Scene) -> None:
@@ -130,7 +130,7 @@ def test_a_shipped_kernel_becomes_part_of_another_librarys_graph(name: str, scen
     scene.go_on()
 
 
-# Work that cannot be part of it
+# Work that cannot be captured
 
 REFUSED: dict[str, Callable[[Scene], object]] = {
     "launch on an array of ours and one of the library": lambda scene: scene.work.copy(
@@ -176,7 +176,7 @@ def test_the_array_interface_is_refused_inside_a_capture_of_cupy(work: Work) -> 
     assert distinct(peer.host(peer.take(own, "interface"))) == {3.0}
 
 
-# Work that has nothing to do with it
+# Work in other streams
 
 BESIDE: dict[str, Callable[[Scene], object]] = {
     "launch": lambda scene: scene.work.put(scene.own, 5.0),
@@ -194,7 +194,7 @@ BESIDE: dict[str, Callable[[Scene], object]] = {
 def test_work_on_arrays_that_no_library_has_is_done_at_once_beside_a_capture(
     name: str, scene: Scene
 ) -> None:
-    """It may be refused as well. In no case does it become part of the library's graph."""
+    """The work may also be refused. It never becomes part of the library's graph."""
     wanted = 7.0 if name == "replay" else 5.0
     scene.own.fill(0.0 if name == "replay" else 7.0)
     graph, refused = scene.recorded(lambda: BESIDE[name](scene))
@@ -230,7 +230,7 @@ def test_memory_is_given_back_in_another_thread_without_spoiling_a_capture(
 
 
 def matrix(gpu: Gpu, peer: Peer, values: np.ndarray[Any, Any]) -> Any:
-    """A matrix of the library, in its own memory."""
+    """Return a matrix in memory of the library."""
     return peer.copied(peer.take(gpu.array(values)))
 
 
@@ -275,7 +275,7 @@ def test_products_by_cublas_are_part_of_another_librarys_graph_or_refused(
     np.testing.assert_allclose(peer.host(other), exact, rtol=1e-3, atol=1e-3)
 
 
-# CuPy in a capture of ours
+# CuPy in a capture of preheat
 
 
 def test_graphs_of_relaxed_captures_do_not_share_what_cupy_allocated_in_them(gpu: Gpu) -> None:
@@ -300,7 +300,7 @@ def test_graphs_of_relaxed_captures_do_not_share_what_cupy_allocated_in_them(gpu
     np.testing.assert_array_equal(cupy.asnumpy(z), wanted)
 
 
-# Graphs of ours in a capture of others; last, since a driver that refuses them may spoil the capture
+# Graphs of preheat in a capture of others. They come last: a refusal may invalidate the capture.
 
 
 def test_a_replay_on_arrays_of_the_capturing_library_is_part_of_its_graph_or_refused(

@@ -1,4 +1,4 @@
-"""The end of a process, and of a forked one, while memory is in two libraries' hands."""
+"""The exit of a process and of a forked child while two libraries share memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.interop.support import ends_in_silence
 from tests.runtime.support import library
 
-# What still holds an exported array at exit, called `view`.
+# Code that keeps an exported array, called `view`, until exit.
 HOLDERS = {
     "a logging handler": """
 import logging

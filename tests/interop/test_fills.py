@@ -1,4 +1,4 @@
-"""Fills with patterns of eight bytes: every element, its neighbours untouched, captured or not."""
+"""Fills with patterns of eight bytes: every element and nothing else, captured or not."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from preheat.gpu import Gpu
 
 SIZES = (1, 31, 33, 131071, 131072 + 5, 1 << 20)
-# No value has two equal halves: neither half alone, nor both in the wrong order, gives the same bits.
+# No value has two equal halves, so one half alone or the wrong order gives other bits.
 VALUES: dict[str, Any] = {"float64": 1.1, "int64": 0x0123456789ABCDEF, "complex64": 1.5 - 2.25j}
-LARGE = 131072 + 5  # elements, for which a kernel does it on a GPU
+LARGE = 131072 + 5  # elements; a GPU fills them by a kernel
 
 sizes = pytest.mark.parametrize("count", SIZES)
 types = pytest.mark.parametrize("dtype", VALUES)
 
 
 def whole(dtype: str, count: int) -> np.ndarray[Any, Any]:
-    """The values that an array has once it is filled."""
+    """Return the values of a filled array."""
     return np.full(count, VALUES[dtype], dtype)
 
 
@@ -46,7 +46,7 @@ def test_a_captured_fill_is_one_node_and_every_replay_does_it(
 ) -> None:
     framed = device.zeros(count + 2, dtype)
     inside = framed[1 : count + 1]
-    if warm:  # The kernel that does large fills cannot be loaded inside a capture.
+    if warm:  # A capture cannot load the kernel for large fills.
         inside.fill(VALUES[dtype])
         framed.fill(0)
     with device.capture() as graph:

@@ -1,4 +1,4 @@
-"""Memory in two libraries' hands: every use sees the one before it, whichever side it was on."""
+"""Memory that two libraries share: every use sees the one before it, in either library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.interop.support import (
 exported = pytest.mark.parametrize("how", ["dlpack", "interface"])
 sides = pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 
-# Ways to write a value into an array, and ways to read an array into another: each is prepared first.
+# Functions that write a value into an array, or copy an array into another, after preparation.
 
 
 def by_replay(work: Work, body: Callable[[], None]) -> Callable[[], None]:
@@ -149,7 +149,7 @@ def test_the_consumer_does_not_overwrite_what_is_still_read(
 
 
 def shared(a: Array) -> bool:
-    """Return True while a library may use this memory without telling us."""
+    """Return True while another library may use this memory."""
     return a.buffer.uses.shared and a.uses.stream is None
 
 
@@ -193,13 +193,13 @@ def test_what_a_consumer_did_in_a_stream_before_the_release_comes_first(work: Wo
         peer.fill(view, 5.0)
         del view
         gc.collect()
-        with peer.stream():  # Nothing is late here.
+        with peer.stream():  # No earlier work is pending in it.
             assert not a.buffer.uses.shared
             work.copy(a, out)
             assert distinct(out.numpy()) == {5.0}
 
 
-# Arrays at home in a stream of ours
+# Arrays whose home is another stream of preheat
 
 
 @pytest.mark.gpu
@@ -223,7 +223,7 @@ def test_a_launch_waits_again_for_more_work_in_the_stream_of_its_array(whose: st
 
 
 def subclassed(torch: Torch, x: Any) -> Any:
-    """The same tensor as one of a class that nobody has seen before."""
+    """Return the same tensor as an object of a new subclass."""
     return x.as_subclass(type("Fresh", (torch.module.Tensor,), {}))
 
 
@@ -242,7 +242,7 @@ def test_torch_sees_what_a_kernel_wrote_into_a_subclass_of_its_tensors(
         assert kind is not None
         assert kind.library == "torch"
         for value in (1.0, 5.0):
-            work.linger()  # Our own stream is busy, torch's is not.
+            work.linger()  # Our own stream is busy, and that of torch is not.
             work.put(x, value)
             assert distinct(torch_peer.host(plain(torch_peer, x).clone())) == {value}
 
@@ -284,7 +284,7 @@ def test_an_operator_for_torch_takes_a_subclass_of_its_tensors(
         torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
-# Tensors whose memory does not hold their values, or not one after the other
+# Tensors whose memory does not hold their values, or is not contiguous
 
 
 @pytest.mark.gpu
@@ -320,7 +320,7 @@ def test_a_negated_tensor_is_refused_and_a_resolved_one_is_not(
 
 
 def ramp(work: Work, peer: Peer, count: int) -> Any:
-    """An array of another library that holds 0, 1, 2 and so on."""
+    """Return an array of another library with the values 0, 1, 2 and so on."""
     return peer.copied(peer.take(work.gpu.array(np.arange(count, dtype=np.float32))))
 
 
@@ -348,7 +348,7 @@ def test_a_reversed_array_of_cupy_is_passed_by_its_first_element(work: Work) -> 
         np.testing.assert_array_equal(peer.host(out), expected)
 
 
-# Tensors that lose their memory during the life of a graph
+# Tensors that lose their memory while a graph uses them
 
 
 def by_data(torch: Any, x: Any) -> None:
@@ -375,18 +375,20 @@ def test_a_graph_keeps_the_memory_that_its_tensor_had_when_it_was_captured(
     torch_peer.synchronize()
     SWAPS[how](torch_peer.module, x)
     gc.collect()
-    others = [torch_peer.full(3.0) for _ in range(8)]  # One would get that memory, were it free.
+    others = [
+        torch_peer.full(3.0) for _ in range(8)
+    ]  # One of them would get that memory if it were free.
     graph.replay()
     torch_peer.synchronize()
     assert place not in [each.data_ptr() for each in others]
     assert set().union(*(distinct(torch_peer.host(each)) for each in others)) == {3.0}
 
 
-# Producers that speak DLPack or the array interface alone
+# Producers that have only DLPack or the array interface
 
 
 class Only:
-    """A tensor of torch as JAX, TensorFlow or Warp would show it; `asked` are the streams named."""
+    """A tensor of torch as JAX, TensorFlow or Warp would export it; `asked` has the streams."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.asked = data, list[int | None]()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 sides = pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 
 
-# Replays and launches among the work of another library
+# Replays and launches between work of another library
 
 
 @sides
@@ -55,12 +55,12 @@ def test_a_replay_on_arrays_of_both_is_ordered_with_both(side: bool, work: Work,
             peer.linger()
             peer.fill(x, value)
             graph.replay()
-            work.put(own, -1.0)  # in our own stream, behind the replay
+            work.put(own, -1.0)  # in our own stream, after the replay
             assert distinct(peer.host(peer.copied(y))) == {value}
             assert distinct(own.numpy()) == {-1.0}
             work.linger()
             work.put(own, -2.0)
-            graph.replay()  # behind what our own stream has to do
+            graph.replay()  # after the work of our own stream
             assert distinct(own.numpy()) == {value}
     peer.synchronize()
 
@@ -87,7 +87,7 @@ def test_an_array_that_both_libraries_have_is_ordered_with_both(work: Work) -> N
         one, other = torch.take(a), cupy.take(a)
         torch.linger()
         torch.fill(one, 3.0)
-        work.copy(a, out)  # The libraries know nothing of one another, but both are waited for.
+        work.copy(a, out)  # The launch waits for both libraries.
         assert distinct(out.numpy()) == {3.0}
         work.linger()
         work.put(a, 4.0)
@@ -102,7 +102,7 @@ def test_an_array_that_both_libraries_have_is_ordered_with_both(work: Work) -> N
 
 @contextmanager
 def another_context() -> Iterator[Callable[[], None]]:
-    """Make a second context current; what it gives does so again, where a library changed that."""
+    """Make a second context current, and yield a function that makes it current again."""
     from cuda.bindings import driver
 
     code, context = driver.cuCtxCreate(None, 0, driver.cuDeviceGet(0)[1])
@@ -126,7 +126,7 @@ def test_a_replay_in_the_default_stream_is_ordered_there_under_another_context(w
 
     def replay() -> set[float]:
         with another_context() as again:
-            for value in (0.0, 1.0, 2.0):  # the first to have everything prepared
+            for value in (0.0, 1.0, 2.0):  # the first one prepares everything
                 gpu.synchronize()
                 again()
                 work.linger(default)
@@ -166,11 +166,11 @@ def test_scalars_are_set_in_the_default_stream_under_another_context(count: int,
     assert elsewhere(replay) == [{3.0}, {3.0, 5.0}, {5.0, 6.0}]
 
 
-# Streams that are gone
+# Destroyed streams
 
 
 class Created(Foreign):
-    """A stream of some library that uses the driver."""
+    """A stream that another library creates with the driver."""
 
     def __init__(self, gpu: Gpu) -> None:
         from cuda.bindings import driver
@@ -206,7 +206,7 @@ def test_a_new_stream_with_an_old_number_waits_for_what_its_arrays_need(warm: in
             pytest.skip(f"the number did not come again in {len(tried)} streams")
         for value in (4.0, 5.0):
             work.linger()
-            work.put(x, value)  # in the device's own stream, late
+            work.put(x, value)  # pending in the device's own stream
             work.copy(x, out, second)
             second.synchronize()
             assert distinct(out.numpy()) == {value}
@@ -220,7 +220,7 @@ def test_a_destroyed_stream_is_waited_for_by_the_arrays_it_used(work: Work) -> N
     stream = Created(work.gpu)
     work.linger(stream)
     work.put(x, 3.0, stream)
-    stream.destroy()  # Its work goes on.
+    stream.destroy()  # Its work continues.
     work.copy(x, out)
     assert distinct(out.numpy()) == {3.0}
 
@@ -261,5 +261,5 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
     slack = [_MANY_READS + 1, 0, 8, 256, _MANY_READS + 1]
     for found, first, more in zip(after, before, slack, strict=True):
         assert found <= first + more
-    assert most <= 2 * _PILE  # Events are given back now and then, also where nobody allocates.
+    assert most <= 2 * _PILE  # Launches destroy unused events even without any allocation.
     assert distinct(own.numpy()) == {0.0}

@@ -28,8 +28,8 @@ from tests.processes import PATIENCE
 
 
 def test_the_emulator_has_none(emulator: Gpu) -> None:
-    assert find(emulator) == "emulator:0 is no GPU"
-    with pytest.raises(DeviceError, match="there is no cuBLAS: emulator:0 is no GPU"):
+    assert find(emulator) == "emulator:0 is not a GPU"
+    with pytest.raises(DeviceError, match="cuBLAS is not available: emulator:0 is not a GPU"):
         Blas(emulator)
 
 
@@ -100,7 +100,7 @@ def test_an_event_says_once_which_makes_products(
         ops.gemm(a, b)
     (event,) = recorder.named("blas")
     assert event == {
-        "device": "emulator:0", "uses": "shipped kernels", "reason": "emulator:0 is no GPU"
+        "device": "emulator:0", "uses": "shipped kernels", "reason": "emulator:0 is not a GPU"
     }  # fmt: skip
     assert ops.blas is None
 

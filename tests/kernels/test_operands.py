@@ -338,7 +338,7 @@ def test_the_blas_of_another_device_is_refused(open_device: Callable[..., Gpu]) 
 
 
 def test_who_insists_on_cublas_hears_at_once_why_there_is_none(emulator: Gpu) -> None:
-    with pytest.raises(DeviceError, match="there is no cuBLAS: emulator:0 is no GPU"):
+    with pytest.raises(DeviceError, match="cuBLAS is not available: emulator:0 is not a GPU"):
         Ops(emulator, blas=True)
 
 

@@ -304,7 +304,7 @@ def test_cublas_is_planned_without_a_device_and_missed_in_a_step(
 ) -> None:
     gpu, arrays = given
     assert {op.by for op in planned(GQA, blas=True).operations} == {None, "cuBLAS"}
-    with pytest.raises(preheat.PreheatError, match="emulator:0 is no GPU"):
+    with pytest.raises(preheat.PreheatError, match="emulator:0 is not a GPU"):
         LoraBlock(gpu, GQA, arrays, blas=True)
 
 

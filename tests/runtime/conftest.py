@@ -1,4 +1,4 @@
-"""Devices whose calls are counted and can be made to fail, one after the other."""
+"""Fixtures: devices whose calls are counted and can be made to fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.support import Bench, Flaky, bench
 
 @pytest.fixture
 def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
-    """Opens devices with a seam that can fail, by kind, and closes them."""
+    """Open devices whose interface can fail, by kind, and close them afterwards."""
     opened: list[Gpu] = []
 
     def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
@@ -38,13 +38,13 @@ def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
 
 @pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kinds of devices there are."""
+    """Each kind of device."""
     return str(request.param)
 
 
 @pytest.fixture
 def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
-    """Every kind of device, with a seam that can fail."""
+    """Each kind of device, with an interface that can fail."""
     return open_flaky(kind)
 
 

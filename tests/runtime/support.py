@@ -1,4 +1,4 @@
-"""What the tests of the runtime share: kernels, inputs, and a look at what a device was asked to do."""
+"""Helpers for the tests of the runtime: kernels, inputs, and counts of the calls of a device."""
 
 from __future__ import annotations
 
@@ -92,25 +92,25 @@ class Bench(NamedTuple):
     ys: np.ndarray[Any, Any]
 
     def launch(self, times: int = 1) -> None:
-        """The launch as it should be; from the third time on the quick way."""
+        """Launch saxpy; from the third time on the launch is a fast one."""
         for _ in range(times):
             self.saxpy[5, 64](2.0, self.x, self.y, self.n)
 
     def check(self, times: int) -> None:
-        """That `y` is what so many launches make of it."""
+        """Check that `y` is the result of this number of launches."""
         exact = self.ys.astype(np.float64) + 2.0 * times * self.xs
         np.testing.assert_allclose(self.y.numpy(), exact, rtol=1e-5, atol=1e-5)
 
 
 def bench(gpu: Gpu, n: int = 257) -> Bench:
-    """saxpy on `gpu`, with operands of `n` elements."""
+    """Return saxpy on `gpu` with operands of `n` elements."""
     random = np.random.default_rng(n)
     xs, ys = (random.standard_normal(n).astype(np.float32) for _ in range(2))
     return Bench(gpu, gpu.kernel(KERNELS, "saxpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
 
 
 def library(name: str) -> Any:
-    """Another library, or a skip where it is not installed; its own warnings are its own business."""
+    """Import another library without its warnings, or skip the test if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -127,7 +127,7 @@ class Flaky(NamedTuple):
 
     @contextmanager
     def asked(self, *verbs: str) -> Iterator[dict[str, int]]:
-        """How often each verb was called meanwhile (all verbs where none is named), at the end."""
+        """Yield a dict that gets the number of calls of each verb, by default of all."""
         before, counts = self.seam.calls.copy(), dict[str, int]()
         yield counts
         counts |= {

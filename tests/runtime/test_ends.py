@@ -114,10 +114,10 @@ def reset_elsewhere(gpu: Gpu) -> None:
     gpu._context.failed(ContextLostError("it was reset", hint="open it again"))
 
 
-RESET = "the reset has happened already: {again}"
+RESET = "the device was reset already: {again}"
 CLOSE = "open the device again: preheat.device('emulator:0'); then {again}"
 ENDS: dict[str, tuple[Callable[[Gpu], None], str]] = {
-    "fault": (fault, "gpu.reset() begins anew; then {again}"),
+    "fault": (fault, "call gpu.reset(); then {again}"),
     "reset": (Gpu.reset, RESET),
     "reset after a fault": (partial(fault_and, Gpu.reset), RESET),
     "close": (Gpu.close, CLOSE),

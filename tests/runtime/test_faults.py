@@ -1,4 +1,4 @@
-"""Faults of a device: named once, remembered where nothing survives them, gone after a reset."""
+"""Faults of a device: raised once, kept if they end the context, and cleared by a reset."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
 
 
 def illegal_address(call: str = "cuStreamSynchronize") -> DriverError:
-    """An error that a context does not survive."""
+    """Return an error that ends a context."""
     meaning = "an illegal memory access was encountered"
     return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
 
 
 def not_supported(call: str = "cuMemsetD32Async") -> DriverError:
-    """An error that leaves everything as it was."""
+    """Return an error that changes nothing."""
     return DriverError(call, 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
 
 
@@ -74,7 +74,7 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
             with pytest.raises((ContextLostError, StaleBufferError)) as later:
                 other(made)
             assert lost in str(later.value)
-    assert asked == {}  # the device is left alone
+    assert asked == {}  # The device is not called.
     assert ", lost>" in repr(made.x)
 
 
@@ -188,7 +188,7 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
         ContextLostError, match=r"is lost since: saxpy, program\.cu:3, PTX line"
     ) as lost:
         made.launch()
-    assert lost.value.hint == "gpu.reset() begins anew; then ask for the kernel again: gpu.kernel(…)"
+    assert lost.value.hint == "call gpu.reset(); then ask for the kernel again: gpu.kernel(…)"
     with pytest.raises(StaleBufferError, match=r"is lost since: saxpy, program\.cu:3, PTX line"):
         made.x.numpy()
     gpu.reset()

@@ -1,4 +1,4 @@
-"""Fills of eight bytes by a kernel: right at every size, and the driver serves where none compiles."""
+"""Fills of eight bytes by a kernel: correct at every size, and by the driver without a compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def emulator(open_device: Callable[..., Gpu]) -> Gpu:
 
 
 def with_kernel(gpu: Gpu, small: int = 1) -> list[int]:
-    """Let the device fill by a kernel; gives the sizes that were filled so."""
+    """Let the device fill by a kernel, and return a list that gets the sizes of such fills."""
     filled: list[int] = []
     by_kernel = KernelFill(gpu._context, lambda: gpu.kernel(FILL, "preheat_fill8"), small=small)
 
@@ -60,7 +60,7 @@ def test_patterns_that_the_driver_knows_and_small_arrays_are_left_to_it(emulator
 
 def test_a_captured_fill_is_one_node_and_is_replayed(emulator: Gpu) -> None:
     filled, made = with_kernel(emulator), emulator.zeros(500, "float64")
-    made.fill(2.2)  # which loads the kernel
+    made.fill(2.2)  # This loads the kernel.
     made.fill(0)
     with emulator.capture() as graph:
         made.fill(1.1)

@@ -43,7 +43,7 @@ def test_the_limit_of_each_axis_is_allowed_and_one_more_is_not(
             assert getattr(setup.saxpy.geometry(**given), what) == tuple(extents)
         else:
             with pytest.raises(
-                LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) is beyond the device's"
+                LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) exceeds the device's"
             ):
                 setup.saxpy.geometry(**given)
 
@@ -73,7 +73,7 @@ def test_launch_bounds_are_the_limit_of_that_kernel(device: Gpu) -> None:
     out = device.zeros(64, "int32")
     kernel[1, 64](out)
     assert np.array_equal(out.numpy(), np.arange(64))
-    with pytest.raises(LaunchError, match="narrow: a block of 65 threads; the most of narrow is 64"):
+    with pytest.raises(LaunchError, match="narrow: a block of 65 threads; the maximum of narrow is 64"):
         kernel[1, 65](out)
 
 
@@ -156,7 +156,7 @@ def test_the_best_block_has_the_most_threads_on_a_processor(
 def test_a_best_block_keeps_to_what_the_kernel_allows(setup: Bench) -> None:
     narrow = setup.gpu.kernel(KERNELS, "narrow")
     assert narrow.max_potential_block_size().block == 64
-    with pytest.raises(LaunchError, match="a block of 65 threads; the most of narrow is 64"):
+    with pytest.raises(LaunchError, match="a block of 65 threads; the maximum of narrow is 64"):
         narrow.max_potential_block_size(limit=65)
     with pytest.raises(
         LaunchError, match="no block of up to 64 threads can run with this dynamic shared"
@@ -216,7 +216,7 @@ def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
     assert said == {
         (
             "saxpy: a3= and stream_= cannot be given by name; arguments are given in order, "
-            "it takes 4 (float, float const*, float*, int)",
+            "and the kernel takes 4 (float, float const*, float*, int)",
             "settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",
         )

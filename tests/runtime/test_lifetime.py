@@ -1,4 +1,4 @@
-"""Life and death of memory: queued by finalizers, given back at safe points, never used when gone."""
+"""The lifetime of memory: finalizers queue it, safe points free it, and freed memory is refused."""
 
 from __future__ import annotations
 
@@ -101,13 +101,16 @@ def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Fla
     flaky.seam.fail("allocate", full)
     with flaky.asked("allocate", "synchronize", "stream.synchronize") as asked:
         made = flaky.gpu.array([1, 2, 3])
-    assert asked == {"allocate": 2, "stream.synchronize": 1}  # a wait for all would spoil captures
+    assert asked == {
+        "allocate": 2,
+        "stream.synchronize": 1,
+    }  # A wait for the device would invalidate captures.
     assert made.numpy().tolist() == [1, 2, 3]
     flaky.seam.fail("allocate", full, full)
     with pytest.raises(MemoryError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\)") as caught:
         flaky.gpu.empty(3)
     assert isinstance(caught.value, OutOfMemoryError)
-    assert flaky.gpu.empty(3).size == 3  # nothing is lost
+    assert flaky.gpu.empty(3).size == 3  # The context still works.
     assert made.numpy().tolist() == [1, 2, 3]
 
 
@@ -158,7 +161,7 @@ def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match="emulator:0: it was reset") as caught:
             lost()
-        assert str(caught.value.hint).startswith("the reset has happened already: ")
+        assert str(caught.value.hint).startswith("the device was reset already: ")
     assert "lost" in repr(made.x)
     again = bench(gpu)
     assert again.saxpy is not made.saxpy
@@ -179,7 +182,7 @@ def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
 ) -> None:
     flaky = open_flaky("emulator")
     old, context = [flaky.gpu.array([1.0] * 8) for _ in range(4)], flaky.gpu._context
-    flaky.gpu.array([3.0])  # dropped, and not given back yet
+    flaky.gpu.array([3.0])  # dropped, and not freed yet
     flaky.gpu.stream()
     flaky.gpu.reset()
     assert not context.garbage
@@ -199,7 +202,7 @@ def test_a_closed_device_refuses_everything(device: Gpu) -> None:
     made.launch(4)
     with device:
         pass
-    device.close()  # twice is fine
+    device.close()  # A second call does nothing.
     for door in (
         lambda: device.empty(3), lambda: device.array([1]), lambda: device.scalar("int32"),
         device.stream, device.record, device.synchronize, device.trim, device.memory, device.reset,
@@ -256,7 +259,7 @@ def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None
             self.name, self._done = name, done
 
         def done(self) -> bool:
-            time.sleep(0.01)  # as a driver call that lets other threads run
+            time.sleep(0.01)  # A driver call lets other threads run, too.
             return self._done
 
     class Kept:

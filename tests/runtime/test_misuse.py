@@ -74,7 +74,7 @@ def asked_for(b: Bench, name: Any) -> object:
     return b.gpu.kernel(SAXPY, name)
 
 
-TAKES = "it takes 4 (float, float const*, float*, int)"
+TAKES = "the kernel takes 4 (float, float const*, float*, int)"
 LAUNCHES = (
     Misuse("saxpy[5, 64](2.0, x, y)", lambda b: b.saxpy[5, 64](2.0, b.x, b.y),
         LaunchError, ("saxpy: 3 arguments given", TAKES)),
@@ -155,17 +155,17 @@ GEOMETRIES = (
     Misuse("saxpy[(1, 1, 1, 1), 64]", lambda b: b.saxpy[(1, 1, 1, 1), 64],
         LaunchError, ("saxpy: grid (1, 1, 1, 1) is not one to three positive integers",)),
     Misuse("saxpy[5, 2048]", lambda b: b.saxpy[5, 2048],
-        LaunchError, ("saxpy: block (2048, 1, 1) is beyond the device's (1024, 1024, 64)",)),
+        LaunchError, ("saxpy: block (2048, 1, 1) exceeds the device's (1024, 1024, 64)",)),
     Misuse("saxpy[5, (64, 32)]", lambda b: b.saxpy[5, (64, 32)],
-        LaunchError, ("saxpy: a block of 2048 threads; the most on this device is 1024",)),
+        LaunchError, ("saxpy: a block of 2048 threads; the maximum on this device is 1024",)),
     Misuse("saxpy[5, (1, 1, 65)]", lambda b: b.saxpy[5, (1, 1, 65)],
-        LaunchError, ("saxpy: block (1, 1, 65) is beyond the device's (1024, 1024, 64)",)),
+        LaunchError, ("saxpy: block (1, 1, 65) exceeds the device's (1024, 1024, 64)",)),
     Misuse("narrow[1, 128]  # has __launch_bounds__(64)", lambda b: kernel(b, "narrow")[1, 128],
-        LaunchError, ("narrow: a block of 128 threads; the most of narrow is 64",)),
+        LaunchError, ("narrow: a block of 128 threads; the maximum of narrow is 64",)),
     Misuse("saxpy[2**31, 64]", lambda b: b.saxpy[2**31, 64],
-        LaunchError, ("saxpy: grid (2147483648, 1, 1) is beyond the device's (2147483647,",)),
+        LaunchError, ("saxpy: grid (2147483648, 1, 1) exceeds the device's (2147483647,",)),
     Misuse("saxpy[(1, 65536), 64]", lambda b: b.saxpy[(1, 65536), 64],
-        LaunchError, ("saxpy: grid (1, 65536, 1) is beyond the device's",)),
+        LaunchError, ("saxpy: grid (1, 65536, 1) exceeds the device's",)),
     Misuse("saxpy.launch(…, shared=300_000)", lambda b: b.saxpy.geometry(1, 1, shared=300_000),
         LaunchError, ("saxpy: 300000 bytes of dynamic and 0 of static", "a block can have 232448")),
     Misuse("saxpy.launch(…, shared=-1)", lambda b: b.saxpy.geometry(1, 1, shared=-1),
@@ -174,7 +174,7 @@ GEOMETRIES = (
         lambda b: b.saxpy.geometry(1, 1, shared=1.5),  # type: ignore[arg-type]
         LaunchError, ("saxpy: shared 1.5 is not a number of bytes",)),
     Misuse("saxpy.launch(…, grid=5, cluster=2)", lambda b: b.saxpy.geometry(5, 1, cluster=2),
-        LaunchError, ("saxpy: grid (5, 1, 1) is no whole number of clusters (2, 1, 1)",)),
+        LaunchError, ("saxpy: grid (5, 1, 1) is not a multiple of the cluster (2, 1, 1)",)),
     Misuse("saxpy.launch(…, grid=34, cluster=17)", lambda b: b.saxpy.geometry(34, 1, cluster=17),
         LaunchError, ("saxpy: a cluster of 17 blocks; the device allows",)),
     Misuse("saxpy.launch(…, stream=7)",
@@ -283,7 +283,7 @@ PROGRAMS = (
         InputError, ("has no variable 'nothing'",), "names=['&ns::table']"),
     Misuse('gpu.module(source).symbol("table", "float64")  # of 12 bytes',
         lambda b: b.gpu.module(KERNELS).symbol("table", "float64"),
-        InputError, ("table has 12 bytes, which are no whole number of float64",)),
+        InputError, ("table has 12 bytes, which is not a multiple of the size of float64",)),
     Misuse('gpu.module(source).symbol("table", "float32").write([1.0])',
         lambda b: b.gpu.module(KERNELS).symbol("table", "float32").write([1.0]),
         InputError, ("table has 12 bytes, not 4",), "write 3 elements of float32"),

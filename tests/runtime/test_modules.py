@@ -1,4 +1,4 @@
-"""Kernels and modules: found again for nothing, loaded once, unloaded when nobody holds them."""
+"""Kernels and modules: a second request is free, a load happens once, and unused ones are unloaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OpenDevice = Callable[..., Gpu]
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Without the cycle collector: what goes, goes because nobody holds it."""
+    """Disable the cycle collector, so that only reference counts free objects."""
     gc.collect()
     gc.disable()
     try:
@@ -48,7 +48,7 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-# Found again
+# Repeated requests
 
 
 def test_asking_again_gives_the_same_kernel_and_asks_nobody(
@@ -70,12 +70,12 @@ def test_asking_again_gives_the_same_kernel_and_asks_nobody(
             assert again is fast
             assert flaky.gpu.module(SAXPY) is module
     assert asked == {}
-    assert len(recorder.seen) == seen  # not even a hit: nothing was looked up
+    assert len(recorder.seen) == seen  # There was no lookup, so not even a hit.
     assert plain is not fast
 
 
 def python_calls(call: Callable[[], object]) -> list[str]:
-    """The Python functions that a call runs, beside those of the device itself."""
+    """Return the names of the Python functions that a call runs outside of devices."""
     called: list[str] = []
 
     def profile(frame: FrameType, event: str, _: object) -> None:
@@ -240,7 +240,7 @@ def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
 
     def late(key: Any, make: Any, *, title: str) -> Any:
         monkeypatch.setattr(gpu._session.requests, "run", run)
-        gpu.module(SAXPY)  # another thread, between our look and our turn
+        gpu.module(SAXPY)  # as another thread would, between the lookup and the load
         return run(key, make, title=title)
 
     monkeypatch.setattr(gpu._session.requests, "run", late)
@@ -267,7 +267,7 @@ def test_every_load_is_an_event(device: Gpu, open_builder: OpenBuilder, recorder
     assert event["seconds"] > 0
 
 
-# Unloaded
+# Unloading
 
 
 @pytest.mark.parametrize("launches", [0, 1, 2, 5])
@@ -280,7 +280,7 @@ def test_trim_unloads_what_only_the_memo_holds(launches: int, flaky: Flaky) -> N
         for _ in range(launches):
             dropped[1, 4](1.0, made, made, 4)
             dropped.launch(1.0, made, made, 4, grid=1, block=4)
-        assert gpu.trim() == 0  # somebody holds both
+        assert gpu.trim() == 0  # Both are held.
         del dropped
         with flaky.asked("module.unload", "synchronize") as asked:
             assert gpu.trim() == 1
@@ -366,7 +366,7 @@ def test_variables_keep_their_value_while_a_handle_lives(flaky: Flaky) -> None:
         assert kernel.module.symbol("counter", "int32").numpy().tolist() == [44]
         del kernel
         gpu.trim()
-        assert gpu.module(KERNELS).symbol("counter", "int32").numpy().tolist() == [41]  # a new life
+        assert gpu.module(KERNELS).symbol("counter", "int32").numpy().tolist() == [41]  # loaded again
 
 
 def test_a_variable_in_a_namespace_has_a_name_expression(device: Gpu) -> None:
@@ -499,7 +499,7 @@ def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
     assert asked == [False]
 
 
-# Code the driver does not take
+# Code that the driver rejects
 
 
 def invalid() -> InvalidCodeError:
@@ -522,7 +522,7 @@ def test_code_the_driver_calls_invalid_is_purged_and_rebuilt_once(
     made = bench(flaky.gpu)
     kernel[5, 64](2.0, made.x, made.y, made.n)
     made.check(1)
-    again = open_flaky(kind, open_builder())  # another process finds what was rebuilt
+    again = open_flaky(kind, open_builder())  # Another process finds the rebuilt code.
     again.gpu.kernel(SAXPY, "saxpy")
     assert recorder.named("hit")[-1]["tier"] == "disk"
 
@@ -538,7 +538,7 @@ def test_code_that_stays_invalid_is_reported(
     assert (caught.value.code, caught.value.call) == (200, "cuModuleLoadData")
     assert flaky.seam.calls["load"] == 2
     assert len(recorder.named("damaged")) == 1
-    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"  # a later call tries again
+    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"  # A later call tries again.
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ WITH_HEADER = '#include "value.h"\nextern "C" __global__ void k(int* x) { *x = V
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock that moves when the test says so."""
+    """Replace the clock by one that the test advances."""
     now = [1000.0]
     monkeypatch.setattr(reload, "monotonic", lambda: now[0])
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def answer(gpu: Gpu, kernel: Kernel) -> int:
-    """What a kernel writes."""
+    """Return the value that a kernel writes."""
     x = gpu.zeros(1, "int32")
     kernel[1, 1](x)
     return int(x.numpy()[0])
@@ -101,7 +101,7 @@ def test_an_edited_header_is_seen_within_a_second(
         header.write_text("#define VALUE 1\n")
         old = device.kernel(source, "k", **more)
         header.write_text("#define VALUE 2\n")
-        assert device.kernel(source, "k", **more) is old  # headers are compared once a second
+        assert device.kernel(source, "k", **more) is old  # Headers are compared once a second.
         clock(1.1)
         new = device.kernel(source, "k", **more)
         assert (answer(device, old), answer(device, new)) == (1, 2)
@@ -234,7 +234,7 @@ def test_a_file_that_is_edited_while_it_is_built_is_built_again(
 
     def slow(*args: Any, **more: Any) -> Any:
         made = build(*args, **more)
-        file.write_text(PLAIN.format(2))  # somebody saves the file, and only then asks for the kernel
+        file.write_text(PLAIN.format(2))  # The file is saved before this load returns.
         return made
 
     monkeypatch.setattr(device._session, "code", slow)

@@ -1,4 +1,4 @@
-"""Streams and events: work in order, memory that waits for its users, handles that are reused."""
+"""Streams and events: ordered work, memory that is freed after its uses, reused streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.support import Bench, Flaky, bench
 
 
 class Foreign:
-    """Another library's stream, by the protocol that all of them speak."""
+    """A stream of another library with the `__cuda_stream__` protocol."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -25,7 +25,7 @@ class Foreign:
 
 
 class Older:
-    """A stream that says its number as torch did before the protocol, and CuPy."""
+    """A stream with its handle in an attribute, as torch and CuPy had it before the protocol."""
 
     def __init__(self, name: str, handle: int) -> None:
         setattr(self, name, handle)
@@ -73,7 +73,7 @@ def test_arrays_can_be_at_home_in_a_stream_of_their_own(setup: Bench) -> None:
     for times in range(1, 5):
         setup.saxpy.launch(2.0, x, setup.y, setup.n, grid=5, block=64, stream=stream)
         setup.check(times)
-    for times in range(1, 6):  # at home elsewhere, launched here
+    for times in range(1, 6):  # The home of the memory is another stream.
         setup.saxpy[5, 64](1.0, x, zeros, setup.n)
         np.testing.assert_allclose(zeros.numpy(), times * setup.xs, rtol=1e-5)
 
@@ -100,7 +100,7 @@ def test_a_closed_stream_is_refused(device: Gpu) -> None:
     stream = device.stream()
     assert repr(stream) == f"<Stream {stream.raw.id} on {device.name}>"
     stream.close()
-    stream.close()  # twice is fine
+    stream.close()  # A second call does nothing.
     assert repr(stream) == f"<Stream closed on {device.name}>"
     for door in (
         stream.synchronize, stream.record, stream.done, stream.__cuda_stream__,
@@ -123,7 +123,7 @@ def test_what_belongs_to_a_lost_context_is_refused(
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match="emulator:3: it was reset"):
             door()
-    stream.close()  # which is fine
+    stream.close()  # This does nothing.
 
 
 def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
@@ -142,7 +142,7 @@ def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
     assert asked == {"stream": 1}
 
 
-# Order between streams: what the device was asked to wait for
+# Order between streams: the waits that the device is asked for
 
 
 def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: Flaky) -> None:
@@ -156,7 +156,7 @@ def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: F
 
     count(lambda: run_in(made, stream))  # One wait serves both operands, which home wrote.
     for _ in range(3):
-        count(lambda: run_in(made, stream))  # The stream has the rights, also on the short path.
+        count(lambda: run_in(made, stream))  # The stream has the rights, also for fast launches.
     count(lambda: made.x.write(made.xs))  # Home waits for the stream that read the array.
     count(lambda: run_in(made, stream))  # The stream waits for what home wrote.
     count(lambda: run_in(made, stream))
@@ -222,16 +222,18 @@ def test_memory_is_given_back_after_every_stream_that_used_it(flaky: Flaky) -> N
 def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Flaky) -> None:
     made, own = bench(flaky.gpu), flaky.gpu.stream()
     own.close()
-    handle = flaky.seam.stream().handle  # a stream that the device knows and we do not own
+    handle = flaky.seam.stream().handle  # a stream that preheat does not own
     with flaky.asked("stream.record") as asked:
         run_in(made, Foreign(handle))
-    assert asked["stream.record"] == 3  # home; the use; home once more, which may still read
+    assert (
+        asked["stream.record"] == 3
+    )  # the home stream, the use, and the home stream again, which may still read
     with flaky.asked("stream.wait", "free") as asked:
         made.x.close()
     assert asked == {"stream.wait": 1, "free": 1}
     with flaky.asked("stream.wait") as asked:
         made.check(1)
-    assert asked == {}  # home waited for that mark already
+    assert asked == {}  # The home stream has waited for that mark already.
 
 
 def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(flaky: Flaky) -> None:

@@ -61,7 +61,7 @@ class Found(NamedTuple):
 def find(gpu: Gpu) -> Found | str:
     """Return cuBLAS for a device, or the reason why it cannot be used."""
     on_gpu = gpu._context.device.dlpack[0] == ON_GPU
-    return _bindings() if on_gpu else f"{gpu.name} is no GPU"
+    return _bindings() if on_gpu else f"{gpu.name} is not a GPU"
 
 
 @cache
@@ -101,7 +101,7 @@ class Blas:
         found = find(gpu) if found is None else found
         if isinstance(found, str):
             hint = "on a GPU: pip install 'preheat[blas]'"
-            raise DeviceError(f"there is no cuBLAS: {found}", hint=hint)
+            raise DeviceError(f"cuBLAS is not available: {found}", hint=hint)
         self.gpu = gpu
         self.math = math
         self.version = found.version

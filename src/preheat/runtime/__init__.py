@@ -1,1 +1,1 @@
-"""What runs on any device: memory with a life, operands of every library, kernels and launches."""
+"""What runs on any device: sessions, memory and its order, operands, kernels and launches."""

@@ -225,14 +225,17 @@ class Signature:
     def check_count(self, args: Sequence[object]) -> None:
         """Raise `LaunchError` for too many or too few arguments."""
         if len(args) != len(self.params):
-            raise LaunchError(self.kernel, f"{_counted(len(args))} given, it takes {self.expected}")
+            raise LaunchError(
+                self.kernel, f"{_counted(len(args))} given, but the kernel takes {self.expected}"
+            )
 
     def refuse_names(self, named: Iterable[str]) -> NoReturn:
         """Raise `LaunchError` for arguments that are given by name."""
         names = " and ".join(f"{name}=" for name in named)
         raise LaunchError(
             self.kernel,
-            f"{names} cannot be given by name; arguments are given in order, it takes {self.expected}",
+            f"{names} cannot be given by name; arguments are given in order, "
+            f"and the kernel takes {self.expected}",
             hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",
         )

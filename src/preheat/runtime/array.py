@@ -279,7 +279,7 @@ class Array:
         copy: bool | None = None,
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
-            raise BufferError("an array is exported where it lives, without a copy")
+            raise BufferError("an array is exported on its own device only, and without a copy")
         self.require("export")
         versioned = max_version is not None and max_version[0] >= 1
         return export.capsule(self, stream, versioned=versioned)

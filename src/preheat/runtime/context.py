@@ -26,10 +26,10 @@ __all__ = ["Context"]
 
 _ELSEWHERE = Operation(
     "work in another stream than the captured one",
-    "leave the stream out: work of the capturing thread goes to the captured one by itself",
+    "omit the stream: work of the capturing thread goes to the captured stream",
     relaxed=True,
 )
-_RESET = "gpu.reset() begins anew; then {again}"
+_RESET = "call gpu.reset(); then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
 _PILE = 256  # queued finalizations after which a launch drains the queue, too
 
@@ -243,7 +243,9 @@ class Context:
 
     def reset(self) -> None:
         """End this context, because the device is reset."""
-        self._end("it was reset, and what was on it is gone", "the reset has happened already: {again}")
+        self._end(
+            "it was reset, and everything on it was lost", "the device was reset already: {again}"
+        )
 
     def closed(self) -> None:
         """End this context, because the device is closed."""

@@ -19,7 +19,7 @@ __all__ = ["copy_of", "new_array"]
 
 
 def new_array(context: Context, shape: tuple[int, ...], dtype: DType, stream: object) -> Array:
-    """Return an array with undefined contents, from the allocator of the thread where it has one."""
+    """Return an array with undefined contents, from the allocator of the thread if it has one."""
     home = _home(context, stream)
     allocator = context.allocator()
     if allocator is not None:

@@ -168,7 +168,7 @@ def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
     if not host.size:
         hint = "give it an element type: numpy.empty(0, 'float32')"
         return InputError("an empty array of objects has no element type", hint=hint)
-    # Integers alone become objects when one of them is too long.
+    # NumPy reads integers as objects when one of them is too long.
     return InputError(f"{brief(max(host.flat, key=abs))} does not fit into 64 bits")
 
 

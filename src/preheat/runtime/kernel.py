@@ -102,7 +102,9 @@ class SymbolView:
         self.dtype = dtype
         self.address, self.nbytes = symbol.address, symbol.size
         if symbol.size % dtype.size:
-            raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
+            raise InputError(
+                f"{name} has {symbol.size} bytes, which is not a multiple of the size of {dtype}"
+            )
 
     def numpy(self, dtype: object = None) -> Any:
         """Copy the value to the host after all work on the device; `dtype` is that of `Array.numpy`."""
@@ -349,7 +351,7 @@ class Kernel:
         if threads > min(limits.threads, uses.threads):
             why = f"of {self.name}" if uses.threads < limits.threads else "on this device"
             most = min(limits.threads, uses.threads)
-            raise LaunchError(self.name, f"a block of {threads} threads; the most {why} is {most}")
+            raise LaunchError(self.name, f"a block of {threads} threads; the maximum {why} is {most}")
         if made.shared < 0 or made.shared + uses.shared > limits.shared_optin:
             raise LaunchError(
                 self.name,
@@ -378,7 +380,7 @@ class Kernel:
             )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
-            raise LaunchError(self.name, f"{what} {(x, y, z)} is beyond the device's {limits}")
+            raise LaunchError(self.name, f"{what} {(x, y, z)} exceeds the device's {limits}")
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
@@ -399,7 +401,7 @@ class Kernel:
         if blocks > most:
             raise LaunchError(self.name, f"a cluster of {blocks} blocks; the device allows {most}")
         if any(whole % part for whole, part in zip(made.grid, cluster, strict=True)):
-            raise LaunchError(self.name, f"grid {made.grid} is no whole number of clusters {cluster}")
+            raise LaunchError(self.name, f"grid {made.grid} is not a multiple of the cluster {cluster}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Kernel):

@@ -62,7 +62,7 @@ class Library:
         return self.module is not None
 
     def working(self, device: tuple[int, int]) -> int | None:
-        """Return the handle of its current stream on a device, None where it has no work there."""
+        """Return the handle of its current stream on a device; None without work there."""
         return self.current(device[1]) if device[0] == self.device_type and self.ready() else None
 
     def learn(self) -> None:

@@ -79,7 +79,7 @@ class TensorKind(NamedTuple):
 
 
 def kind_of(value: object) -> TensorKind | None:
-    """Return how to read `value`, or None when it is no tensor of another library."""
+    """Return how to read `value`, or None if it is not a tensor of another library."""
     return kind_of_type(type(value))
 
 
@@ -204,7 +204,7 @@ def _itemsize(face: dict[str, Any]) -> int:
     import numpy
 
     if face["typestr"].startswith(">"):
-        raise InputError("an array of big-endian numbers means other numbers to a kernel")
+        raise InputError("an array of big-endian numbers has other values in a kernel")
     return int(numpy.dtype(face["typestr"]).itemsize)
 
 

@@ -196,13 +196,13 @@ class Order:
         self.run_locked(lambda: uses.expect(line))
 
     def close(self, uses: Uses) -> None:
-        """Let nobody use this memory from here on: it was closed."""
+        """Permit no later use of this memory, because it was closed."""
         self.run_locked(uses.close)
 
     def claim(
         self, claim: Claim, stream: base.Stream, uses: Mapping[Uses, bool], ready: Callable[[], None]
     ) -> None:
-        """Call `ready` where `stream` has all rights; `claim` is told when one of them is lost."""
+        """Call `ready` if `stream` has all rights, and `claim.revoke` when one of them is lost."""
         line = self.timeline(stream)
 
         def add() -> None:
@@ -233,7 +233,7 @@ class Section:
     On entry the stream waits for the earlier uses of the memory and, where other libraries take part,
     for their current streams. On leaving, those streams wait for the work. Where another library is
     capturing one of these streams, the entry raises before anything was submitted. Inside its capture
-    nothing waits: whoever replays the graph orders it.
+    nothing waits: the replay of the graph is ordered as a whole.
     """
 
     __slots__ = ("_captured", "_line", "_order", "_others", "_ungranted", "_uses")
@@ -266,7 +266,7 @@ class Section:
         try:
             self._leave()
         except DeviceError:
-            if error is None:  # Otherwise the error of the work itself comes out.
+            if error is None:  # Otherwise the error of the work itself is raised.
                 raise
 
     def enter(self) -> None:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple, Generic[T]):
-    """A loaded module or kernel, and the files that it was compiled from, where there are any."""
+    """A loaded module or kernel, and the files that it was compiled from, if any."""
 
     value: T
     files: Files | None = None
@@ -81,7 +81,7 @@ class Session:
         self._begin_flights()
 
     def kernel(self, request: ModuleRequest, name: str) -> Kernel:
-        """Return the kernel `name` of a module, compiled and loaded where it is not."""
+        """Return the kernel `name` of a module; compile and load the module first if necessary."""
         key = (request, name)
         found = self.kernels.get(key)
         if found is not None:
@@ -99,7 +99,7 @@ class Session:
         return shared.value
 
     def module(self, request: ModuleRequest) -> Entry[Module]:
-        """Return a module, compiled and loaded where it is not, with the files it was made from."""
+        """Return a module with its files; compile and load it first if necessary."""
         found = self.modules.get(request)
         if found is not None and found.current:
             return found
@@ -129,7 +129,7 @@ class Session:
         return self.requests.run(request, load, title=title)
 
     def _files(self, request: ModuleRequest) -> Files | None:
-        """Return what tells when the program has to be compiled again; None where nothing does."""
+        """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
         return Files(self.builder, file_of(request.source))
@@ -219,7 +219,7 @@ class Session:
 
 
 def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
-    """Return the kernel for large fills; None where it is not stored and the process is sealed."""
+    """Return the kernel for large fills; None if a sealed process would have to compile it."""
     alive = session()
     if alive is None:
         return None

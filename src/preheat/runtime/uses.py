@@ -251,7 +251,7 @@ class Uses:
         reading: dict[int, Timeline] | None = None,
         readers: dict[int, Timeline] | None = None,
     ) -> None:
-        """Replace the state at once, so that a finalizer that runs meanwhile finds a whole one."""
+        """Replace the state in one step, so that a concurrent finalizer finds a consistent one."""
         self._revoke()
         stream = None if owner is None or self.closed else owner.stream
         writes, reads, reading = writes or {}, reads or {}, {} if reading is None else reading
@@ -268,7 +268,7 @@ class Uses:
         self._claims.add(claim)
 
     def close(self) -> None:
-        """Let nobody take the short path to this memory again; what it has to wait for is kept."""
+        """End every right for good, and keep the uses that the release has to wait for."""
         self.closed = True
         self.stream, self.readers = None, {}
         self._revoke()
