@@ -605,12 +605,12 @@ def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky
         with suppress(DriverError):
             flaky.seam.synchronize()  # behind our back
 
-    with nothing_left_open(flaky, end=1), runs_without_a_graph("another library spoilt"):
+    with nothing_left_open(flaky, end=1), runs_without_a_graph("another library invalidated"):
         graphs.run("k", body)
         graphs.run("k", body)
         made.check(6)
     (one,) = graphs.report().quarantined
-    assert "another library spoilt the capture" in one.reason
+    assert "another library invalidated the capture" in one.reason
 
 
 def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> None:

@@ -450,7 +450,7 @@ def test_a_swallowed_error_comes_out_at_the_end_whatever_went_wrong_later(
             with pytest.raises(CaptureError):
                 other.do(made)
         made.made.launch()
-        with pytest.raises(CaptureError, match="the capture was given up") as caught:
+        with pytest.raises(CaptureError, match="the capture failed") as caught:
             graph.end()
         assert case.words in str(caught.value)
         assert caught.value.where == expected_line(name)
@@ -548,7 +548,7 @@ def test_a_device_call_that_fails_inside_is_the_first_error(flaky: Flaky) -> Non
             made.launch()
         with pytest.raises(CaptureError):
             flaky.gpu.synchronize()
-        with pytest.raises(CaptureError, match="given up: cuLaunchKernelEx failed") as caught:
+        with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernelEx failed") as caught:
             graph.end()
         assert caught.value.__cause__ is error
         made.check(0)
@@ -566,7 +566,7 @@ def test_a_capture_spoilt_behind_our_back_says_after_which_line(mode: str, flaky
             flaky.gpu._device.synchronize()
         assert graph.status == "invalidated"
         with pytest.raises(
-            CaptureError, match="a call of another library spoilt the capture"
+            CaptureError, match="a call of another library invalidated the capture"
         ) as caught:
             graph.end()
         file, _, first = last.partition(":")
@@ -587,10 +587,10 @@ def test_work_after_such_a_call_says_so_where_it_stands(flaky: Flaky) -> None:
         last = here(-1)
         with pytest.raises(DeviceError):
             flaky.gpu._device.synchronize()
-        with pytest.raises(CaptureError, match=f"spoilt the capture, after {last}") as caught:
+        with pytest.raises(CaptureError, match=f"invalidated the capture, after {last}") as caught:
             made.axpy[5, 64](*args)
         assert caught.value.where == here(-1)
-        with pytest.raises(CaptureError, match=f"spoilt the capture, after {last}") as ended:
+        with pytest.raises(CaptureError, match=f"invalidated the capture, after {last}") as ended:
             graph.end()
         assert ended.value.where == caught.value.where
         made.check(0)
@@ -605,7 +605,9 @@ def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> Non
             flaky.gpu._device.synchronize()
         raise BodyError
     (note,) = caught.value.__notes__
-    assert f"inside this capture was, at {last}: a call of another library spoilt the capture" in note
+    assert (
+        f"inside this capture was, at {last}: a call of another library invalidated the capture" in note
+    )
     made.check(0)
 
 

@@ -388,7 +388,7 @@ def test_an_error_of_the_pool_is_what_the_capture_reports_even_when_swallowed(de
     with pytest.raises(CaptureError):
         pool.empty(5000, "uint8")
     job.launch()
-    with pytest.raises(CaptureError, match=f"{where}: the capture was given up: the pool has no room"):
+    with pytest.raises(CaptureError, match=f"{where}: the capture failed: the pool has no room"):
         graph.end()
     job.launch()
     job.check(3)
@@ -737,7 +737,7 @@ def test_a_pool_that_is_sealed_inside_the_capture_hands_out_nothing_more(device:
     pool.seal()
     with pytest.raises(PoolSealedError, match="256 bytes were asked for"):
         device.empty(3)
-    with pytest.raises(CaptureError, match="given up: the pool is sealed: 256 bytes"):
+    with pytest.raises(CaptureError, match="the capture failed: the pool is sealed: 256 bytes"):
         graph.end()
 
 
