@@ -47,7 +47,7 @@ sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitiz
 	PYTHONPATH=src:.carry $(PYTHON) -m tests.kernels.sanitized
 
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
-	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomli-w>=1.0' 'xxhash>=3.4'
+	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomlkit>=0.12' 'xxhash>=3.4'
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
 
 bench: $(READY)        ## benchmarks against peers, in one run

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from common import options, ratio, report
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.program import Program
 
@@ -91,7 +91,7 @@ def small(seed: int) -> str:
 def write_manifest(root: Path) -> Path:
     texts = {f"k{seed}": small(seed) for seed in range(SMALL)} | HEAVY
     programs = [
-        Wanted(
+        ManifestProgram(
             Program.of(text, label=f"{name}.cu", options=["--no-cache"]), archs=(Arch.parse("sm_90"),)
         )
         for name, text in texts.items()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import preheat
 from common import options, report, spread
-from preheat.ahead.manifest import Wanted
+from preheat.ahead.manifest import ManifestProgram
 
 COUNT, N = 50, 1000
 SOURCE = """
@@ -189,7 +189,7 @@ class Stage:
     def bake(self, contender: Contender, arch: preheat.Arch) -> None:
         """The bundle of a sealed contender."""
         programs = (preheat.Program.of(SOURCE.replace("NUMBER", str(i))) for i in range(COUNT))
-        manifest = preheat.Manifest(tuple(Wanted(program) for program in programs))
+        manifest = preheat.Manifest(tuple(ManifestProgram(program) for program in programs))
         preheat.bake(manifest, [arch], output=self.cache(contender) / "kernels.heat")
 
     def run(self, contender: Contender, *args: str) -> Run:

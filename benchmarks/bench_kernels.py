@@ -28,7 +28,7 @@ from typing import Any
 import preheat
 import widths
 from common import options, report, us
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, nf4, rms_norm, softmax
 from preheat.kernels.blas import Blas, find
@@ -464,7 +464,7 @@ def lora_cases(bench: Bench) -> Iterator[Case]:
 
 def prepare(gpu: preheat.Gpu, ops: Iterable[Op]) -> None:
     """Compile what they need, on all processors at once."""
-    wanted = {(op.program, op.entry): Wanted(op.program, entries=(op.entry,)) for op in ops}
+    wanted = {(op.program, op.entry): ManifestProgram(op.program, entries=(op.entry,)) for op in ops}
     gpu.warm(Manifest(tuple(wanted.values())))
 
 

@@ -251,7 +251,7 @@ class FakeTorch(FakeLibrary):
                 use_mem_pool=lambda pool, **_: self.using(pool),
             ),
         )
-        self.library: libraries.Library = libraries.Torch(name, place=self.device.dlpack[0])
+        self.library: libraries.Library = libraries.Torch(name, device_type=self.device.dlpack[0])
 
     def empty(self, count: int) -> Any:
         """A new tensor, holding anything."""
@@ -333,7 +333,7 @@ class FakeCuPy(FakeLibrary):
                 using_allocator=self.using,
             ),
         )
-        self.library: libraries.Library = libraries.CuPy(name, place=self.device.dlpack[0])
+        self.library: libraries.Library = libraries.CuPy(name, device_type=self.device.dlpack[0])
 
     def _new_pool(self) -> Any:
         return types.SimpleNamespace(malloc=Blocks(self))

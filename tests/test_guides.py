@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
-from preheat.build.promise import promises
+from preheat.build.bundle_tier import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
 from tests.test_docs import ALL, ROOT, compare
@@ -215,7 +215,7 @@ def test_the_image_has_code_for_every_architecture_it_was_baked_for(image: Image
     archs = set(re.findall(r"--arch (\w+)", DOCKERFILE))
     assert len(archs) == 2
     with Bundle.open(image.stage.root / "kernels.heat") as bundle:
-        assert {str(promise.artifact.arch) for promise in promises(bundle)} == archs
+        assert {str(promise.artifact.arch) for promise in entries_of(bundle)} == archs
 
 
 def test_a_started_image_writes_nothing_anywhere(image: Image) -> None:
@@ -248,7 +248,7 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
 def test_what_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
     told = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
-    assert "SealedError: server.py:36: rms_norm of layers.cu for sm_90" in told
+    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in told
     assert "header:model.h: 'constexpr int WIDTH = 64;" in told
 
 

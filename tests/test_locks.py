@@ -16,7 +16,7 @@ from preheat.events import Events
 from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
-from preheat.singleflight import Flights
+from preheat.singleflight import SingleFlight
 from tests.processes import PATIENCE, wait_for
 
 
@@ -141,7 +141,7 @@ def test_a_fork_waits_for_what_must_not_be_forked() -> None:
 
 
 def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> None:
-    flights: Flights[int] = Flights(Events())
+    flights: SingleFlight[int] = SingleFlight(Events())
     flying, waiting, made = threading.Event(), threading.Event(), list[int]()
 
     def interrupted() -> int:
@@ -151,7 +151,7 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
 
     def fly() -> None:
         with pytest.raises(KeyboardInterrupt):
-            flights.share("key", interrupted)
+            flights.run("key", interrupted)
 
     def make() -> int:
         made.append(1)
@@ -164,19 +164,19 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
     threads, results = [in_thread(fly)], list[int]()
     flying.wait()
     for _ in range(4):
-        threads.append(in_thread(lambda: results.append(flights.share("key", make))))
+        threads.append(in_thread(lambda: results.append(flights.run("key", make))))
     wait_for(lambda: all(map(is_waiting, threads[1:])))
     waiting.set()
     for thread in threads:
         thread.join()
     assert results == [7] * 4
     assert made == [1]
-    assert flights.share("key", lambda: 8) == 8  # nothing old is handed out
+    assert flights.run("key", lambda: 8) == 8  # nothing old is handed out
 
 
 def test_a_thread_that_flies_already_makes_a_second_one_in_a_signal_handler() -> None:
-    flights: Flights[int] = Flights(Events())
-    assert flights.share("key", lambda: 1 + flights.share("key", lambda: 1)) == 2
+    flights: SingleFlight[int] = SingleFlight(Events())
+    assert flights.run("key", lambda: 1 + flights.run("key", lambda: 1)) == 2
 
 
 def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.spelling import is_spelling, shown, spelled, spelled_in_manifest
+from preheat.spelling import format_spellings, is_spelling, spelled, spelled_in_manifest
 
 INCLUDING = '#include "cfg.h"\n'
 
@@ -153,4 +153,7 @@ def test_another_include_list_by_replacing_it_has_spellings_of_its_own() -> None
 
 
 def test_for_people_what_is_clear_is_left_out() -> None:
-    assert shown(("{file}", "{file}/../a", "{cwd}/b", "{caller}/c", "/d")) == "../a, b, {caller}/c, /d"
+    assert (
+        format_spellings(("{file}", "{file}/../a", "{cwd}/b", "{caller}/c", "/d"))
+        == "../a, b, {caller}/c, /d"
+    )

@@ -21,7 +21,8 @@ from preheat.locks import no_fork
 TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
 if TYPE_CHECKING:
     from preheat import lora as lora
-    from preheat.ahead.bake import Baked, Checked, bake, check
+    from preheat.ahead.bake import BakeResult, bake
+    from preheat.ahead.check import CheckResult, check
     from preheat.ahead.manifest import Manifest
     from preheat.ahead.report import WarmReport
     from preheat.arch import Arch
@@ -79,7 +80,8 @@ if TYPE_CHECKING:
     from preheat.key import Key, explain
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
-    from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
+    from preheat.runtime.bound import Bound
+    from preheat.runtime.kernel import Kernel, Module, SymbolView
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
 
@@ -145,12 +147,14 @@ _HOME = {
     "preheat.key": ("Key", "explain"),
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
-    "preheat.runtime.kernel": ("Bound", "Kernel", "Module", "SymbolView"),
+    "preheat.runtime.bound": ("Bound",),
+    "preheat.runtime.kernel": ("Kernel", "Module", "SymbolView"),
     "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.build.seal": ("seal", "sealed", "unseal"),
     "preheat.cache.bundle": ("Bundle",),
-    "preheat.ahead.bake": ("Baked", "Checked", "bake", "check"),
+    "preheat.ahead.bake": ("BakeResult", "bake"),
+    "preheat.ahead.check": ("CheckResult", "check"),
     "preheat.ahead.manifest": ("Manifest",),
     "preheat.ahead.report": ("WarmReport",),
 }
@@ -162,7 +166,7 @@ __all__ = [
     "Array",
     "Artifact",
     "Attributes",
-    "Baked",
+    "BakeResult",
     "BakedError",
     "Blas",
     "BlockSize",
@@ -172,7 +176,7 @@ __all__ = [
     "BundleError",
     "CaptureError",
     "CaptureWarning",
-    "Checked",
+    "CheckResult",
     "CompileError",
     "CompilerCrashError",
     "CompilerTimeoutError",

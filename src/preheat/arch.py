@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preheat.errors import InputError
@@ -69,12 +70,13 @@ def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
     return None
 
 
-def ladder(device: Arch) -> tuple[Arch, ...]:
-    """Architectures whose code a device runs, best first: own, `a`, family, lower minors."""
+def ladder(device: Arch) -> Iterator[Arch]:
+    """Yield the architectures whose code a device runs: its own, `a`, family, lower minors."""
     major, minor = device.major, device.minor
-    return (
-        device.plain,
-        Arch(major, minor, "a"),
-        *(Arch(major, m, "f") for m in range(minor, -1, -1) if major >= 10),
-        *(Arch(major, m) for m in range(minor - 1, -1, -1)),
-    )
+    yield device if not device.suffix else device.plain
+    yield Arch(major, minor, "a")
+    if major >= 10:
+        for m in range(minor, -1, -1):
+            yield Arch(major, m, "f")
+    for m in range(minor - 1, -1, -1):
+        yield Arch(major, m)

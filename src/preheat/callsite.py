@@ -1,4 +1,4 @@
-"""Who called: the line of the program that is outside this package."""
+"""The call site: the line of the program, outside of this package, that called preheat."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["Place", "caller", "place", "shown", "warn_caller"]
+__all__ = ["CallSite", "call_site", "caller", "format_site", "warn_caller"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 
-Place = tuple[str, int]  # a line of a program; of none, where a thread began inside
+CallSite = tuple[str, int]  # file and line; ("?", 0) in a thread that was started inside preheat
 
 
-def place() -> Place:
-    """The line of the program that called preheat."""
+def call_site() -> CallSite:
+    """Return the file and the line of the program that called preheat."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -26,19 +26,20 @@ def place() -> Place:
     return ("?", 0)
 
 
-def shown(where: Place) -> str:
-    """A line as `file:line`, no line as `?`."""
-    return f"{os.path.basename(where[0])}:{where[1]}" if where[1] else where[0]
-
-
-def warn_caller(warning: Warning) -> None:
-    """Issue a warning at the line of the program that called preheat; filters may make it an error."""
-    import warnings
-
-    file, line = place()
-    warnings.warn_explicit(warning, type(warning), file, line)
+def format_site(site: CallSite) -> str:
+    """Return a call site as `file:line`, or as `?` when it is not known."""
+    file, line = site
+    return f"{os.path.basename(file)}:{line}" if line else file
 
 
 def caller() -> str:
-    """The line of the program that called preheat, as `file:line`."""
-    return shown(place())
+    """Return the call site as `file:line`."""
+    return format_site(call_site())
+
+
+def warn_caller(warning: Warning) -> None:
+    """Issue a warning at the call site. Warning filters may turn it into an error."""
+    import warnings
+
+    file, line = call_site()
+    warnings.warn_explicit(warning, type(warning), file, line)

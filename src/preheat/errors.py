@@ -1,49 +1,48 @@
-"""Every error preheat raises, in one tree.
+"""Every error that preheat raises, in one tree.
 
     PreheatError
-      InputError                 a program, name, option or path that cannot be used as given
-        UnknownEntryError        no such kernel in the program; carries what there is
-        TargetError              PTX made for another architecture than the one asked for
-        BundleError              a file that is not a sound bundle, or cannot be made one; names it
-        PtxError                 PTX text that breaks a rule; carries line and text
-        LaunchError              a launch that cannot be: wrong arguments or geometry; names the kernel
-          StaleBufferError       memory that was freed, or that a reset took away
-      ConfigError                an environment variable with a value that cannot be read
-      CompileError               the compiler rejected the program; carries its whole log
-      SealedError                a sealed process would have to compile; says what, for whom and why
-      WarmError                  not everything could be warmed; lists what, and carries the report
-      ToolchainError             the compiler could not be used
+      InputError                 a program, name, option or path is invalid
+        UnknownEntryError        the program has no such kernel; lists the kernels it has
+        TargetError              PTX targets another architecture than the requested one
+        BundleError              a file is not a valid bundle, or a bundle cannot be written there
+        PtxError                 PTX text breaks a rule; has line and text
+        LaunchError              a launch has invalid arguments or geometry; names the kernel
+          StaleBufferError       memory was freed, or lost in a reset
+      ConfigError                an environment variable has an invalid value
+      CompileError               the compiler rejected the program; has the complete log
+      SealedError                a sealed process would have to compile a program
+      WarmError                  a warm-up failed in part; has the failures and the report
+      ToolchainError             the compiler cannot be used
         ToolchainNotFoundError   its library is not installed
-        CompilerCrashError       it died: that compile is lost, the process is not
+        CompilerCrashError       it crashed; the calling process goes on
         CompilerTimeoutError     it did not finish in the time allowed
-        ToolchainChangedError    it was replaced while in use; the builder looks again by itself
-      DeviceError                a device could not do what it was asked
-        NoGpuError               there is no GPU; says what was looked for
-        DriverError              a driver call failed; carries call, code, name and meaning
-          InvalidCodeError       the driver does not take this binary
-          OutOfMemoryError       device memory is used up
-        ContextLostError         the device's context died: an earlier fault, a reset, or a fork
-        GraphError               a graph cannot be made or replayed
-          CaptureError           something that no capture can hold, or a capture used wrongly
-          StaleGraphError        memory the graph uses was freed; names kernel and argument
-          BakedError             a replay would use values that were captured for another call
-          PoolSealedError        a sealed pool was asked for memory
-        EmulatorFault            the emulated kernel did something wrong; carries source line and thread
+        ToolchainChangedError    it was replaced while in use; the builder retries
+      DeviceError                a device operation failed
+        NoGpuError               there is no GPU
+        DriverError              a driver call failed; has call, code, name and meaning
+          InvalidCodeError       the driver rejects this binary
+          OutOfMemoryError       device memory is exhausted
+        ContextLostError         the context was lost: an earlier fault, a reset, or a fork
+        GraphError               a graph cannot be captured or replayed
+          CaptureError           an operation cannot be captured, or a capture is misused
+          StaleGraphError        memory that the graph uses was freed
+          BakedError             a replay would use values of another call
+          PoolSealedError        an allocation from a sealed pool
+        EmulatorFault            an emulated kernel failed; has source line and thread
           UnsupportedInstructionError   the emulator does not support this instruction
 
-`CaptureWarning` is the one warning: a step that cannot be captured runs without a graph.
+`CaptureWarning` is the only warning: a step that cannot be captured runs without a graph.
 
-Cache faults are not here: they are events (`preheat.events`), because a caller with a good compile in
-hand should never lose it to a full disk.
+Cache faults are not errors. They are events (`preheat.events`), because a full disk must not discard a
+successful compile.
 """
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from preheat.messages import Diagnostic, SourceLine, brief, did_you_mean, kernel_hint
 
 __all__ = [
     "BakedError",
@@ -86,13 +85,13 @@ __all__ = [
 
 
 class PreheatError(Exception):
-    """Base of every error raised on purpose. `hint`, where there is one, says what to do next."""
+    """Base of every error that preheat raises. `hint` says what to do next, or is None."""
 
     _hint: str | None = None
 
     @property
     def hint(self) -> str | None:
-        """What to do next; a traceback has it below the message."""
+        """What to do next. A traceback shows it below the message."""
         return self._hint
 
     @hint.setter
@@ -102,12 +101,12 @@ class PreheatError(Exception):
         self._hint = text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as it is: making it again would take the arguments of its class, not its message."""
+        """Pickle the state: the arguments of the class are not those of the message."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
 class InputError(PreheatError, ValueError):
-    """Something handed to preheat cannot be used as given."""
+    """An argument, an option, a path or a file is invalid."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -117,8 +116,8 @@ class InputError(PreheatError, ValueError):
 class UnknownEntryError(InputError):
     """The program has no such kernel.
 
-    `known` lists those it has, `templates` those that it could have: `tk<class T, int N>`. `reason` has
-    the compiler's words where it rejected a name expression.
+    `known` lists the kernels it has, `templates` the templates, such as `tk<class T, int N>`. `reason`
+    is the message of the compiler where it rejected a name expression.
     """
 
     def __init__(
@@ -130,8 +129,11 @@ class UnknownEntryError(InputError):
         templates: Iterable[str] = (),
         reason: str | None = None,
     ) -> None:
-        self.name, self.program, self.known = name, program, tuple(dict.fromkeys(known))
-        self.templates, self.reason = tuple(dict.fromkeys(templates)), reason
+        self.name = name
+        self.program = program
+        self.known = tuple(dict.fromkeys(known))
+        self.templates = tuple(dict.fromkeys(templates))
+        self.reason = reason
         why = f": {reason}" if reason else ""
         have = [", ".join(self.known)] if self.known else []
         if self.templates:
@@ -139,34 +141,12 @@ class UnknownEntryError(InputError):
         if not have and not reason:
             have = ["no kernels at all"]
         has = f"; it has: {' and '.join(have)}" if have else ""
-        hint = _kernel_hint(name, self.known, self.templates, rejected=reason is not None)
+        hint = kernel_hint(name, self.known, self.templates, rejected=reason is not None)
         super().__init__(f"{program} has no kernel {name!r}{why}{has}", hint=hint)
 
 
-def _kernel_hint(
-    name: str, known: Iterable[str], templates: Iterable[str], *, rejected: bool
-) -> str | None:
-    """What to ask for instead of `name`, which the compiler has rejected or was not asked for."""
-    base, angle, rest = name.removeprefix("&").partition("<")
-    named = {template.partition("<")[0]: template for template in templates}
-    if base in named and angle and not rejected:
-        return f"an instance is named when the program is compiled: names=[{name!r}]"
-    if base in named:
-        return f"name an instance of the template {named[base]}"
-    candidates = (*known, *named)
-    spelled = {one.partition("<")[0].rpartition("::")[2]: one for one in reversed(candidates)}
-    spelled |= {one: one for one in candidates}
-    close = closest(name, spelled) or closest(base, spelled)
-    if close is None:
-        return None
-    meant = spelled[close]
-    if meant in named:
-        meant = f"{meant}{angle}{rest}" if angle else named[meant]
-    return f"did you mean {meant!r}?"
-
-
 class TargetError(InputError):
-    """PTX says it was made for `target`; it cannot run on `arch`."""
+    """PTX that targets `target` cannot run on `arch`."""
 
     def __init__(self, program: str, target: str, arch: str, why: str) -> None:
         self.program, self.target, self.arch = program, target, arch
@@ -174,51 +154,28 @@ class TargetError(InputError):
 
 
 class PtxError(InputError):
-    """PTX text that breaks a rule, found before the assembler saw it."""
+    """PTX text breaks a rule. The error is found before the assembler runs."""
 
     def __init__(self, program: str, rule: str, message: str, line: int, text: str) -> None:
         self.program, self.rule, self.line, self.text = program, rule, line, text
-        shown = f"\n    {text.strip()}" if text.strip() else ""
-        super().__init__(f"{program}:{line}: {message}{shown}")
+        excerpt = f"\n    {text.strip()}" if text.strip() else ""
+        super().__init__(f"{program}:{line}: {message}{excerpt}")
 
 
 class BundleError(InputError):
-    """A file is not a sound bundle, or a bundle cannot be written there."""
+    """A file is not a valid bundle, or a bundle cannot be written there."""
 
 
 class ConfigError(PreheatError):
-    """An environment variable holds a value that cannot be read."""
+    """An environment variable has an invalid value."""
 
     def __init__(self, variable: str, value: str, expected: str) -> None:
         self.variable, self.value = variable, value
         super().__init__(f"{variable}={value!r} is not {expected}")
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """One row of a compiler's log."""
-
-    file: str
-    line: int | None
-    severity: str
-    message: str
-    source: str | None = None  # the offending line, where the compiler showed it
-    column: int | None = None  # of the caret under that line, counted from 1
-    context: tuple[str, ...] = ()  # notes, and the instances of templates that it is about
-
-    def __str__(self) -> str:
-        where = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
-        shown = [f"{where}: {self.severity}: {self.message}"]
-        if self.source is not None:
-            shown.append(self.source)
-            if self.column is not None:
-                lead = ("\t" if c == "\t" else " " for c in self.source[: self.column - 1])
-                shown.append("".join((*lead, "^")))
-        return "\n    ".join((*shown, *self.context))
-
-
 class CompileError(PreheatError):
-    """The compiler rejected the program. `log` is its own text, whole; `rows` the parsed lines."""
+    """The compiler rejected the program. `log` is its output, `rows` the parsed diagnostics."""
 
     SHOWN = 8
 
@@ -232,7 +189,7 @@ class CompileError(PreheatError):
     ) -> None:
         self.program, self.arch, self.options = program, arch, tuple(options)
         self.log, self.rows = log, tuple(rows)
-        self.count = 1  # how often this failure was asked for; see Builder.failures
+        self.count = 1  # number of requests that met this failure; see Builder.failures
         if "Unsupported .version" in log:
             self.hint = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
         with_options = f" with {' '.join(options)}" if options else ""
@@ -242,16 +199,17 @@ class CompileError(PreheatError):
         errors = [row for row in self.rows if row.severity != "warning"]
         if not errors:
             return self.log.rstrip() or "the compiler gave no reason"
-        shown = "\n".join(str(row) for row in errors[: self.SHOWN])
+        text = "\n".join(str(row) for row in errors[: self.SHOWN])
         rest = len(errors) - self.SHOWN
-        return shown if rest <= 0 else f"{shown}\n… and {rest} more errors; error.log has all of them"
+        return text if rest <= 0 else f"{text}\n… and {rest} more errors; error.log has all of them"
 
 
 class SealedError(PreheatError):
-    """A sealed process would have to compile.
+    """A sealed process would have to compile a program.
 
-    `program`, `entry`, `arch` and `caller` say what was asked for, and by which line; `reason` why
-    nothing stored answers it; `nearest` what is stored instead, and `differences` in which parts.
+    `program`, `entry` and `arch` identify the request, and `caller` is the line that made it. `reason`
+    says why no stored program answers it. `nearest` is the most similar stored program, and
+    `differences` lists the parts in which the request differs from it.
     """
 
     def __init__(
@@ -265,20 +223,23 @@ class SealedError(PreheatError):
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
     ) -> None:
-        self.program, self.arch, self.entry, self.caller = program, arch, entry, caller
-        self.reason, self.nearest, self.differences = reason, nearest, differences
-        what = program if entry is None else f"{entry} of {program}"
-        lines = [f"{caller}: {what} for {arch} would have to be compiled: {reason}"]
+        self.program = program
+        self.arch = arch
+        self.entry = entry
+        self.caller = caller
+        self.reason = reason
+        self.nearest = nearest
+        self.differences = differences
+        what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
+        _, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
+        lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
         if nearest is not None:
-            lines.append(f"the nearest there is: {nearest}{', in which' if differences else ''}")
+            lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]))
-        self.hint = (
-            "this process is sealed: record and bake what it needs, or let it compile with "
-            "PREHEAT_SEALED=warn"
-        )
+        self.hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
 
     def naming(self, entry: str) -> SealedError:
-        """The same error for one kernel of the program."""
+        """Return the same error for one kernel of the program."""
         return SealedError(
             program=self.program, arch=self.arch, reason=self.reason, caller=self.caller, entry=entry,
             nearest=self.nearest, differences=self.differences,
@@ -286,9 +247,9 @@ class SealedError(PreheatError):
 
 
 class WarmError(PreheatError):
-    """Not everything could be warmed.
+    """A warm-up failed in part.
 
-    `failures` are pairs of what failed and its error, `report` says what was done nevertheless.
+    `failures` are pairs of a name and an error. `report` says what was done nevertheless.
     """
 
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
@@ -298,9 +259,10 @@ class WarmError(PreheatError):
 
 
 def _line(what: str, error: Exception) -> str:
-    """A failure in one line: what, why, and what to do."""
-    shown = 2 if isinstance(error, CompileError) else 1  # of which the second is the compiler's first
-    text = ": ".join(line.strip() for line in str(error).splitlines()[:shown])
+    """Return a failure as one line with its name, its message and its hint."""
+    # The second line of a `CompileError` is the first error of the compiler.
+    lines = str(error).splitlines()[: 2 if isinstance(error, CompileError) else 1]
+    text = ": ".join(line.strip() for line in lines)
     if not isinstance(error, PreheatError):
         text = f"{type(error).__name__}: {text}"
     hint = getattr(error, "hint", None)
@@ -308,7 +270,7 @@ def _line(what: str, error: Exception) -> str:
 
 
 class ToolchainError(PreheatError):
-    """The compiler could not be used; nothing is known about the program."""
+    """The compiler cannot be used. This says nothing about the program."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -316,17 +278,17 @@ class ToolchainError(PreheatError):
 
 
 class ToolchainNotFoundError(ToolchainError):
-    """A compiler library is not installed where preheat looks."""
+    """A compiler library is not installed where preheat searches."""
 
 
 class ToolchainChangedError(ToolchainError):
-    """The compiler that ran is another build than the one the key was made for."""
+    """The compiler that ran is not the build that the cache key names."""
 
 
 class CompilerCrashError(ToolchainError):
-    """The compiler process died. Never remembered: the next request tries again.
+    """The compiler process crashed. The failure is not remembered, so the next request tries again.
 
-    `killed` says that a signal from outside ended it, such as one of the kernel when memory runs out.
+    `killed` is True when an external signal ended it, such as one of the out-of-memory killer.
     """
 
     def __init__(self, message: str, *, killed: bool = False, hint: str | None = None) -> None:
@@ -335,11 +297,11 @@ class CompilerCrashError(ToolchainError):
 
 
 class CompilerTimeoutError(ToolchainError):
-    """The compiler did not finish in the time allowed. Never remembered."""
+    """The compiler did not finish within the time limit. The failure is not remembered."""
 
 
 class LaunchError(InputError):
-    """A launch that cannot be. `argument` is the position of the argument at fault, from 0."""
+    """A launch is invalid. `argument` is the position of the wrong argument, counted from 0."""
 
     def __init__(
         self, kernel: str, message: str, *, argument: int | None = None, hint: str | None = None
@@ -350,11 +312,11 @@ class LaunchError(InputError):
 
 
 class StaleBufferError(LaunchError):
-    """Memory is used that was freed, or that a reset of its device took away."""
+    """A launch or a copy uses memory that was freed, or that was lost in a reset of its device."""
 
 
 class DeviceError(PreheatError):
-    """A device could not do what it was asked."""
+    """A device operation failed."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -366,7 +328,7 @@ class NoGpuError(DeviceError):
 
 
 class DriverError(DeviceError):
-    """A CUDA driver call failed. `sticky` errors end the context: nothing works in it from then on."""
+    """A CUDA driver call failed. A `sticky` error makes the context unusable."""
 
     def __init__(
         self,
@@ -383,25 +345,25 @@ class DriverError(DeviceError):
 
 
 class InvalidCodeError(DriverError):
-    """The driver does not take this binary: damaged, or not made for this device."""
+    """The driver rejects this binary: it is damaged, or made for another device."""
 
 
 class OutOfMemoryError(DriverError, MemoryError):
-    """Device memory is used up."""
+    """Device memory is exhausted."""
 
 
 class ContextLostError(DeviceError):
-    """The context that this belonged to is gone: after a fault on the device, a reset, or a fork."""
+    """The context of the object was lost in a fault of the device, a reset, or a fork."""
 
 
 class GraphError(DeviceError):
-    """A graph cannot be made or replayed."""
+    """A graph cannot be captured or replayed."""
 
 
 class CaptureError(GraphError):
-    """A capture was used wrongly, or met something that no capture can hold.
+    """A capture is misused, or an operation cannot be captured.
 
-    `where` is the line of the program that did it.
+    `where` is the line of the program that caused it.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -410,15 +372,15 @@ class CaptureError(GraphError):
 
 
 class CaptureWarning(RuntimeWarning):
-    """A step could not be captured and runs without a graph: correct, and slower than a replay."""
+    """A step cannot be captured and runs without a graph: correct, and slower than a replay."""
 
 
 class StaleGraphError(GraphError):
-    """Memory that a graph uses was freed: replaying it would use somebody else's."""
+    """Memory that a graph uses was freed. A replay would use memory of other arrays."""
 
 
 class BakedError(GraphError):
-    """A replay would use values that were captured for another call. `changes` says which."""
+    """A replay would use values that were captured for another call. `changes` lists them."""
 
     def __init__(self, message: str, changes: Sequence[str], *, hint: str | None = None) -> None:
         self.changes = tuple(changes)
@@ -426,30 +388,19 @@ class BakedError(GraphError):
 
 
 class PoolSealedError(GraphError):
-    """A sealed pool was asked for memory."""
+    """A sealed pool does not allocate."""
 
 
-class SourceLine(NamedTuple):
-    """A line of CUDA source; `text` is None where the file is not at hand any more, or has changed."""
+class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated kernel)
+    """The emulated kernel did something that is an error on a GPU.
 
-    file: str
-    line: int
-    text: str | None
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kernel's fault, not ours)
-    """The emulated kernel did something a GPU would not survive.
-
-    `line` is the line of the PTX, `block` and `thread` the first thread that did it, `address` the
-    memory it touched, where it was about memory. `source` is the line of the CUDA source, followed by
-    those of the calls around it; it is empty where nothing is known about them.
+    `line` is the line of the PTX. `block` and `thread` identify the first thread at fault, and
+    `address` the memory it accessed, where the fault is about memory. `source` is the line of the CUDA
+    source, followed by the lines of the calls around it. It is empty where these are not known.
     """
 
     SHOWN = 8
-    plain: EmulatorFault | None = None  # the same fault before its source was known
+    plain: EmulatorFault | None = None  # the same fault without its source
 
     def __init__(
         self,
@@ -474,7 +425,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
         super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
 
     def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
-        """The same fault with the lines of its source; `hint` where it has none of its own."""
+        """Return the same fault with the lines of its source. `hint` is used where it has none."""
         made = type(self)(
             self.kernel, self.message, line=self.line, text=self.text, block=self.block,
             thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
@@ -483,7 +434,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (what it is: the emulated kerne
         return made
 
     def _evidence(self) -> Iterator[str]:
-        """The text of the source line, the calls around it, and the text of the PTX."""
+        """Yield the text of the source line, the calls around it, and the text of the PTX."""
         for depth, place in enumerate(self.source[: self.SHOWN]):
             where, text = f"called from {place}" if depth else "", place.text or ""
             if where or text:
@@ -498,44 +449,11 @@ class UnsupportedInstructionError(EmulatorFault):
     """The emulator does not support this instruction, or this form of it."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """A hint naming the closest known name, or None when nothing is close."""
-    close = closest(name, known)
-    return None if close is None else f"did you mean {close!r}?"
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`; None when nothing is close."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
-
-
-class _Brief(reprlib.Repr):
-    """Reprs of values that a caller gave, none of them longer than a line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = self.maxlong = 60
-        self.fillvalue = "…"
-
-    def repr_int(self, value: int, level: int) -> str:
-        if value.bit_length() > 256:  # Python refuses to write out very long ones.
-            return f"an integer of {value.bit_length()} bits"
-        return super().repr_int(value, level)
-
-
-_brief = _Brief()
-
-
-def brief(value: object) -> str:
-    """A value in an error message: its repr, with the middle or the end left out where it is long."""
-    return _brief.repr(value)
-
-
 E = TypeVar("E", bound=Exception)
 
 
 def fresh(error: E, **changes: Any) -> E:
-    """The same error as a new object: raising one object in several places mixes their tracebacks."""
+    """Return a copy of an error: raising one object in several places mixes their tracebacks."""
     copy = _restored(type(error), error.args, error.__dict__)
     for name, value in changes.items():
         setattr(copy, name, value)
@@ -543,11 +461,11 @@ def fresh(error: E, **changes: Any) -> E:
 
 
 def _restored(kind: type[E], args: tuple[Any, ...], state: Mapping[str, Any]) -> E:
-    # Ours are plain exceptions underneath; what the class itself finds may be MemoryError's.
+    # Errors of preheat are made by Exception: __new__ of the class may be that of MemoryError.
     base = Exception if issubclass(kind, PreheatError) else kind
     error: E = base.__new__(kind)
     error.__dict__.update(state)
     if "__notes__" in state:
-        error.__notes__ = [*state["__notes__"]]  # a note on one of them is none on the other
+        error.__notes__ = [*state["__notes__"]]  # The copy gets a list of its own.
     error.args = args
     return error

@@ -39,7 +39,7 @@ EVENTS: Mapping[str, str] = {
     "lost": "a device can no longer be used, because of a fault on it [device, reason]",
     "graph": "a key was captured, evicted or put into quarantine [what, device, name, key, reason]",
     "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
-    "slower": "a shipped kernel takes a slower way, told once [device, op, reason]",
+    "slow_path": "a shipped kernel takes a slower path; reported once [device, op, reason]",
     "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
 }

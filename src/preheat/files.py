@@ -1,4 +1,4 @@
-"""Descriptors that are closed whatever becomes of the code that opened them, and whole files."""
+"""File descriptors that are always closed, and reading of whole files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Descriptor(int):
     _close = staticmethod(os.close)  # At exit, `os` may be None before this object is collected.
 
     def close(self) -> None:
-        """Close the file; once is enough, and more does nothing."""
+        """Close the file. Closing it twice is allowed."""
         next(self.__dict__.setdefault("_closing", map(self._close, (int(self),))), None)
 
     @property
     def closed(self) -> bool:
-        """Return whether the number may belong to another file by now."""
+        """Return whether the file is closed, so that the number may belong to another file."""
         return "_closing" in self.__dict__
 
     def __enter__(self) -> Descriptor:
@@ -43,19 +43,19 @@ class Descriptor(int):
 
 def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
     """Return the descriptor that `make(*arguments)` returns, with an owner from the beginning."""
-    return next(map(Descriptor, map(make, *((each,) for each in arguments))))
+    return next(map(Descriptor, map(make, *zip(arguments))))  # `zip` makes 1-tuples for `map`.
 
 
 def opened(
     path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
-    """Open `path` as `os.open` does; no program started meanwhile inherits the file."""
+    """Open `path` as `os.open` does. Child programs do not inherit the descriptor."""
     call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
     return owned(call, path, flags | os.O_CLOEXEC, mode)
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Return what is in a regular file; `OSError` for anything else, some of which never ends."""
+    """Return the content of a regular file; `OSError` for anything else, such as an endless device."""
     with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as file:
         mode = os.fstat(file).st_mode
         if stat.S_ISDIR(mode):

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from preheat.callsite import place
+from preheat.callsite import call_site
 from preheat.errors import InputError, brief
 from preheat.files import read_whole
 from preheat.lazy import lazy
@@ -227,7 +227,7 @@ def file_of(source: object) -> Path | None:
 
 def several(what: str, given: object) -> tuple[Any, ...]:
     """The values of the list called `what`; None is an empty one. A single text or path is refused."""
-    if given is None:
+    if given is None or (type(given) is tuple and not given):
         return ()
     if isinstance(given, str | bytes | os.PathLike):
         hint = f"write {what}=[{os.fsdecode(given)!r}]"
@@ -290,7 +290,7 @@ def _path(directory: str | os.PathLike[str]) -> str:
 
 def _asking_file() -> str | None:
     """The Python file that asks for a program; None where code has no file."""
-    name = place()[0]
+    name = call_site()[0]
     return None if name == "?" or name.startswith("<") else os.path.abspath(name)
 
 

@@ -1,4 +1,4 @@
-"""Single flight among the threads of a process."""
+"""Single flight: threads that need the same result at the same time compute it once."""
 
 from __future__ import annotations
 
@@ -13,107 +13,111 @@ from preheat.errors import fresh
 from preheat.events import Events
 from preheat.locks import Call
 
-__all__ = ["Flights"]
+__all__ = ["SingleFlight"]
 
 T = TypeVar("T")
-_POLL = 0.2  # seconds between two looks whether the thread that makes it was interrupted
+_POLL = 0.2  # Seconds between two checks whether the thread that computes the result was interrupted.
 
 
 class _Flight(Call, Generic[T]):
-    """A call that makes something for all who ask meanwhile, and what came of it.
+    """A call that computes a result for all threads that wait for it, and the result.
 
     It does not use `threading.Event`, which an interrupt can leave locked.
     """
 
-    __slots__ = ("error", "landed", "made", "signal")
+    __slots__ = ("done", "error", "result", "signal")
 
     def __init__(self, frame: FrameType) -> None:
         super().__init__(frame)
-        self.landed = False
-        self.made: T | None = None
+        self.done = False
+        self.result: T | None = None
         self.error: Exception | None = None
         self.signal = allocate_lock()  # released when the call ends
         self.signal.acquire()
 
     def wait(self) -> None:
-        """Wait until the call ends, or for a while."""
+        """Wait until the call ends, at most for `_POLL` seconds."""
         if self.signal.acquire(timeout=_POLL):
-            self.signal.release()  # for the next one that waits
+            self.signal.release()  # Wake the next thread that waits.
 
-    def land(self) -> None:
-        """Show what came of the call to those who wait."""
-        self.landed = True
+    def finish(self) -> None:
+        """Make the result or the error available to the threads that wait."""
+        self.done = True
         self.end()
         self.signal.release()
 
 
-class Flights(Generic[T]):
-    """Threads that miss the same key together: one makes it, the others wait for that.
+class SingleFlight(Generic[T]):
+    """Runs one function for each key at a time, and gives its result to every thread that asks.
 
-    A thread that is interrupted, or that a forked child does not have, is replaced by one that waits.
+    When the running thread is interrupted, or does not exist in a forked child, one of the waiting
+    threads runs its own function instead.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._flying: dict[Hashable, _Flight[T]] = {}
+        self._flights: dict[Hashable, _Flight[T]] = {}
 
-    def share(self, key: Hashable, make: Callable[[], T], *, title: str | None = None) -> T:
-        """The result of one `make` per key among all threads that ask meanwhile.
+    def run(self, key: Hashable, make: Callable[[], T], *, title: str | None = None) -> T:
+        """Return the result of `make`, or of the call for the same `key` that is in progress.
 
-        `title` is what events call the key, where it is not its own name.
+        `title` is the name of the key in events, which is `str(key)` by default.
         """
         mine: _Flight[T] = _Flight(sys._getframe())
         try:
-            flight = self._board(key, mine, title)
+            flight = self._join(key, mine, title)
             if flight is None:
                 return make()
-            return self._fly(key, mine, make) if flight is mine else _outcome(flight)
+            return self._lead(key, mine, make) if flight is mine else _outcome(flight)
         finally:
             mine.end()
 
-    def _board(self, key: Hashable, mine: _Flight[T], title: str | None) -> _Flight[T] | None:
-        """Return the flight of another thread once it landed, or `mine` where that has to fly.
+    def _join(self, key: Hashable, mine: _Flight[T], title: str | None) -> _Flight[T] | None:
+        """Return the flight of another thread when it is done, or `mine` when it has to run.
 
-        None says that this thread flies already: it is in a signal handler, and waiting for itself
-        would never end.
+        Return None when this thread itself runs the flight in progress: a signal handler asks for
+        the same key, and waiting would never end.
         """
-        started, waited = time.perf_counter(), False
-        flight = self._flying.setdefault(key, mine)
-        while flight is not mine and not flight.landed:
+        started = time.perf_counter()
+        waited = False
+        flight = self._flights.setdefault(key, mine)
+        while flight is not mine and not flight.done:
             flight = cast("_Flight[T]", flight.last())
             if flight.alive():
                 if flight.thread == mine.thread:
                     return None
                 waited = True
                 flight.wait()
-            elif not flight.landed and mine.follow(flight):
-                flight = self._flying[key] = mine
+            elif not flight.done and mine.follow(flight):
+                flight = self._flights[key] = mine
         if waited:
-            seconds, name = time.perf_counter() - started, title if title is not None else str(key)
+            seconds = time.perf_counter() - started
+            name = title if title is not None else str(key)
             self._events.emit("wait", key=name, seconds=seconds, outcome="shared")
         return flight
 
-    def _fly(self, key: Hashable, mine: _Flight[T], make: Callable[[], T]) -> T:
+    def _lead(self, key: Hashable, mine: _Flight[T], make: Callable[[], T]) -> T:
+        """Run `make`, and publish its result or its error to the threads that wait."""
         try:
-            made = mine.made = make()
+            result = mine.result = make()
         except Exception as error:
             mine.error = error
             raise
         except BaseException:
-            # The interrupt is the business of this thread. The flight stays where those who wait find
-            # that it has ended without landing, and exactly one of them takes its place.
+            # An interrupt concerns this thread alone. The flight stays in `_flights`, where waiting
+            # threads see that it ended without a result, and exactly one of them replaces it.
             mine.end()
             mine.signal.release()
             raise
         finally:
             if mine.frame is not None:
-                # First, so that one who asks from now on does not get an old result.
-                self._flying.pop(key, None)
-                mine.land()
-        return made
+                # Remove the flight first, so that later requests do not get an old result.
+                self._flights.pop(key, None)
+                mine.finish()
+        return result
 
 
 def _outcome(flight: _Flight[T]) -> T:
     if flight.error is not None:
         raise fresh(flight.error)
-    return cast(T, flight.made)
+    return cast(T, flight.result)

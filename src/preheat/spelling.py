@@ -22,7 +22,7 @@ import re
 import sys
 from collections.abc import Callable
 
-__all__ = ["FILE", "is_spelling", "shown", "spelled", "spelled_in_manifest"]
+__all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_manifest"]
 
 FILE = "{file}"
 _CWD, _CALLER, _PACKAGES = "{cwd}", "{caller}", "{packages}"
@@ -69,7 +69,7 @@ def is_spelling(text: str) -> bool:
     return _SPELLING.fullmatch(text) is not None
 
 
-def shown(spellings: tuple[str, ...]) -> str:
+def format_spellings(spellings: tuple[str, ...]) -> str:
     """A list of spellings for people: without the program's own directory, as short as it is clear."""
     own = [each for each in spellings if each != FILE]
     return ", ".join(each.removeprefix(FILE + "/").removeprefix(_CWD + "/") for each in own)

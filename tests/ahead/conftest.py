@@ -13,4 +13,4 @@ __all__ = ["flaky", "kind", "open_flaky"]
 @pytest.fixture(autouse=True)
 def explaining(monkeypatch: pytest.MonkeyPatch) -> None:
     """Explanations are not cut short by a busy machine either."""
-    monkeypatch.setattr("preheat.ahead.bake._EXPLAINING", PATIENCE)
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", PATIENCE)

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from preheat.ahead.bake import Failed, Job, Row, _ended, bake, check, plan
-from preheat.ahead.manifest import GraphKeys, Manifest, Unreadable, Wanted
+from preheat.ahead.bake import BakedProgram, FailedProgram, Job, _completed, bake, plan
+from preheat.ahead.check import check
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.promise import Promise, promises
+from preheat.build.bundle_tier import BundleEntry, entries_of
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock
 from preheat.config import Config, SealMode
@@ -53,7 +54,7 @@ def program(name: str, **more: Any) -> Program:
 
 
 def listed(*programs: Program, **more: Any) -> Manifest:
-    return Manifest(tuple(Wanted(each, (SM_90,), **more) for each in programs))
+    return Manifest(tuple(ManifestProgram(each, (SM_90,), **more) for each in programs))
 
 
 A, B = program("a"), program("bb")
@@ -84,10 +85,10 @@ def test_everything_is_compiled_once_and_then_found(
     assert (again.path, again.nbytes) == (None, 0)
     with Bundle.open(tmp_path / "k.heat") as bundle:
         assert (first.path, first.nbytes) == (bundle.path, bundle.nbytes)
-        assert {promise.artifact.digest for promise in promises(bundle)} == {
+        assert {promise.artifact.digest for promise in entries_of(bundle)} == {
             row.key for row in first.rows
         }
-        version = next(promises(bundle)).artifact.toolchain
+        version = next(entries_of(bundle)).artifact.toolchain
         assert bundle.meta == {
             "format": "preheat bundle",
             "toolchains": [version],
@@ -119,8 +120,8 @@ def test_bundles_are_the_same_bytes_wherever_and_however_they_are_baked(tmp_path
 
 
 def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp_path: Path) -> None:
-    lost = Unreadable("lost.cu", InputError("cannot read lost.cu"))
-    wanted = (Wanted(A), Wanted(BAD), Wanted(B, entries=("nope",)))
+    lost = UnreadableProgram("lost.cu", InputError("cannot read lost.cu"))
+    wanted = (ManifestProgram(A), ManifestProgram(BAD), ManifestProgram(B, entries=("nope",)))
     baked = bake(
         Manifest(wanted, unreadable=(lost,)),
         ["sm_90"],
@@ -135,7 +136,7 @@ def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp
         ("lost.cu", None, InputError),
     ]
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        assert [promise.artifact.label for promise in promises(bundle)] == ["a.cu"]
+        assert [promise.artifact.label for promise in entries_of(bundle)] == ["a.cu"]
 
 
 def test_nothing_is_written_when_nothing_could_be_baked(
@@ -166,9 +167,9 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
 
 def test_the_longest_compile_comes_first() -> None:
     heavy = program("heavy", source="#include <cuda_fp16.h>\n" + text("heavy"))
-    timed = [Wanted(program(f"t{seconds}"), seconds=seconds) for seconds in (1, 9, 3)]
-    manifest = Manifest((Wanted(A), *timed, Wanted(heavy)))
-    labels = [job.wanted.program.label for job in plan(manifest, ["sm_90"])]
+    timed = [ManifestProgram(program(f"t{seconds}"), seconds=seconds) for seconds in (1, 9, 3)]
+    manifest = Manifest((ManifestProgram(A), *timed, ManifestProgram(heavy)))
+    labels = [job.item.program.label for job in plan(manifest, ["sm_90"])]
     assert labels == ["t9.cu", "t3.cu", "heavy.cu", "t1.cu", "a.cu"]
 
 
@@ -178,13 +179,13 @@ def test_each_job_is_told_of_when_it_begins_and_when_it_ends(shared_builder: Bui
     def started(job: Job) -> None:
         seen.append(("start", str(job), threading.get_ident()))
 
-    def ended(job: Job, result: Row | Failed) -> None:
+    def ended(job: Job, result: BakedProgram | FailedProgram) -> None:
         seen.append((type(result).__name__, str(job), threading.get_ident()))
 
     bake(listed(A, B, BAD), builder=shared_builder, jobs=2, on_start=started, on_done=ended)
     order = {what[:2]: index for index, what in enumerate(seen)}
     assert len(order) == len(seen) == 6
-    for job, how in (("a.cu", "Row"), ("bb.cu", "Row"), ("bad.cu", "Failed")):
+    for job, how in (("a.cu", "BakedProgram"), ("bb.cu", "BakedProgram"), ("bad.cu", "FailedProgram")):
         assert order["start", f"{job} for sm_90"] < order[how, f"{job} for sm_90"]
     assert {thread for *_, thread in seen} == {threading.get_ident()}
 
@@ -193,7 +194,7 @@ def test_what_no_cache_keeps_is_baked_with_a_note(builder: Builder, tmp_path: Pa
     baked = bake(listed(CLOCK), output=tmp_path / "k.heat", builder=builder)
     assert "__TIME__" in baked.rows[0].note
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        assert [promise.note for promise in promises(bundle)] == [baked.rows[0].note]
+        assert [promise.note for promise in entries_of(bundle)] == [baked.rows[0].note]
 
 
 def test_settings_of_a_sealed_run_do_not_keep_a_bake_from_compiling(
@@ -249,7 +250,7 @@ def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> N
     todo = plan(listed(A, B))
     futures: list[Future[Any]] = [Future(), Future()]
     begun: list[Job] = []
-    ended = _ended(todo, futures, begun.append)
+    ended = _completed(todo, futures, begun.append)
     futures[1].set_result(None)
     assert next(ended) == (todo[1], futures[1])
     assert begun == [todo[1]]
@@ -282,19 +283,21 @@ def test_an_interrupt_calls_off_what_has_not_begun(
     builder: Builder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = listed(*(program(f"k{index}") for index in range(6)))
-    begun, go_on, promise = list[str](), threading.Event(), builder.promise
+    begun: list[str] = []
+    go_on = threading.Event()
+    bundle_entry = builder.bundle_entry
 
-    def one_and_then_wait(program: Program, *args: Any) -> Promise:
+    def one_and_then_wait(program: Program, *args: Any) -> tuple[BundleEntry, str]:
         begun.append(program.label)
         if len(begun) > 1:
             assert go_on.wait(PATIENCE)
-        return promise(program, *args)
+        return bundle_entry(program, *args)
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(builder, "promise", one_and_then_wait)
+        patch.setattr(builder, "bundle_entry", one_and_then_wait)
         with pytest.raises(KeyboardInterrupt):
             bake(manifest, builder=builder, jobs=1, on_done=stop)
         go_on.set()
@@ -371,19 +374,24 @@ def test_what_is_baked_is_covered(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(A, B), ["sm_80", "sm_90"])
     checked = check(listed(A, B, entries=()), ["sm_80", "sm_90"], builder=builder)
     assert checked.ok
-    assert (checked.programs, checked.archs, checked.unchecked) == (2, (SM_80, SM_90), ())
+    assert (checked.programs, checked.archs, checked.unchecked_headers) == (2, (SM_80, SM_90), ())
     builder.close()
 
 
 def holes(checked: Any) -> list[str]:
-    return [f"{title} {arch}: {reason}" for title, arch, reason in checked.holes]
+    return [f"{title} {arch}: {reason}" for title, arch, reason in checked.missing]
 
 
 def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(program("a", options=["-use_fast_math"]), B))
     other = program("a", options=["-G"])
-    lost = Unreadable("lost.cu", InputError("cannot read lost.cu"))
-    wanted = (Wanted(other), Wanted(B, entries=("bb", "cc")), Wanted(CLOCK), Wanted(program("new")))
+    lost = UnreadableProgram("lost.cu", InputError("cannot read lost.cu"))
+    wanted = (
+        ManifestProgram(other),
+        ManifestProgram(B, entries=("bb", "cc")),
+        ManifestProgram(CLOCK),
+        ManifestProgram(program("new")),
+    )
     checked = check(Manifest(wanted, unreadable=(lost,)), ["sm_90"], builder=builder)
     assert (checked.ok, checked.programs) == (False, 5)
     assert holes(checked) == [
@@ -399,7 +407,7 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
 def test_instances_of_one_file_are_told_apart(mounted: Callable[..., Builder]) -> None:
     source, builder = "template <class T> __global__ void t(T* x) { *x = 1; }", mounted(listed(A))
     both = (Program.of(source, label="t.cu", names=(f"t<{kind}>",)) for kind in ("int", "float"))
-    assert holes(check(Manifest(tuple(map(Wanted, both))), ["sm_90"], builder=builder)) == [
+    assert holes(check(Manifest(tuple(map(ManifestProgram, both))), ["sm_90"], builder=builder)) == [
         "t.cu (t<float>) sm_90: not baked",
         "t.cu (t<int>) sm_90: not baked",
     ]
@@ -425,7 +433,7 @@ def test_a_changed_header_is_named(mounted: Callable[..., Builder], tmp_path: Pa
     assert holes(check(manifest, builder=builder)) == ["k.cu sm_90: header v.h changed"]
     os.unlink(tmp_path / "v.h")
     gone = check(manifest, builder=builder)
-    assert (gone.ok, gone.unchecked) == (True, ("v.h",))
+    assert (gone.ok, gone.unchecked_headers) == (True, ("v.h",))
     builder.close()
 
 
@@ -436,7 +444,7 @@ def test_a_check_needs_no_compiler_where_bundles_have_it_all(mounted: Callable[.
     builder.toolchain._looked_again = True
     checked = check(listed(A, fp16), builder=builder)
     assert checked.ok
-    assert "cuda_fp16.h" in checked.unchecked
+    assert "cuda_fp16.h" in checked.unchecked_headers
     assert holes(check(listed(B), builder=builder)) == ["bb.cu sm_90: not baked"]
 
 
@@ -461,9 +469,9 @@ def test_a_check_searches_for_what_is_like_the_missing_for_a_bounded_time(
         return search(*args, **more)
 
     monkeypatch.setattr(builder, "nearest", slow)
-    monkeypatch.setattr("preheat.ahead.bake._EXPLAINING", 1.0)
-    monkeypatch.setattr("preheat.ahead.bake.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    told = [hole.reason for hole in check(listed(A, B, program("cc")), builder=builder).holes]
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", 1.0)
+    monkeypatch.setattr("preheat.ahead.check.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    told = [each.reason for each in check(listed(A, B, program("cc")), builder=builder).missing]
     assert told == ["option[0]: '-G' is gone"] * 2 + ["not baked"]
     builder.close()
 

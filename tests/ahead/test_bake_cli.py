@@ -18,7 +18,8 @@ from preheat.ahead.manifest import GraphKeys
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.build.builder import Builder
-from preheat.build.promise import Promise, promises, search
+from preheat.build.bundle_tier import BundleEntry, entries_of
+from preheat.build.nearest import search
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock
 from preheat.cli import bake as bake_command
@@ -85,7 +86,7 @@ def test_bake_tells_failures_in_the_compilers_words_and_bakes_the_rest(cli: Cli)
     assert "gone.cu: No such file" in ran.err
     assert ran.err.rstrip().endswith("; 2 failed and not in it")
     with Bundle.open("k.heat") as bundle:
-        assert [promise.artifact.label for promise in promises(bundle)] == ["a.cu"]
+        assert [promise.artifact.label for promise in entries_of(bundle)] == ["a.cu"]
     as_json = cli("bake", "k.toml", "--arch", "sm_90", "-o", "n.heat", "--json")
     assert [row["program"] for row in as_json.json()["failed"]] == ["bad.cu", "gone.cu"]
 
@@ -307,7 +308,7 @@ def promise(
     cubin: bytes = b"code",
     headers: Sequence[Header] = (),
     entries: tuple[str, ...] = (),
-) -> Promise:
+) -> BundleEntry:
     """A promise that no compiler was needed for."""
     program = Program.of(f"text of {name}", label=f"{name}.cu")
     key = request_key(program, arch, toolchain)
@@ -323,10 +324,10 @@ def promise(
         ptx=b"",
         headers=tuple(headers),
     )
-    return Promise(bundle_key(program, arch).digest, made, state, entries)
+    return BundleEntry(bundle_key(program, arch).digest, made, state, entries)
 
 
-def bundle(path: str, *held: Promise, keys: Sequence[GraphKeys] = ()) -> str:
+def bundle(path: str, *held: BundleEntry, keys: Sequence[GraphKeys] = ()) -> str:
     entries = {digest: blob for each in held for digest, blob in each.encode().items()}
     made = [each.artifact for each in held]
     write(path, entries, meta((a.toolchain for a in made), (a.arch for a in made), keys))

@@ -201,7 +201,7 @@ def test_sealed_it_runs_on_a_gpu_with_nothing_to_compile_with(moved: Place) -> N
 def test_sealed_it_says_what_was_not_baked(moved: Place) -> None:
     told = moved.run("app.py", "emulator", "sm_90", "-lineinfo", code=1)
     assert "preheat.errors.SealedError: app.py:" in told
-    assert "shift of program.cu for sm_90 would have to be compiled" in told
+    assert "shift (program.cu, sm_90) cannot be compiled in this sealed process" in told
     assert "option[0]: '-lineinfo' is new" in told
     told = moved.run("app.py", "emulator", "sm_70", code=1)
     assert "arch: 'sm_80' became 'sm_70'" in told

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, literal
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
 from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.key import bundle_key
@@ -110,7 +110,7 @@ programs = st.builds(
     names=st.lists(texts, max_size=3),
 )
 wanteds = st.builds(
-    Wanted,
+    ManifestProgram,
     programs,
     archs=st.lists(st.sampled_from([SM_80, SM_90, SM_90A, SM_100]), max_size=3).map(tuple),
     entries=st.lists(texts, max_size=3).map(tuple),
@@ -124,7 +124,7 @@ keys = st.recursive(
     max_leaves=5,
 )
 graphs = st.builds(
-    GraphKeys, texts.filter(bool), st.lists(keys.map(repr).filter(literal), max_size=3).map(tuple)
+    GraphKeys, texts.filter(bool), st.lists(keys.map(repr).filter(key_literal), max_size=3).map(tuple)
 )
 manifests = st.builds(
     Manifest, st.lists(wanteds, max_size=3).map(tuple), st.lists(graphs, max_size=2).map(tuple)
@@ -141,7 +141,7 @@ recordings = st.builds(
     Manifest,
     st.lists(
         st.builds(
-            Wanted,
+            ManifestProgram,
             alike,
             archs=st.lists(st.sampled_from([SM_80, SM_90, SM_90A, SM_100]), max_size=3).map(tuple),
             entries=st.lists(st.sampled_from("xyz"), max_size=2).map(tuple),
@@ -178,7 +178,7 @@ def test_any_manifest_comes_back_as_it_was_written(manifest: Manifest, tmp_path:
 def test_a_file_of_any_text_comes_back_by_name(source: str, kernel: Path, manifest_file: Path) -> None:
     kernel.write_bytes(source.encode())
     program = Program.from_file(kernel)
-    again = written(Manifest((Wanted(program),)), manifest_file)
+    again = written(Manifest((ManifestProgram(program),)), manifest_file)
     assert 'file = "kernels/k.cu"' in manifest_file.read_text()
     assert digests(again) == [digest(program)]
     assert (again.programs[0].program.path, again.programs[0].changed) == (str(kernel), False)
@@ -195,8 +195,8 @@ def test_a_manifest_reads_like_this(kernel: Path, manifest_file: Path) -> None:
     )
     manifest = Manifest(
         (
-            Wanted(from_file, (SM_100, SM_90), ("k",), 0.3141, 3, ("app.py:12",)),
-            Wanted(Program.of(KERNEL), (SM_90,), asked=1),
+            ManifestProgram(from_file, (SM_100, SM_90), ("k",), 0.3141, 3, ("app.py:12",)),
+            ManifestProgram(Program.of(KERNEL), (SM_90,), asked=1),
         ),
         (GraphKeys("decode", ("(1, 128)", "32")),),
     )
@@ -240,7 +240,7 @@ def test_a_long_list_gets_a_line_for_each_item(manifest_file: Path) -> None:
 
 def test_a_hand_written_line_is_enough(read: Callable[[str], Manifest], kernel: Path) -> None:
     manifest = read('[[program]]\nfile = "kernels/k.cu"\n')
-    assert manifest == Manifest((Wanted(Program.from_file(kernel)),))
+    assert manifest == Manifest((ManifestProgram(Program.from_file(kernel)),))
 
 
 def test_an_empty_manifest_is_one(manifest_file: Path) -> None:
@@ -249,13 +249,15 @@ def test_an_empty_manifest_is_one(manifest_file: Path) -> None:
 
 def test_a_program_is_complete_when_it_was_read(kernel: Path, manifest_file: Path) -> None:
     given = Program.from_file(kernel, label="other.cu", language="ptx", include=["/usr/include", "/"])
-    again = written(Manifest((Wanted(given),)), manifest_file).programs[0].program
+    again = written(Manifest((ManifestProgram(given),)), manifest_file).programs[0].program
     assert again == given
     assert (again.path, again.include) == (str(kernel), (str(kernel.parent), "/usr/include", "/"))
 
 
 def test_two_recordings_in_another_order_give_the_same_bytes(tmp_path: Path) -> None:
-    rows = [Wanted(Program.of(f"{KERNEL}// {n}", label=f"{n % 3}.cu"), (SM_90,)) for n in range(9)]
+    rows = [
+        ManifestProgram(Program.of(f"{KERNEL}// {n}", label=f"{n % 3}.cu"), (SM_90,)) for n in range(9)
+    ]
     for name, order in (("a", rows), ("b", rows[::-1])):
         (tmp_path / name).mkdir()
         Manifest(tuple(order)).write(tmp_path / name / "kernels.toml")
@@ -263,7 +265,7 @@ def test_two_recordings_in_another_order_give_the_same_bytes(tmp_path: Path) -> 
 
 
 def test_writing_the_same_again_touches_nothing(manifest_file: Path) -> None:
-    manifest = Manifest((Wanted(Program.of(KERNEL)),))
+    manifest = Manifest((ManifestProgram(Program.of(KERNEL)),))
     manifest.write(manifest_file)
     files = [manifest_file, *manifest_file.parent.glob("kernels.sources/*")]
     before = [file.stat().st_ino for file in files]
@@ -276,7 +278,7 @@ def test_writing_the_same_again_touches_nothing(manifest_file: Path) -> None:
 
 
 def test_a_file_that_changed_is_read_as_it_is_and_said_so(kernel: Path, manifest_file: Path) -> None:
-    Manifest((Wanted(Program.from_file(kernel)),)).write(manifest_file)
+    Manifest((ManifestProgram(Program.from_file(kernel)),)).write(manifest_file)
     kernel.write_text(KERNEL + "// new\n")
     (wanted,) = Manifest.read(manifest_file).programs
     assert wanted.changed
@@ -288,7 +290,7 @@ def test_a_file_that_changed_is_read_as_it_is_and_said_so(kernel: Path, manifest
 def test_a_file_that_changed_before_it_was_written_is_stored(kernel: Path, manifest_file: Path) -> None:
     program = Program.from_file(kernel)
     kernel.write_text("something else")
-    (wanted,) = written(Manifest((Wanted(program),)), manifest_file).programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), manifest_file).programs
     assert digest(wanted.program) == digest(program)
     assert (wanted.program.path, wanted.program.include) == (None, (str(kernel.parent),))
 
@@ -297,7 +299,7 @@ def test_a_file_whose_own_directory_is_not_searched_first_is_stored(
     kernel: Path, manifest_file: Path
 ) -> None:
     program = replace(Program.from_file(kernel), include=("/usr/include", str(kernel.parent)))
-    (wanted,) = written(Manifest((Wanted(program),)), manifest_file).programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), manifest_file).programs
     assert (wanted.program, wanted.program.path) == (program, None)
 
 
@@ -307,7 +309,7 @@ def test_a_damaged_source_stops_its_own_program_alone(suffix: str, manifest_file
         Program.of(KERNEL, label="good.cu"),
         Program.of("// x", label="b.cu", headers={"h": "1"}),
     )
-    Manifest((Wanted(good), Wanted(bad))).write(manifest_file)
+    Manifest((ManifestProgram(good), ManifestProgram(bad))).write(manifest_file)
     for stored in manifest_file.parent.glob(f"kernels.sources/*{suffix}"):
         if stored.read_text() != KERNEL:
             stored.write_text("tampered")
@@ -356,7 +358,7 @@ def test_a_program_that_cannot_be_read_does_not_stop_the_others(
         ("empty.cu", b""),
     ):
         (home / name).write_bytes(content)
-    Manifest((Wanted(Program.of("stored")),)).write(manifest_file)
+    Manifest((ManifestProgram(Program.of("stored")),)).write(manifest_file)
     (stored,) = (str(path.relative_to(home)) for path in home.glob("kernels.sources/*"))
     row, message = (text.format(home=home, stored=stored) for text in UNREADABLE[what])
     manifest = read(f'[[program]]\n{row}\n[[program]]\nfile = "k.cu"\n')
@@ -512,7 +514,7 @@ def test_rejects_a_manifest_that_is_not_there_or_not_text(tmp_path: Path) -> Non
     "text", ["f(x)", "[1]", "{}", "({1},)", "", "1 +", "1e999", "\0", "(" * 500, "x"]
 )
 def test_what_cannot_be_a_graph_key_is_no_literal(text: str) -> None:
-    assert literal(text) is None
+    assert key_literal(text) is None
 
 
 @pytest.mark.parametrize("key", [1, True, None, "ä\n", (), (1,), ((1, 2.5), "a"), b"\xff", -3, 1 + 2j])
@@ -562,7 +564,7 @@ def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> Non
         assert wanted.seconds == max(row.seconds for row in same)
 
 
-def told_apart_by(wanted: Wanted) -> object:
+def told_apart_by(wanted: ManifestProgram) -> object:
     """What makes a row of the recordings above another one."""
     program = wanted.program
     return program.source, *((program.asked_include, program.include) if program.may_include else ())
@@ -571,11 +573,11 @@ def told_apart_by(wanted: Wanted) -> object:
 def test_equal_programs_are_one_row() -> None:
     one, other = (Program.of(KERNEL, include=[d]) for d in ("/b", "/a"))
     rows = (
-        Wanted(one, (SM_100, SM_90), ("k",), 0.5, 2, ("b.py:1",)),
-        Wanted(other, (SM_80, SM_90A, SM_90), ("a", "k"), 0.2, 3, ("a.py:1",), changed=True),
+        ManifestProgram(one, (SM_100, SM_90), ("k",), 0.5, 2, ("b.py:1",)),
+        ManifestProgram(other, (SM_80, SM_90A, SM_90), ("a", "k"), 0.2, 3, ("a.py:1",), changed=True),
     )
     assert Manifest(rows[:1]).merged(Manifest(rows[1:])).programs == (
-        Wanted(
+        ManifestProgram(
             replace(one, include=("/b", "/a")),
             (SM_80, SM_90, SM_90A, SM_100),
             ("a", "k"),
@@ -589,21 +591,24 @@ def test_equal_programs_are_one_row() -> None:
 
 def test_of_equal_files_the_first_is_named() -> None:
     one, other = (replace(Program.of(KERNEL), path=path) for path in ("/b/k.cu", "/a/k.cu"))
-    (wanted,) = Manifest((Wanted(one), Wanted(other))).merged().programs
+    (wanted,) = Manifest((ManifestProgram(one), ManifestProgram(other))).merged().programs
     assert wanted.program.path == "/b/k.cu"
 
 
 def test_a_program_from_text_and_one_from_its_file_are_one_with_a_file(
     kernel: Path, manifest_file: Path
 ) -> None:
-    rows = (Wanted(Program.of(KERNEL, label="k.cu")), Wanted(Program.from_file(kernel)))
+    rows = (
+        ManifestProgram(Program.of(KERNEL, label="k.cu")),
+        ManifestProgram(Program.from_file(kernel)),
+    )
     (wanted,) = written(Manifest(rows), manifest_file).programs
     assert wanted.program.path == str(kernel)
 
 
 @pytest.mark.parametrize("other", [["/b"], [], ["/a", "/b"], ["/b", "/a"]])
 def test_include_lists_stay_apart_where_a_file_is_included(other: list[str]) -> None:
-    rows = tuple(Wanted(Program.of(INCLUDING, include=include)) for include in (["/a"], other))
+    rows = tuple(ManifestProgram(Program.of(INCLUDING, include=include)) for include in (["/a"], other))
     assert len(Manifest(rows).merged().programs) == 2
 
 
@@ -615,13 +620,15 @@ def test_lists_that_are_spelled_alike_stay_apart_too(tmp_path: Path) -> None:
         (tmp_path / name / "k.cu").write_text(INCLUDING)
         programs.append(Program.from_file(tmp_path / name / "k.cu"))
     assert digest(programs[0]) == digest(programs[1])
-    again = written(Manifest(tuple(map(Wanted, programs))), tmp_path / "kernels.toml")
+    again = written(Manifest(tuple(map(ManifestProgram, programs))), tmp_path / "kernels.toml")
     assert [wanted.program for wanted in again.programs] == programs
 
 
 def test_a_title_has_the_include_list_where_that_tells_it_from_a_namesake() -> None:
     def titles(*programs: Program) -> list[str]:
-        return [wanted.title for wanted in Manifest(tuple(map(Wanted, programs))).merged().programs]
+        return [
+            wanted.title for wanted in Manifest(tuple(map(ManifestProgram, programs))).merged().programs
+        ]
 
     one, other, named = (
         Program.of(INCLUDING, label="k.cu", include=include, names=names)
@@ -649,7 +656,7 @@ def test_a_row_says_how_directories_are_asked_for_where_that_does_not_follow(
         Program.of(INCLUDING, label="relative.cu", include=["include", away]),
         Program.of(INCLUDING, label="absolute.cu", include=[beside]),
     ]
-    manifest = Manifest(tuple(map(Wanted, programs)))
+    manifest = Manifest(tuple(map(ManifestProgram, programs)))
     again = written(manifest, manifest_file)
     assert again == manifest.merged()
     assert digests(again) == digests(manifest.merged())
@@ -671,7 +678,7 @@ def test_a_file_of_a_package_is_asked_for_as_if_it_were_there(
     (package / "k.cu").write_text(INCLUDING)
     monkeypatch.syspath_prepend(str(package.parent))
     program = Program.from_file(package / "k.cu", include=[package / "inc"])
-    (wanted,) = written(Manifest((Wanted(program),)), tmp_path / "kernels.toml").programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), tmp_path / "kernels.toml").programs
     assert wanted.program.path is None
     assert wanted.program.asked_include == ("{file}", "{file}/inc")
     assert (wanted.program, digest(wanted.program)) == (program, digest(program))
@@ -731,12 +738,15 @@ def test_a_spelling_that_makes_no_sense_fails_its_own_program(
 )
 def test_programs_that_differ_stay_apart(change: dict[str, Any]) -> None:
     program = Program.of(KERNEL)
-    rows = (Wanted(program), Wanted(replace(program, **change)))
+    rows = (ManifestProgram(program), ManifestProgram(replace(program, **change)))
     assert len(Manifest(rows).merged().programs) == 2
 
 
 def test_few_callers_are_kept_and_always_the_same() -> None:
-    many = [Manifest((Wanted(Program.of(KERNEL), callers=(f"app.py:{n}",)),)) for n in range(10, 99)]
+    many = [
+        Manifest((ManifestProgram(Program.of(KERNEL), callers=(f"app.py:{n}",)),))
+        for n in range(10, 99)
+    ]
     kept = [reduce(Manifest.merged, order).programs[0].callers for order in (many, many[::-1])]
     assert kept == [tuple(f"app.py:{n}" for n in range(10, 18))] * 2
 
@@ -751,8 +761,8 @@ def test_graph_keys_stay_in_the_order_they_were_seen() -> None:
 
 
 def test_jobs_are_for_the_recorded_architectures_unless_others_are_given() -> None:
-    a = Wanted(Program.of(KERNEL, label="a.cu"), (SM_90, SM_100))
-    b = Wanted(Program.of(KERNEL, label="b.cu"), (SM_80,))
+    a = ManifestProgram(Program.of(KERNEL, label="a.cu"), (SM_90, SM_100))
+    b = ManifestProgram(Program.of(KERNEL, label="b.cu"), (SM_80,))
     manifest = Manifest((b, a))
     assert manifest.jobs() == manifest.jobs([]) == [(a, SM_90), (a, SM_100), (b, SM_80)]
     assert manifest.jobs([SM_90A, SM_80, SM_80]) == [
@@ -771,7 +781,7 @@ def test_no_job_is_there_twice(manifest: Manifest) -> None:
     }
 
 
-def job_of(wanted: Wanted, arch: Arch) -> object:
+def job_of(wanted: ManifestProgram, arch: Arch) -> object:
     """What a job is about: a request, and the directories whose headers may decide it."""
     program = wanted.program
     directories = program.include if program.may_include else ()
@@ -780,7 +790,7 @@ def job_of(wanted: Wanted, arch: Arch) -> object:
 
 def test_a_program_without_architecture_is_an_error_that_names_it() -> None:
     with pytest.raises(InputError, match=r"k\.cu: there is no architecture") as caught:
-        Manifest((Wanted(Program.of(KERNEL, label="k.cu")),)).jobs()
+        Manifest((ManifestProgram(Program.of(KERNEL, label="k.cu")),)).jobs()
     assert "--arch" in str(caught.value.hint)
 
 
@@ -789,7 +799,7 @@ def test_a_program_without_architecture_is_an_error_that_names_it() -> None:
 
 def test_a_directory_that_moves_as_a_whole_keeps_every_key(kernel: Path, manifest_file: Path) -> None:
     generated = Program.of(KERNEL, headers={"h.h": "1"}, include=[kernel.parent])
-    manifest = Manifest((Wanted(generated), Wanted(Program.from_file(kernel))))
+    manifest = Manifest((ManifestProgram(generated), ManifestProgram(Program.from_file(kernel))))
     before = written(manifest, manifest_file)
     moved = manifest_file.parents[1] / "else where" / "deep"
     shutil.move(manifest_file.parent, moved)
@@ -808,7 +818,7 @@ def test_files_may_have_any_name(name: str, manifest_file: Path) -> None:
     file.parent.mkdir()
     file.write_text(KERNEL)
     program = Program.from_file(file)
-    (wanted,) = written(Manifest((Wanted(program),)), manifest_file).programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), manifest_file).programs
     assert (wanted.program, wanted.program.path) == (program, str(file))
 
 
@@ -816,19 +826,19 @@ def test_a_file_whose_name_is_not_text_is_stored(manifest_file: Path) -> None:
     file = manifest_file.parent / os.fsdecode(b"\xff.cu")
     file.write_text(KERNEL)
     program = Program.from_file(file, label="k.cu")
-    (wanted,) = written(Manifest((Wanted(program),)), manifest_file).programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), manifest_file).programs
     assert (wanted.program.source, wanted.program.path) == (KERNEL, None)
 
 
 def test_a_directory_whose_name_is_not_text_is_refused(manifest_file: Path) -> None:
     program = Program.of(KERNEL, include=[os.fsdecode(b"/\xff")])
     with pytest.raises(InputError, match=r"cannot write .*kernels\.toml: .* is not text"):
-        Manifest((Wanted(program),)).write(manifest_file)
+        Manifest((ManifestProgram(program),)).write(manifest_file)
     assert not manifest_file.exists()
 
 
 def test_a_caller_whose_name_is_not_text_is_spelled_out(manifest_file: Path) -> None:
-    wanted = Wanted(Program.of(KERNEL), callers=(os.fsdecode(b"\xff.py:1"),))
+    wanted = ManifestProgram(Program.of(KERNEL), callers=(os.fsdecode(b"\xff.py:1"),))
     assert written(Manifest((wanted,)), manifest_file).programs[0].callers == (r"\udcff.py:1",)
 
 
@@ -838,7 +848,7 @@ def test_files_beside_and_above_are_named_from_the_manifest(tmp_path: Path) -> N
         place.mkdir(parents=True)
     file.write_text(KERNEL)
     program = Program.from_file(home / ".." / ".." / "src" / "k.cu", include=["/usr/include"])
-    (wanted,) = written(Manifest((Wanted(program),)), home / "kernels.toml").programs
+    (wanted,) = written(Manifest((ManifestProgram(program),)), home / "kernels.toml").programs
     assert wanted.program.path == str(file)
     text = (home / "kernels.toml").read_text()
     assert 'file = "../../src/k.cu"' in text
@@ -859,7 +869,7 @@ def test_links_lead_where_they_did(tmp_path: Path) -> None:
         Program.from_file(link / "inner" / "in.cu"),
         Program.from_file(tmp_path / "current/out.cu"),
     ]
-    Manifest(tuple(map(Wanted, given))).write(link / "kernels.toml")
+    Manifest(tuple(map(ManifestProgram, given))).write(link / "kernels.toml")
     assert 'file = "inner/in.cu"' in (real / "kernels.toml").read_text()
     for way in (link, real):
         manifest = Manifest.read(way / "kernels.toml")
@@ -872,7 +882,7 @@ def test_a_link_inside_the_directory_is_kept(manifest_file: Path, tmp_path: Path
     (tmp_path / "v12" / "k.cu").write_text(KERNEL)
     (manifest_file.parent / "current").symlink_to(tmp_path / "v12")
     program = Program.from_file(manifest_file.parent / "current" / "k.cu")
-    Manifest((Wanted(program),)).write(manifest_file)
+    Manifest((ManifestProgram(program),)).write(manifest_file)
     assert 'file = "current/k.cu"' in manifest_file.read_text()
 
 
@@ -881,7 +891,7 @@ def test_a_manifest_that_is_a_link_stays_one(manifest_file: Path, tmp_path: Path
     target.parent.mkdir()
     manifest_file.symlink_to(target)
     program = Program.of(KERNEL)
-    again = written(Manifest((Wanted(program),)), manifest_file)
+    again = written(Manifest((ManifestProgram(program),)), manifest_file)
     assert digests(again) == digests(Manifest.read(target)) == [digest(program)]
     assert manifest_file.is_symlink()
 
@@ -910,10 +920,10 @@ class CutShort:
 def test_a_write_that_fails_in_the_middle_leaves_the_old_manifest_whole(
     good: int, fault: BaseException, manifest_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Manifest((Wanted(Program.of(KERNEL)),))
+    old = Manifest((ManifestProgram(Program.of(KERNEL)),))
     old.write(manifest_file)
     before = manifest_file.read_bytes()
-    new = old.merged(Manifest((Wanted(Program.of("// new", headers={"h.h": "1"})),)))
+    new = old.merged(Manifest((ManifestProgram(Program.of("// new", headers={"h.h": "1"})),)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", CutShort(good, fault))
         with pytest.raises((InputError, KeyboardInterrupt)) as caught:
@@ -942,7 +952,7 @@ def test_a_file_of_an_installed_package_is_stored_beside(tmp_path: Path, install
     package.mkdir(parents=True)
     (package / "k.cu").write_text('extern "C" __global__ void k() {}')
     program = Program.from_file(package / "k.cu")
-    Manifest((Wanted(program),)).write(tmp_path / "kernels.toml")
+    Manifest((ManifestProgram(program),)).write(tmp_path / "kernels.toml")
     text = (tmp_path / "kernels.toml").read_text()
     assert ('source = "kernels.sources/' in text) is installed
     assert ("theirs" in text) is not installed

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from preheat.ahead.manifest import Manifest, Wanted
-from preheat.ahead.recorder import spool_of
+from preheat.ahead.manifest import Manifest, ManifestProgram
+from preheat.ahead.recorder import spool_directory
 from preheat.cache.bundle import write
 from preheat.cli import main
 from preheat.program import Program
@@ -75,8 +75,8 @@ def test_a_run_is_recorded_and_a_second_one_added(cli: Cli, tmp_path: Path) -> N
 
 def test_fresh_replaces_the_manifest_and_what_was_left_over(cli: Cli, tmp_path: Path) -> None:
     cli("--", *APP, "1")
-    spool_of(tmp_path / "kernels.toml").mkdir()
-    (spool_of(tmp_path / "kernels.toml") / "old.jsonl").write_text("{}\n")
+    spool_directory(tmp_path / "kernels.toml").mkdir()
+    (spool_directory(tmp_path / "kernels.toml") / "old.jsonl").write_text("{}\n")
     ran = cli("--fresh", "--", *APP, "2")
     assert ran.err == "recorded 1 program (1 new), for sm_90 → kernels.toml\n"
     assert asked(tmp_path / "kernels.toml") == {"k2.cu": 1}
@@ -137,7 +137,7 @@ def test_nothing_recorded_comes_with_what_that_may_be_due_to(cli: Cli, tmp_path:
 
 def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        rows = tuple(Wanted(Program.of(text), asked=1) for text in ("both", name))
+        rows = tuple(ManifestProgram(Program.of(text), asked=1) for text in ("both", name))
         (tmp_path / name).mkdir()
         Manifest(rows).write(tmp_path / name / "kernels.toml")
     twice = ("--merge", "b/kernels.toml") * 2
@@ -201,7 +201,7 @@ def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) 
         else "still recording: 1; kernels.toml takes that in when they end",
     ]
     (tmp_path / "end").write_text("")
-    wait_for(lambda: not spool_of(tmp_path / "kernels.toml").exists())  # until it has ended
+    wait_for(lambda: not spool_directory(tmp_path / "kernels.toml").exists())  # until it has ended
     assert asked(tmp_path / "kernels.toml") == ({"k1.cu": 1} if fresh else {"k1.cu": 1, "k2.cu": 1})
 
 
@@ -335,7 +335,7 @@ def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recordin
     assert line(process) == "ready"
     process.send_signal(signal.SIGINT)
     _, err = ended(process)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "KeyboardInterrupt" in err
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
 

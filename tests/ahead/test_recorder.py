@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from preheat.ahead import recorder as recording
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted
-from preheat.ahead.recorder import Recorder, known, merge, spool_of
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
+from preheat.ahead.recorder import Recorder, merge_into, read_existing, spool_directory
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
 from preheat.errors import InputError
@@ -108,7 +108,7 @@ def test_a_run_is_written_down_with_who_asked_for_what_and_how_often(
     assert one.seconds == pytest.approx(float(said), abs=0.001)
     assert (two.program.options, two.program.names) == (("-use_fast_math",), ("t<float>",))
     assert two.program.headers == (("a.h", "#define A 1"),)
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 def test_kernels_resolved_and_graph_keys_captured_are_written_down(
@@ -177,7 +177,7 @@ def test_children_of_multiprocessing_are_recorded(launch: Launch, manifest: Path
         )
     )
     assert asked(manifest) == {"k1.cu": 2, "k2.cu": 2}
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 def test_what_a_child_asked_for_is_merged_by_its_parent_that_asked_for_nothing_after_it(
@@ -210,7 +210,7 @@ def test_a_forked_child_records_for_itself_however_it_ends(
         )
     )
     assert asked(manifest) == {"k1.cu": 2, "k2.cu": 1, "k3.cu": 1}
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 def test_a_child_that_lives_on_keeps_nothing_of_its_parents(launch: Launch, manifest: Path) -> None:
@@ -226,22 +226,22 @@ def test_a_child_that_lives_on_keeps_nothing_of_its_parents(launch: Launch, mani
     assert asked(manifest) == {"k1.cu": 1}
     tell(process, "go")
     ended(process)  # returns at the end of the child: it has the pipe of its errors, too
-    wait_for(lambda: merge(manifest) == 0)  # until its file is closed as well
+    wait_for(lambda: merge_into(manifest) == 0)  # until its file is closed as well
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 1}
 
 
 def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Path) -> None:
     process = launch("for _ in range(100): ask(1)\nask(2)\nwait()\n")
     assert line(process) == "ready"
-    assert merge(manifest) == 1  # it still records: what it has is left to it
+    assert merge_into(manifest) == 1  # it still records: what it has is left to it
     assert not manifest.exists()
     kill(process)
     assert process.returncode == -signal.SIGKILL
-    assert merge(manifest) == 0
+    assert merge_into(manifest) == 0
     counts = asked(manifest)
     assert 50 <= counts.pop("k1.cu") <= 100
     assert counts == {"k2.cu": 1}
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 def test_the_next_run_merges_what_a_killed_one_left(launch: Launch, manifest: Path) -> None:
@@ -277,7 +277,7 @@ def fail(name, fields):
 
 recorder = Recorder(Path(sys.argv[1]), Events(fail))
 for n in range(20):
-    recorder.saw_program(Program.of(f"text {n % 3}"), Arch.parse("sm_90"), artifact())
+    recorder.on_program(Program.of(f"text {n % 3}"), Arch.parse("sm_90"), artifact())
     recorder.close()
 """
 
@@ -289,7 +289,7 @@ def test_files_and_the_directory_that_come_and_go_are_never_lost_between_two(man
     for process in running:
         finish(process)
     assert sum(row.asked for row in Manifest.read(manifest).programs) == 80
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 # What goes wrong
@@ -311,12 +311,12 @@ def record(manifest: Path, events: Events) -> Iterator[Recorder]:
 def see(record: Recorder, text: str = "text", times: int = 1) -> Program:
     program = Program.of(text)
     for _ in range(times):
-        record.saw_program(program, SM_90, artifact())
+        record.on_program(program, SM_90, artifact())
     return program
 
 
 def spools(manifest: Path) -> list[Path]:
-    return sorted(spool_of(manifest).glob("*.jsonl"))
+    return sorted(spool_directory(manifest).glob("*.jsonl"))
 
 
 def test_what_is_not_merged_yet_is_for_the_user_alone(record: Recorder, manifest: Path) -> None:
@@ -338,14 +338,14 @@ def test_a_count_is_written_when_it_has_doubled_and_at_exit(record: Recorder, ma
 
 def test_a_line_torn_by_death_costs_only_itself(record: Recorder, manifest: Path) -> None:
     see(record)
-    record.saw_event("graph", {"what": "captured", "name": "g", "key": "1"})
+    record.on_event("graph", {"what": "captured", "name": "g", "key": "1"})
     (file,) = spools(manifest)
     whole = file.read_bytes()
     ends = [at for at, byte in enumerate(whole) if byte == ord("\n")]
     assert len(ends) == 3  # the program, that it was asked for, the graph
     for cut in range(len(whole)):
         file.write_bytes(whole[:cut])
-        made = recording._read(file)
+        made = recording._read_spool(file)
         assert len(made.programs) == (cut >= ends[1])
         assert len(made.graphs) == (cut >= ends[2])
 
@@ -356,7 +356,7 @@ def test_a_file_that_is_no_recording_is_kept_and_named(record: Recorder, manifes
     alien = file.with_name("alien.jsonl")
     alien.write_text('{"of": 7, "arch": "sm_90"}\n')
     with pytest.raises(InputError, match=r"alien\.jsonl was not recorded by this preheat"):
-        merge(manifest)
+        merge_into(manifest)
     assert alien.exists()
     alien.unlink()
 
@@ -381,11 +381,11 @@ def test_a_manifest_that_cannot_be_read_is_left_alone_and_the_recording_kept(
     assert process.returncode == 0, err
     assert manifest.read_text() == text
     (warning,) = err.splitlines()
-    assert f"what was recorded is kept in {spool_of(manifest)}" in warning
+    assert f"the recording is kept in {spool_directory(manifest)}" in warning
     with pytest.raises(InputError, match=message):
-        merge(manifest)
+        merge_into(manifest)
     manifest.write_text("version = 1\n")
-    merge(manifest)
+    merge_into(manifest)
     assert asked(manifest) == {"k1.cu": 1}
 
 
@@ -410,7 +410,7 @@ def test_a_directory_that_is_not_there_is_one_warning_and_is_not_made(
 def test_a_place_that_cannot_be_written_is_one_warning_and_no_harm(
     launch: Launch, manifest: Path, obstacle: Callable[[Path], object], error: str
 ) -> None:
-    obstacle(spool_of(manifest))
+    obstacle(spool_directory(manifest))
     process = launch("ask(1), ask(2)\nprint('done')\n")
     out, err = ended(process)
     assert (process.returncode, out) == (0, "done\n"), err
@@ -446,7 +446,7 @@ def test_a_full_disk_ends_the_recording_with_one_fault(
     assert [fault["where"] for fault in recorder.named("fault")] == ["record"]
     assert "No space left" in recorder.named("fault")[0]["error"]
     record.after_fork()  # lets go of the file, as the end of the process would
-    merge(manifest)
+    merge_into(manifest)
     assert [row.program for row in Manifest.read(manifest).programs] == [kept]
 
 
@@ -467,16 +467,16 @@ def test_a_merge_that_dies_before_it_cleans_up_does_no_harm(
     record: Recorder, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = see(record)
-    record.saw_event("graph", {"what": "captured", "name": "g", "key": "1"})
+    record.on_event("graph", {"what": "captured", "name": "g", "key": "1"})
     with monkeypatch.context() as dying:
         dying.setattr(Path, "unlink", _die)
         with pytest.raises(KeyboardInterrupt):
             record.close()
-    merge(manifest)
+    merge_into(manifest)
     made = Manifest.read(manifest)
     assert [(row.program, row.archs) for row in made.programs] == [(program, (SM_90,))]
     assert made.graphs == (GraphKeys("g", ("1",)),)
-    assert not spool_of(manifest).exists()
+    assert not spool_directory(manifest).exists()
 
 
 def _die(*_: Any, **__: Any) -> None:
@@ -493,8 +493,8 @@ def test_root_merges_what_another_user_recorded(record: Recorder, manifest: Path
     lock.touch()
     for path in (theirs, lock):
         os.chown(path, NOBODY, 0)
-    assert merge(manifest) == 1  # `record` goes on
-    assert [wanted.program for wanted in known(manifest).programs] == [program]
+    assert merge_into(manifest) == 1  # `record` goes on
+    assert [wanted.program for wanted in read_existing(manifest).programs] == [program]
 
 
 def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
@@ -503,10 +503,10 @@ def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
     see(record)
     monkeypatch.setattr(recording, "_WAIT", 0.01)
     with (
-        recording._merging(spool_of(manifest), sys._getframe()),
+        recording._merge_lock(spool_directory(manifest), sys._getframe()),
         pytest.raises(TimeoutError, match="lock for 0 seconds"),
     ):
-        merge(manifest)
+        merge_into(manifest)
     record.close()
     assert len(Manifest.read(manifest).programs) == 1
 
@@ -516,12 +516,14 @@ def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
 
 def test_other_manifests_are_merged_with_what_is_there(manifest: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        Manifest((Wanted(Program.of(f"text {name}"), asked=1),)).write(tmp_path / f"{name}.toml")
-    Manifest((Wanted(Program.of("text a"), asked=2),)).write(manifest)
-    merge(manifest, known(tmp_path / "a.toml"), known(tmp_path / "b.toml"))
-    assert [row.asked for row in known(manifest).programs] == [3, 1]
-    merge(manifest, known(tmp_path / "b.toml"), fresh=True)
-    assert [row.program.source for row in known(manifest).programs] == ["text b"]
+        Manifest((ManifestProgram(Program.of(f"text {name}"), asked=1),)).write(
+            tmp_path / f"{name}.toml"
+        )
+    Manifest((ManifestProgram(Program.of("text a"), asked=2),)).write(manifest)
+    merge_into(manifest, read_existing(tmp_path / "a.toml"), read_existing(tmp_path / "b.toml"))
+    assert [row.asked for row in read_existing(manifest).programs] == [3, 1]
+    merge_into(manifest, read_existing(tmp_path / "b.toml"), fresh=True)
+    assert [row.program.source for row in read_existing(manifest).programs] == ["text b"]
 
 
 def test_programs_that_came_to_the_same_code_have_the_same_entries(
@@ -530,8 +532,8 @@ def test_programs_that_came_to_the_same_code_have_the_same_entries(
     """Two include lists may lead to equal headers."""
     for name in "ab":
         program = Program.of('#include "cfg.h"', include=[f"/{name}"])
-        record.saw_program(program, SM_90, artifact())
-        record.saw_event("resolve", {"key": artifact().digest, "entry": "k"})
+        record.on_program(program, SM_90, artifact())
+        record.on_event("resolve", {"key": artifact().digest, "entry": "k"})
     record.close()
     rows = Manifest.read(manifest).programs
     assert [(row.program.include, row.entries) for row in rows] == [
@@ -545,7 +547,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
 ) -> None:
     monkeypatch.chdir(manifest.parent)
     for directory in ("inc", os.path.abspath("inc")):
-        record.saw_program(Program.of('#include "cfg.h"', include=[directory]), SM_90, artifact())
+        record.on_program(Program.of('#include "cfg.h"', include=[directory]), SM_90, artifact())
     record.close()
     rows = Manifest.read(manifest).programs
     assert [row.program.include for row in rows] == [(str(manifest.parent / "inc"),)] * 2
@@ -554,7 +556,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
 
 def test_what_was_recorded_before_spellings_were_is_merged(record: Recorder, manifest: Path) -> None:
     program = Program.of('#include "cfg.h"', include=["/opt/include"])
-    record.saw_program(program, SM_90, artifact())
+    record.on_program(program, SM_90, artifact())
     (file,) = spools(manifest)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     del rows[0]["program"]["spellings"]
@@ -571,9 +573,9 @@ def test_an_entry_of_a_program_nobody_recorded_is_not(
     record: Recorder, manifest: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="preheat"):
-        record.saw_event("resolve", {"key": "f" * 64, "program": "other.cu", "entry": "k"})
-        record.saw_event("graph", {"what": "captured", "name": None, "key": "1"})
-        record.saw_event("graph", {"what": "evicted", "name": "g", "key": "1"})
+        record.on_event("resolve", {"key": "f" * 64, "program": "other.cu", "entry": "k"})
+        record.on_event("graph", {"what": "captured", "name": None, "key": "1"})
+        record.on_event("graph", {"what": "evicted", "name": "g", "key": "1"})
         record.close()
     assert not manifest.exists()
     assert caplog.records == []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from preheat.ahead.bake import bake as bake_all
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
 from preheat.ahead.report import WarmReport
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -61,9 +61,9 @@ def program(source: str, label: str = "program.cu", **more: Any) -> Program:
     return Program.of(source, label=label, **more)
 
 
-def manifest(*rows: Program | Wanted, **graphs: tuple[str, ...]) -> Manifest:
+def manifest(*rows: Program | ManifestProgram, **graphs: tuple[str, ...]) -> Manifest:
     """These programs and graph keys."""
-    wanted = tuple(row if isinstance(row, Wanted) else Wanted(row) for row in rows)
+    wanted = tuple(row if isinstance(row, ManifestProgram) else ManifestProgram(row) for row in rows)
     return Manifest(wanted, tuple(GraphKeys(name, keys) for name, keys in graphs.items()))
 
 
@@ -78,7 +78,7 @@ def test_after_a_manifest_nothing_is_compiled_loaded_or_resolved(
     kind: str, open_flaky: Opener, builder: Builder, recorder: Recorder
 ) -> None:
     flaky = open_flaky(kind, builder)
-    two = Wanted(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
+    two = ManifestProgram(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
     report = flaky.gpu.warm(manifest(program(ONE), two), jobs=2)
     assert (report.programs, report.hits, report.compiles) == (2, 0, 2)
     assert (report.modules, report.entries, report.graphs) == (2, 3, 0)
@@ -116,7 +116,7 @@ def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(fla
     source = 'extern "C" __global__ void %s(int* x) {}\n'
     whole = program(source % "first" + source % "second")
     with flaky.asked("module.function") as asked:
-        flaky.gpu.warm(manifest(Wanted(whole, entries=("second",))))
+        flaky.gpu.warm(manifest(ManifestProgram(whole, entries=("second",))))
     assert asked == {"module.function": 1}
     with flaky.asked("module.function", "load") as asked:
         assert flaky.gpu.warm(manifest(whole)).entries == 2
@@ -127,7 +127,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     wanted = manifest(
         program(ONE, "a.cu"),
         program(WRONG, "b.cu"),
-        Wanted(program(TWO, "c.cu"), entries=("two", "tow")),
+        ManifestProgram(program(TWO, "c.cu"), entries=("two", "tow")),
         program(THREE, "d.cu"),
         decode=("8",),
     )
@@ -145,7 +145,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     assert graph.startswith("  graph 'decode': no warmer is registered under this name (hint: ")
     assert error.report[:3] == (4, error.report.hits, 3 - error.report.hits)
     assert (error.report.modules, error.report.entries) == (3, 3)
-    assert len(device._life.loaded) == 3
+    assert len(device._session.loaded) == 3
 
 
 def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
@@ -163,13 +163,15 @@ def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
 
 def test_a_program_recorded_for_a_suffix_is_warmed_for_it(flaky: Flaky) -> None:
     own = f"{flaky.gpu.arch}a"
-    wanted = Wanted(program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75")))
+    wanted = ManifestProgram(
+        program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75"))
+    )
     assert flaky.gpu.warm(manifest(wanted)).modules == 2  # the other is a plain one, which is ours here
     with flaky.asked("load") as asked:
         flaky.gpu.module(ONE, arch=own)
         flaky.gpu.module(ONE)
     assert asked == {}
-    alone = Wanted(program(THREE), archs=(flaky.gpu.arch.parse(own),))
+    alone = ManifestProgram(program(THREE), archs=(flaky.gpu.arch.parse(own),))
     assert flaky.gpu.warm(manifest(alone)).programs == 1
 
 
@@ -199,9 +201,9 @@ def test_equal_programs_share_a_module_and_trim_drops_what_nobody_holds(flaky: F
 def test_code_that_no_key_describes_is_not_shared(device: Gpu) -> None:
     first = device.module(ONE).artifact
     other: Artifact = replace(device.module(THREE).artifact, digest=first.digest)
-    module = device._loaded(device._life, Code(other))
+    module = device._session.load(Code(other))
     assert list(module) == ["three"]
-    assert device._loaded(device._life, Code(first)) is not module
+    assert device._session.load(Code(first)) is not module
 
 
 # Bundles
@@ -234,7 +236,7 @@ class Baker(NamedTuple):
     def __call__(self, *rows: tuple[Program, str], graphs: Any = (), entries: Any = ()) -> Path:
         held: dict[str, bytes] = {}
         for each, arch in rows:
-            held |= self.builder.promise(each, arch, tuple(entries)).encode()
+            held |= self.builder.bundle_entry(each, arch, tuple(entries))[0].encode()
         path = self.place / f"{len(list(self.place.iterdir()))}.heat"
         write(path, held, {"graphs": graphs})
         return path
@@ -257,7 +259,7 @@ def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is
     report = flaky.gpu.warm(path)
     assert (report.programs, report.hits, report.compiles, report.modules) == (2, 2, 0, 2)
     assert report.entries == 2
-    loaded = {module.artifact.digest for module in flaky.gpu._life.loaded.values()}
+    loaded = {module.artifact.digest for module in flaky.gpu._session.loaded.values()}
     builder = bake.builder
     assert loaded == {builder.build(one, own).digest, builder.build(two, exact).digest}
     x = flaky.gpu.zeros(1, "int32")
@@ -341,7 +343,7 @@ def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
     gpu = Gpu(device._device, bare)
     with pytest.raises(BundleError, match=told):
         gpu.warm(bake((program(ONE), str(gpu.arch)), graphs=graphs))
-    assert len(gpu._life.loaded) == 0
+    assert len(gpu._session.loaded) == 0
 
 
 # Graphs
@@ -729,7 +731,7 @@ def test_what_is_no_source_is_refused_before_anything_is_done(device: Gpu, tmp_p
     for jobs in (0, -1, 1.5, "2"):
         with pytest.raises(InputError, match=r"jobs=.* is not a number of compiles at once"):
             device.warm(manifest(program(ONE)), jobs=jobs)  # type: ignore[arg-type]
-    assert len(device._life.loaded) == 0
+    assert len(device._session.loaded) == 0
     assert device.warm()[:7] == WarmReport()[:7]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,12 +17,15 @@ import pytest
 import preheat
 from preheat import default
 from preheat.artifact import Artifact, Header
-from preheat.build.builder import Builder, Miss
+from preheat.build.builder import Builder
+from preheat.build.lookup import Hit, Lookup, Miss
+from preheat.build.request import Request
 from preheat.cache import DiskStore, MemoryStore, codec
 from preheat.cache.lock import FileLock
 from preheat.config import Config
 from preheat.errors import CompileError, CompilerCrashError, InputError, PtxError, UnknownEntryError
 from preheat.events import Events
+from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
@@ -310,7 +314,7 @@ def test_the_header_states_of_pinned_code_are_kept_and_of_the_rest_the_newest(
         content = f"{number:064x}"
         state = HeaderState((Header("0", "v.h", content),), (), ("0",))
         code = Artifact(content, "k.cu", request.arch, "NVRTC", (), (), b"", b"")
-        builder._store(request, code, state)
+        builder._compiler.store(request, code, state)
 
     store(0)
     store(1)
@@ -555,3 +559,43 @@ def test_a_cache_directory_that_is_no_path_is_refused(wrong: Any) -> None:
 def test_a_config_and_a_cache_directory_are_not_both_taken(config: Config, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not both"):
         Builder.open(config, cache_dir=tmp_path)
+
+
+# One lookup
+
+
+@pytest.mark.parametrize(
+    ("arch", "others"), [("sm_90", {"sm_90a"}), ("sm_86", {"sm_86a", "sm_85", "sm_80"})]
+)
+def test_a_cold_kernel_is_looked_up_once_before_and_once_behind_the_lock(
+    builder: Builder,
+    open_device: Callable[..., Gpu],
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    others: set[str],
+) -> None:
+    looked_up: list[str] = []
+    find = Lookup.find
+
+    def counting(self: Lookup, request: Request, **how: Any) -> Hit | Miss:
+        looked_up.append(str(request.arch))
+        return find(self, request, **how)
+
+    monkeypatch.setattr(Lookup, "find", counting)
+    gpu = open_device("emulator", builder=builder, arch=arch)
+    gpu.kernel(SAXPY, "saxpy")
+    assert looked_up.count(arch) == 2
+    assert others <= set(looked_up)
+    assert max(Counter(other for other in looked_up if other != arch).values()) == 1
+    looked_up.clear()
+    open_device("emulator:1", builder=builder, arch=arch).kernel(SAXPY, "saxpy")
+    assert looked_up == [arch]
+
+
+def test_an_artifact_comes_with_the_tier_that_had_it(open_builder: Open, config: Config) -> None:
+    first = open_builder(config)
+    assert first.obtain(PROGRAM, "sm_90").tier == "compiler"
+    assert first.obtain(PROGRAM, "sm_90").tier == "memory"
+    assert open_builder(config).obtain(PROGRAM, "sm_90").tier == "disk"
+    missing = first.lookup(Program.of("__global__ void other() {}"), "sm_90")
+    assert missing == Miss("absent: nothing is stored under this key")

@@ -14,7 +14,8 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Provenance
-from preheat.build.builder import Builder, Miss
+from preheat.build.builder import Builder
+from preheat.build.lookup import Miss
 from preheat.build.seal import in_force, seal, sealed, unseal
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle, write
@@ -101,7 +102,7 @@ def baked(shared_builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> 
     entries: dict[str, bytes] = {}
     programs = {p.label: p for p in (PLAIN, NAMED, IN_MEMORY, CLOCK, file)}
     for program in programs.values():
-        entries |= shared_builder.promise(program, "sm_90").encode()
+        entries |= shared_builder.bundle_entry(program, "sm_90")[0].encode()
     write(place / "kernels.heat", entries, {})
     return Baked(place / "kernels.heat", place / "include", programs)
 
@@ -244,7 +245,9 @@ def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
             gpu.kernel(TWO, "scale<double>", label="scale.cu")
         assert refused.value.entry == "scale<double>"
         assert str(refused.value).startswith("test_seal.py:")
-        assert "scale<double> of scale.cu for sm_90 would have to be compiled" in str(refused.value)
+        assert "scale<double> (scale.cu, sm_90) cannot be compiled in this sealed process" in str(
+            refused.value
+        )
         with pytest.raises(SealedError):
             gpu.module(SAXPY, arch="sm_90a", label="saxpy.cu", options=["-lineinfo"])
 
@@ -284,7 +287,7 @@ def test_of_two_with_another_name_the_nearer_is_told_wherever_it_is(
 
 
 def test_an_empty_seal_says_that_nothing_is_stored(bare: Callable[..., Builder]) -> None:
-    with pytest.raises(SealedError, match="absent: nothing is stored") as refused:
+    with pytest.raises(SealedError, match="process: nothing is stored") as refused:
         bare(sealed=SealMode.ERROR).build(PLAIN, "sm_90")
     assert refused.value.nearest is None
     assert refused.value.differences == ()
@@ -315,7 +318,7 @@ def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
     assert bare(bundles=(baked.path,), sealed=SealMode.ERROR).build(CLOCK, "sm_90").label == "clock.cu"
     with pytest.raises(ToolchainNotFoundError):
         bare(bundles=(baked.path,)).build(CLOCK, "sm_90")
-    assert shared_builder.promise(CLOCK, "sm_90").note.endswith("reads the clock")
+    assert shared_builder.bundle_entry(CLOCK, "sm_90")[0].note.endswith("reads the clock")
 
 
 def test_what_could_not_be_tracked_is_served_sealed_alone(
@@ -325,13 +328,13 @@ def test_what_could_not_be_tracked_is_served_sealed_alone(
     source = '#if __has_include("maybe.h")\n#include "maybe.h"\n#endif\n'
     source += "__global__ void k(int* x) { *x = BY; }"
     program = Program.of(source, label="maybe.cu", include=[tmp_path])
-    promise = shared_builder.promise(program, "sm_90")
-    assert promise.note == "__has_include of maybe.h, which is not the toolkit's"
+    promise = shared_builder.bundle_entry(program, "sm_90")[0]
+    assert promise.note == "__has_include of maybe.h, which is not a toolkit header, cannot be tracked"
     write(tmp_path / "maybe.heat", promise.encode(), {})
     builder = open_builder(replace(config, bundles=(tmp_path / "maybe.heat",)))
     with sealed():
         assert builder.build(program, "sm_90").cubin == promise.artifact.cubin
-        assert builder.promise(program, "sm_90").note == promise.note
+        assert builder.bundle_entry(program, "sm_90")[0].note == promise.note
     (tmp_path / "maybe.h").write_text("#define BY 6\n")
     assert builder.why(program, "sm_90") == Miss(f"untracked: {promise.note}")
     assert builder.build(program, "sm_90").cubin != promise.artifact.cubin
@@ -340,10 +343,10 @@ def test_what_could_not_be_tracked_is_served_sealed_alone(
 def test_why_programs_could_not_be_stored_is_not_remembered_without_end(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.build.builder._FAILURES", 1)
+    monkeypatch.setattr("preheat.build.compile._UNTRACKED", 1)
     for number in range(2):
-        assert builder.promise(replace(CLOCK, label=f"{number}.cu"), "sm_90").note
-    assert len(builder._untracked) == 1
+        assert builder.bundle_entry(replace(CLOCK, label=f"{number}.cu"), "sm_90")[0].note
+    assert len(builder._compiler._untracked) == 1
 
 
 # Header files
@@ -371,17 +374,17 @@ def test_what_is_known_of_header_files_is_bounded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    promise = shared_builder.promise(baked.programs["file.cu"], "sm_90")
+    promise = shared_builder.bundle_entry(baked.programs["file.cu"], "sm_90")[0]
     others = [replace(baked.programs["file.cu"], label=f"{number}.cu") for number in range(5)]
     entries: dict[str, bytes] = {}
     for other in others:
         entries |= replace(promise, key=bundle_key(other, Arch.parse("sm_90")).digest).encode()
     write(tmp_path / "many.heat", entries, {})
     builder.mount(tmp_path / "many.heat")
-    monkeypatch.setattr("preheat.build.builder._MEMOS", 3)
+    monkeypatch.setattr("preheat.build.lookup._MEMOS", 3)
     for other in others:
         assert builder.build(other, "sm_90") == replace(promise.artifact, provenance=Provenance())
-    assert len(builder._memos) == 3
+    assert len(builder._lookup.memos) == 3
 
 
 def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
@@ -580,7 +583,7 @@ def test_a_damaged_entry_of_a_bundle_is_a_miss(
         found = whole.find(b"saxpy.cu", found)
     (tmp_path / "bad.heat").write_bytes(whole)
     builder = bare(bundles=(tmp_path / "bad.heat",), sealed=SealMode.ERROR)
-    with pytest.raises(SealedError, match="damaged: the entry failed its check"):
+    with pytest.raises(SealedError, match="process: the entry failed its check"):
         builder.build(PLAIN, "sm_90")
     assert recorded(builder, "damaged")
 
@@ -618,7 +621,8 @@ def test_a_promise_is_made_anew_where_a_bundle_has_a_damaged_one(
     bad = with_damage(baked, "file.cu", tmp_path)
     builder = Builder.open(replace(config, bundles=(bad,)), events=Events(recorder))
     assert (
-        builder.promise(program, "sm_90").encode() == shared_builder.promise(program, "sm_90").encode()
+        builder.bundle_entry(program, "sm_90")[0].encode()
+        == shared_builder.bundle_entry(program, "sm_90")[0].encode()
     )
     builder.close()
 
@@ -627,7 +631,7 @@ def test_code_of_a_bundle_that_a_device_refuses_is_replaced_once(
     shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    promise = shared_builder.promise(PLAIN, "sm_90")
+    promise = shared_builder.bundle_entry(PLAIN, "sm_90")[0]
     newer = replace(promise.artifact, digest="ab" * 32)  # as another compiler would have made it
     bundle = config.lock_dir.with_name("newer.heat")
     write(bundle, replace(promise, artifact=newer).encode(), {})
@@ -641,7 +645,7 @@ def test_code_of_a_bundle_that_a_device_refuses_is_replaced_once(
         assert len(recorder.named("compile")) == 1, process
     with sealed():
         assert open_builder(config).rebuild(PLAIN, "sm_90", reason="too new") == mended
-        with pytest.raises(SealedError, match="invalid: too new"):
+        with pytest.raises(SealedError, match="process: too new"):
             builder.rebuild(PLAIN, "sm_90", reason="too new")
     assert builder.build(PLAIN, "sm_90") == mended
 
@@ -676,7 +680,7 @@ def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
 ) -> None:
     recorder.forgive = True
     (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
-    promise = shared_builder.promise(program, "sm_90")
+    promise = shared_builder.bundle_entry(program, "sm_90")[0]
     entries = promise.encode()
     digest = promise.key if of == "promise" else promise.artifact.digest
     meta, sections = codec.unpack(digest, entries[digest])

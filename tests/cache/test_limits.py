@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preheat.cache import DiskStore
-from preheat.cache.disk import Item
+from preheat.cache.layer import Item
 from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import Clock
 from tests.conftest import Recorder

@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices.base import Dim3, Geometry
 from preheat.devices.emulator.device import EmulatorDevice
+from preheat.errors import EmulatorFault
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 HEAD = ".version 8.5\n.target sm_90\n.address_size 64\n"
@@ -78,3 +80,10 @@ def dim3(extent: int | tuple[int, ...]) -> Dim3:
     """A geometry with ones where nothing was given."""
     x, y, z = (*((extent,) if isinstance(extent, int) else extent), 1, 1)[:3]
     return x, y, z
+
+
+def fault(machine: Machine, *args: Any, **launch: Any) -> EmulatorFault:
+    """Return the fault that a launch raises."""
+    with pytest.raises(EmulatorFault) as caught:
+        machine(*args, **launch)
+    return caught.value

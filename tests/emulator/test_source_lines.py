@@ -14,6 +14,7 @@ import pytest
 import preheat
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
+from preheat.build.source_lines import source_lines
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
     ContextLostError,
@@ -242,10 +243,10 @@ def test_code_of_a_bundle_is_told_by_the_text_of_the_program(compiler: Builder) 
     (function,) = ptx.parse(bare.ptx.decode()).functions
     trap = next(statement.line for statement in function.statements if statement.text == "trap")
     for given, text in ((program, program.source), (None, None)):
-        lines = compiler.lines(given, bare)
+        lines = source_lines(compiler, given, bare)
         assert lines is not None
         assert lines.of(function, trap) == (SourceLine("lined.cu", 1, text),)
-    assert compiler.lines(None, replace(bare, ptx=b"")) is None
+    assert source_lines(compiler, None, replace(bare, ptx=b"")) is None
 
 
 def test_other_code_gives_no_line(tmp_path: Path, open_gpu: Callable[..., Gpu]) -> None:
@@ -346,7 +347,7 @@ def test_a_device_is_lost_before_anybody_looks_for_the_line(
         other.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu.builder, "lines", interrupted)
+    monkeypatch.setattr("preheat.gpu.source_lines", interrupted)
     module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
     with pytest.raises(KeyboardInterrupt):
         module["trap"][1, 32](0)

@@ -416,11 +416,13 @@ def test_a_state_of_nothing_is_refused(device: Gpu, given: dict[str, Any]) -> No
 
 def test_sampled_tokens_are_one_int32_for_each_sequence(device: Gpu) -> None:
     state = DecodeState(device, 3)
-    with pytest.raises(InputError, match=r"3 sequences cannot go on with tokens of shape \(4,\)"):
+    with pytest.raises(
+        InputError, match=r"sampled of shape \(4,\) is not one token for each of 3 sequences"
+    ):
         state.advance(device.zeros(4, "int32"))
-    with pytest.raises(InputError, match="tokens are int32, not int64") as refused:
+    with pytest.raises(InputError, match="sampled tokens must be int32, not int64") as refused:
         state.advance(device.zeros(3, "int64"))
-    assert refused.value.hint == "cast what was sampled to int32"
+    assert refused.value.hint == "cast them to int32"
     with pytest.raises(LaunchError, match="cannot take list"):
         state.advance([1, 2, 3])
     assert state.read().position == (0, 0, 0)
@@ -558,7 +560,7 @@ def test_a_block_that_raises_ends_all_the_same(device: Gpu) -> None:
     with pytest.raises(ZeroDivisionError), state.on_device():
         raise ZeroDivisionError
     for launch in (kernel[1, 1], partial(kernel.launch, grid=1, block=1)):
-        with pytest.raises(InputError, match="tell is launched without a decode state") as refused:
+        with pytest.raises(InputError, match="tell was launched without a decode state") as refused:
             launch(out)
         assert refused.value.hint == "pass state=state, or launch inside `with state.on_device():`"
 
@@ -606,7 +608,9 @@ def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:
 
 def test_by_value_is_for_one_sequence(device: Gpu) -> None:
     state, kernel, out = DecodeState(device, 2), tell(device), device.zeros(6, "int32")
-    with pytest.raises(InputError, match="for one sequence, not for 2") as refused:
+    with pytest.raises(
+        InputError, match="of one sequence can be passed by value, not one of 2"
+    ) as refused:
         kernel[1, 1](out, state=state, device_state=False)
     assert "device_state=True" in str(refused.value.hint)
 
@@ -615,7 +619,7 @@ def test_by_value_inside_a_capture_is_refused_where_it_stands(device: Gpu) -> No
     state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
     graph = device.capture().begin()
     where = here(2)
-    with pytest.raises(CaptureError, match="would be baked into the graph") as refused:
+    with pytest.raises(CaptureError, match="would be fixed in the graph") as refused:
         kernel[1, 1](out, state=state, device_state=False)
     assert refused.value.where == where
     kernel[1, 1](out, state=state)
@@ -640,14 +644,14 @@ def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
     state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
     with device.capture() as graph:
         state.advance()
-    with pytest.raises(GraphError, match="a graph that does so was replayed"):
+    with pytest.raises(GraphError, match="a graph that advances it was replayed"):
         kernel[1, 1](out, state=state, device_state=False)
     for _ in range(2):
         state.set(5, 6)
         kernel[1, 1](out, state=state, device_state=False)
         assert out.numpy().tolist() == [-5, -6, -7]
         graph.replay()
-        with pytest.raises(GraphError, match="a graph that does so was replayed") as refused:
+        with pytest.raises(GraphError, match="a graph that advances it was replayed") as refused:
             kernel[1, 1](out, state=state, device_state=False)
         assert "state.set(token, position)" in str(refused.value.hint)
         kernel[1, 1](out, state=state)
@@ -655,7 +659,7 @@ def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
     if dropped:  # and what it did cannot be asked any more
         del graph
         gc.collect()
-        with pytest.raises(GraphError, match="a graph that does so was replayed"):
+        with pytest.raises(GraphError, match="a graph that advances it was replayed"):
             kernel[1, 1](out, state=state, device_state=False)
 
 
@@ -688,7 +692,7 @@ def test_tokens_that_do_not_fit_end_the_capture_even_when_that_is_swallowed(devi
     with pytest.raises(InputError):
         state.advance(state.token[:2])
     state.advance()
-    with pytest.raises(CaptureError, match="the capture failed: 3 sequences cannot go on"):
+    with pytest.raises(CaptureError, match="the capture failed: sampled of shape"):
         graph.end()
 
 

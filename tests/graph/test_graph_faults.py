@@ -537,8 +537,8 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
     old.replay()
     event, side = gpu.record(), gpu.stream()
     cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
-    gpu._life.kernels.clear()
-    gpu._life.modules.clear()
+    gpu._session.kernels.clear()
+    gpu._session.modules.clear()
     gpu.synchronize()
     del doomed, bound, old, event, side
     with gpu.capture() as graph:

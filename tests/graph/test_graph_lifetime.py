@@ -36,8 +36,8 @@ class Held:
         self.graph: Graph | None = graph
         self.parts: list[weakref.ref[Any]] = [weakref.ref(array.buffer) for array in (x, y, z, by)]
         self.parts.append(weakref.ref(add.module))
-        gpu._life.kernels.clear()
-        gpu._life.modules.clear()
+        gpu._session.kernels.clear()
+        gpu._session.modules.clear()
 
     def alive(self) -> list[bool]:
         gc.collect()

@@ -19,7 +19,7 @@ from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
-from preheat.runtime.arguments import new_block
+from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.array import Array
 from tests.graph.support import KERNELS, here, log, work
 from tests.runtime.support import KERNELS as MORE
@@ -308,7 +308,7 @@ def test_a_graph_of_foreign_work_alone_is_not_empty(device: Gpu) -> None:
 def test_a_foreign_kernel_has_its_name(device: Gpu) -> None:
     made = work(device)
     geometry = Geometry((5, 1, 1), (64, 1, 1))
-    block = new_block(made.axpy._signature)
+    block = new_param_buffer(made.axpy._signature)
     block.pack(3, made.x.address, made.y.address, made.n)
     with device.capture() as graph:
         made.launch(2)

@@ -12,11 +12,11 @@ import pytest
 
 import preheat
 from preheat.devices.emulator.device import EmulatorDevice
-from preheat.devices.faults import Faulty
 from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.profile import OFF, Profile, Switches
+from tests.faulty import Faulty
 from tests.runtime.support import KERNELS
 
 Rows = list[dict[str, Any]]

@@ -13,7 +13,7 @@ from preheat.devices import base
 from preheat.devices.base import Geometry
 from preheat.errors import DriverError
 from preheat.gpu import Gpu
-from preheat.runtime.arguments import new_block
+from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.host import host_bytes
 from tests.graph.support import KERNELS, elsewhere, work
 
@@ -173,7 +173,7 @@ def test_what_is_captured_runs_when_it_is_replayed(mode: str, seam: Seam) -> Non
 def test_kernels_are_captured_with_the_parameters_of_the_moment(seam: Seam, device: Gpu) -> None:
     made = work(device, 33)
     device.synchronize()
-    block = new_block(made.axpy._signature)
+    block = new_param_buffer(made.axpy._signature)
     function = seam.module.function("axpy")
     submit = function.prepare(Geometry((1, 1, 1), (64, 1, 1)), seam.captured)
     seam.captured.begin_capture("thread_local")

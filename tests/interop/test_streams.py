@@ -242,10 +242,10 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
     def kept() -> list[int]:
         gc.collect()
         gpu.synchronize()
-        lines = [*order._own.values(), *order._kept.values()]
+        lines = [*order._own.values(), *order._by_handle.values()]
         return [
             len(order._others),
-            len(order._own) + len(order._capture_streams) + len(order._kept),
+            len(order._own) + len(order._capture_streams) + len(order._by_handle),
             len(context._held) + len(context.garbage) + len(context.idle),
             max(len(line.seen) for line in lines),
             len(read.uses._reads),

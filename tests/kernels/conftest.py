@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preheat import Array, Builder, Gpu
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.kernels import axes, elementwise, gemm, rms_norm, softmax
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.op import Op
@@ -80,7 +80,7 @@ def all_compiled(request: pytest.FixtureRequest, shared_builder: Builder) -> Non
     if any(not item.get_closest_marker("skip") for item in marked):
         from preheat.devices.cuda.device import CudaDevice
 
-        wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
+        wanted = {op.entry: ManifestProgram(op.program, entries=(op.entry,)) for op in every_op()}
         with Gpu(CudaDevice(0), shared_builder) as gpu:
             gpu.warm(Manifest(tuple(wanted.values())))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import preheat
 from preheat import Array, Gpu
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import Op
@@ -107,7 +107,7 @@ def main() -> None:
     """Every tool on every element type, all at the same time, and what each of them found."""
     if shutil.which("compute-sanitizer") is None:
         sys.exit("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
-    wanted = {op.entry: Wanted(op.program, entries=(op.entry,)) for op in every_op()}
+    wanted = {op.entry: ManifestProgram(op.program, entries=(op.entry,)) for op in every_op()}
     preheat.device("cuda").warm(Manifest(tuple(wanted.values())))  # compiled on all processors at once
     _say(f"{len(wanted)} kernels are compiled")
     running = {

@@ -65,8 +65,8 @@ def test_a_stream_keeps_its_handle_and_another_has_its_own(
     assert used[0] == used[2] != used[1] == used[3]
     streams = dict(cublas.named("set_stream"))
     assert [streams[handle] for handle in used[:2]] == [emulator._context.stream.handle, other.handle]
-    rooms = [address for _, address, _ in cublas.named("set_workspace")]
-    assert len(rooms) == len(set(rooms)) == 2
+    workspaces = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(workspaces) == len(set(workspaces)) == 2
 
 
 @forms
@@ -230,17 +230,17 @@ def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
     monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: followed.append(stream.id))
     emulator.synchronize()
     assert followed == [emulator._context.stream.id]  # The home stream waits, then frees.
-    assert raw.id not in blas._seats
+    assert raw.id not in blas._handles
 
 
-def test_a_seat_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
-    """As when another thread closes the stream between the choice of a seat and the call."""
+def test_a_handle_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
+    """As when another thread closes the stream between the choice of a handle and the call."""
     product, stream = Product(emulator), emulator.stream()
-    seat = blas._seat(stream.raw)
+    handle = blas._handle_of(stream.raw)
     stream.close()
     product(blas)
     blas.reserve(5)
-    assert seat.handle not in {other.handle for other in (*blas._ready, *blas._seats.values())}
+    assert handle.number not in {other.number for other in (*blas._ready, *blas._handles.values())}
 
 
 def test_products_in_another_librarys_stream_wait_for_the_workspace_once(
@@ -268,7 +268,7 @@ def test_workspaces_for_streams_of_other_libraries_are_bounded(blas: Blas, emula
         if turn == 10:
             free = emulator.memory().free
     assert emulator.memory().free == free
-    assert len(blas._seats) <= 1 + 4
+    assert len(blas._handles) <= 1 + 4
 
 
 # Captures
@@ -293,9 +293,9 @@ def test_a_capture_has_its_own_workspace_and_makes_no_handle(
     inside = cublas.named("gemm_ex")[1:]
     assert len(cublas.named("create")) == before
     assert inside[0][0] == inside[1][0] != cublas.named("gemm_ex")[0][0]
-    rooms = [address for _, address, _ in cublas.named("set_workspace")]
-    assert len(rooms) == len(set(rooms)) == 2
-    assert rooms[1] in {buffer.address for buffer in replayer(graph).work.buffers}
+    workspaces = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(workspaces) == len(set(workspaces)) == 2
+    assert workspaces[1] in {buffer.address for buffer in replayer(graph).work.buffers}
     assert {array.address for array in product.arrays} <= {
         buffer.address for buffer in replayer(graph).work.buffers
     }
@@ -311,8 +311,8 @@ def test_two_graphs_never_share_a_workspace_and_reuse_handles(
             launched()
             product(blas)
         graphs.append(graph)
-    rooms = [address for _, address, _ in cublas.named("set_workspace")]
-    assert len(rooms) == len(set(rooms)) == 1 + len(graphs)
+    workspaces = [address for _, address, _ in cublas.named("set_workspace")]
+    assert len(workspaces) == len(set(workspaces)) == 1 + len(graphs)
     assert len(cublas.named("create")) <= 3  # the stream's, a capture's, a spare one
 
 

@@ -16,7 +16,7 @@ from preheat.build.builder import Builder
 from preheat.errors import CaptureError, DeviceError
 from preheat.kernels import blas as module
 from preheat.kernels.blas import Blas, Found, find
-from preheat.kernels.op import watching
+from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
 from tests.conftest import Recorder
 from tests.kernels.conftest import exact
@@ -155,7 +155,7 @@ def test_a_choice_inside_a_capture_says_what_to_do_before(
 
     with pytest.raises(CaptureError, match="allocating memory inside a capture") as error:
         capture()
-    assert error.value.hint == "multiply once before the capture, or ask for ops.blas there"
+    assert error.value.hint == "compute one product before the capture, or read ops.blas there"
     assert isinstance(ops.blas, Blas)
     capture()
 
@@ -163,7 +163,7 @@ def test_a_choice_inside_a_capture_says_what_to_do_before(
 def test_products_go_to_the_blas_that_is_given(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
     ops, rng = Ops(emulator, blas=blas), np.random.default_rng(12)
     a, b = (emulator.array(rng.standard_normal(shape).astype("f4")) for shape in ((5, 7), (7, 3)))
-    with watching() as seen:
+    with trace_ops() as seen:
         c = ops.gemm(a, b)
     assert seen == [op_of("gemm", {"m": 5, "n": 3, "k": 7})._replace(by="cuBLAS")]
     product_agrees("gemm", exact(c), exact(a), exact(b), "float32")

@@ -16,7 +16,7 @@ from preheat.build.builder import Builder
 from preheat.errors import InputError
 from preheat.kernels import gemm
 from preheat.kernels.nf4 import quantize
-from preheat.kernels.op import Op, watching
+from preheat.kernels.op import Op, trace_ops
 from preheat.kernels.ops import Ops
 from tests.kernels.conftest import DTYPES, ROUNDING, Operand, exact, gradient, same_bits, shifted
 from tests.kernels.products import FORMS, framed, op_of, product_agrees, shape_of
@@ -229,7 +229,7 @@ def test_tensor_cores_have_a_larger_tile_for_long_sums() -> None:
 def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
     ops = Ops(device, blas=False)
     a, b, gc = random(5, 7), random(7, 3), random(5, 3)
-    with watching() as seen:
+    with trace_ops() as seen:
         ops.gemm(a.array, b.array)
         ops.gemm_backward_a(gc.array, b.array)
         ops.gemm_backward_b(a.array, gc.array)
@@ -261,7 +261,7 @@ def test_a_dimension_out_of_range_is_named(name: str, axis: str, size: int) -> N
 
 
 def test_a_result_of_too_many_tiles_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^k 2147000000 by n 2147000000 is a result of more than"):
+    with pytest.raises(InputError, match=r"^a result with k 2147000000 by n 2147000000 has more than"):
         gemm.gemm_backward_b(5, 2147000000, 2147000000, "float32")
 
 
@@ -293,7 +293,7 @@ def test_a_result_that_cannot_be_is_refused(device: Gpu, ops: Ops) -> None:
         ops.gemm(square, square, out=square)
     with pytest.raises(InputError, match="out is float32 of shape"):
         ops.gemm(square, square, out=other)
-    with pytest.raises(InputError, match="to accumulate is to add to out, and there is none"):
+    with pytest.raises(InputError, match="accumulate=True adds to out, but no out was given"):
         ops.gemm_backward_b(square, square, accumulate=True)
 
 

@@ -110,7 +110,7 @@ def test_a_matrix_on_a_device_has_to_come_to_the_host_first(open_device: Callabl
     there = quantized.on(open_device("emulator"))
     for name in ("codes", "scales"):
         moved = quantized._replace(**{name: getattr(there, name)})
-        with pytest.raises(InputError, match=f"{name} is Array, not an array of NumPy") as caught:
+        with pytest.raises(InputError, match=f"{name} is Array, not a NumPy array") as caught:
             dequantize(moved)
         assert f"copy it to the host first: {name}.numpy()" in str(caught.value.hint)
     with pytest.raises(InputError, match="quantized is ndarray, not an Nf4"):
@@ -119,7 +119,7 @@ def test_a_matrix_on_a_device_has_to_come_to_the_host_first(open_device: Callabl
 
 @pytest.mark.parametrize("shape", [5, (15,), (3, 5, 1), (-3, -5), (3, 5.0), "ab", None])
 def test_a_shape_that_is_no_matrix_is_refused(shape: Any) -> None:
-    with pytest.raises(InputError, match=r"shape .* is not that of a matrix"):
+    with pytest.raises(InputError, match=r"shape .* is not the shape of a matrix"):
         quantize(normal(3, 5))._replace(shape=shape).check()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from preheat import Builder, Gpu, InputError
 from preheat.kernels import elementwise, rms_norm, softmax
-from preheat.kernels.op import watching
+from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
 from tests.conftest import Recorder
 from tests.kernels.conftest import DTYPES, ROUNDING, Operand, every_op, exact, same_bits
@@ -30,7 +30,7 @@ EVERY = {op.entry: op for op in every_op() if op.source.name not in ELSEWHERE}
 
 def test_watching_sees_exactly_what_the_families_plan(ops: Ops, random: Random) -> None:
     gy, x, gamma = random(5, 33).array, random(5, 33).array, random(33).array
-    with watching() as seen:
+    with trace_ops() as seen:
         y = ops.softmax(x)
         ops.softmax_backward(gy, y)
         ops.silu(x)
@@ -54,9 +54,9 @@ def test_watching_sees_exactly_what_the_families_plan(ops: Ops, random: Random) 
 def test_watching_is_for_its_own_thread_and_nests(ops: Ops, random: Random) -> None:
     x = random(5).array
     op = elementwise.silu(5, "float32")
-    with watching() as outer:
+    with trace_ops() as outer:
         ops.silu(x)
-        with watching() as inner:
+        with trace_ops() as inner:
             ops.silu(x)
         other = threading.Thread(target=ops.silu, args=(x,))
         other.start()
@@ -66,7 +66,7 @@ def test_watching_is_for_its_own_thread_and_nests(ops: Ops, random: Random) -> N
 
 
 def test_a_launch_that_was_refused_is_not_seen(device: Gpu) -> None:
-    with watching() as seen, pytest.raises(InputError):
+    with trace_ops() as seen, pytest.raises(InputError):
         elementwise.silu(5, "float32").launch(device, 1.0, 2.0, 3.0)
     assert seen == []
 
@@ -94,7 +94,7 @@ def test_what_is_remembered_serves_its_own_kind_alone() -> None:
 
 def test_the_most_elements_make_no_more_blocks_than_a_grid_has() -> None:
     for dtype in DTYPES:
-        assert elementwise.silu(elementwise.MOST, dtype).grid[0] < 2**31
+        assert elementwise.silu(elementwise.MAX_ELEMENTS, dtype).grid[0] < 2**31
 
 
 def test_an_op_reads_as_a_call() -> None:
@@ -117,7 +117,7 @@ def test_an_op_reads_as_a_call() -> None:
         (partial(rms_norm.groups, cast(int, 1.5), 5), "rows 1.5 is not an integer"),
         (partial(rms_norm.groups, True, 5), "rows True is not an integer"),
         (partial(rms_norm.groups, cast(int, np.True_), 5), "rows .*True_? is not an integer"),
-        (partial(elementwise.silu, elementwise.MOST + 1), "n 1099511627265 is outside 1 to"),
+        (partial(elementwise.silu, elementwise.MAX_ELEMENTS + 1), "n 1099511627265 is outside 1 to"),
     ],
 )
 def test_dimensions_that_cannot_be_are_named(make: Callable[[str], object], message: str) -> None:
@@ -156,12 +156,12 @@ REFUSED: list[tuple[Callable[[Ops, Made], Any], str]] = [
     (lambda o, m: o.silu(m.a, out=m.wide), r"out is float32 of shape \(3, 5\), not"),
     (lambda o, m: o.swiglu(m.a, m.wide), "up is"),
     (lambda o, m: o.swiglu_backward(m.a, m.a, m.wide), "up is"),
-    (lambda o, m: o.swiglu_backward(m.a, m.a, m.a, out=m.a), "out is a pair"),
+    (lambda o, m: o.swiglu_backward(m.a, m.a, m.a, out=m.a), "out must be a pair"),
     (lambda o, m: o.swiglu_backward(m.a, m.a, m.a, out=(m.a, m.wide)), r"out\[1\] is"),
-    (lambda o, m: o.softmax(m.one), "x has no axes, and so no rows"),
+    (lambda o, m: o.softmax(m.one), "x has no axes, so it has no rows"),
     (lambda o, m: o.softmax_backward(m.a, m.wide), "y is"),
     (lambda o, m: o.rms_norm(m.wide, m.gamma, eps=0), r"gamma is .*\(4,\), not .*\(5,\) as a row of x"),
-    (lambda o, m: o.rms_norm(m.a, m.gamma, eps=-1), "eps -1 is not a number from 0 up"),
+    (lambda o, m: o.rms_norm(m.a, m.gamma, eps=-1), "eps -1 is not a non-negative number"),
     (lambda o, m: o.rms_norm(m.a, m.gamma, eps=float("nan")), "eps nan is not"),
     (lambda o, m: o.rms_norm_backward(m.a, m.wide, m.gamma, eps=0), "x is"),
     (
@@ -232,7 +232,7 @@ def test_memory_of_numpy_serves_on_the_emulator(open_device: Callable[..., Gpu])
     assert np.allclose(out, x / (1 + np.exp(-x.astype("float64"))), rtol=2e-6)
     with pytest.raises(InputError, match="x is not contiguous") as caught:
         ops.silu(x[:, ::2])
-    assert caught.value.hint == "make a copy of it that is"
+    assert caught.value.hint == "pass a contiguous copy of it"
 
 
 @pytest.mark.gpu
@@ -279,7 +279,7 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: st
         "rms_norm_gamma": (lambda: ops.rms_norm_backward(ones, ones, gamma, eps=0)[1], rows),
     }
     call, wanted = calls[op.name]
-    with watching() as seen:
+    with trace_ops() as seen:
         found = exact(call())
     assert entry in [each.entry for each in seen]
     largest = 65504 if dtype == "float16" else np.inf
@@ -295,7 +295,7 @@ def test_a_slower_way_is_told_once_for_each_device_and_entry(
     for _ in range(2):
         ops.softmax(odd)
         ops.softmax(whole)
-    (told,) = recorder.named("slower")
+    (told,) = recorder.named("slow_path")
     assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
     assert told["reason"].startswith("rows are not a whole number of 16 bytes")
 
@@ -328,7 +328,9 @@ def test_operands_that_are_not_aligned_are_told(
     x, y = (gpu.zeros(72)[offset : offset + 64].reshape(2, 32) for offset in offsets)
     for _ in range(2):
         WHOLE[name](Ops(gpu, blas=False), x, y)
-    reasons = [each["reason"] for each in recorder.named("slower") if each["op"].startswith(f"{name}(")]
+    reasons = [
+        each["reason"] for each in recorder.named("slow_path") if each["op"].startswith(f"{name}(")
+    ]
     assert reasons == [MISALIGNED] * any(offset % 4 for offset in offsets)
 
 
@@ -343,7 +345,7 @@ def test_rows_for_which_shared_memory_has_no_room_are_told(
 ) -> None:
     gpu = open_device("emulator", builder=builder, arch=arch)
     Ops(gpu).softmax(gpu.zeros((1, width)))
-    told = recorder.named("slower")
+    told = recorder.named("slow_path")
     assert ["read twice" in each["reason"] for each in told] == [True] * twice
 
 
@@ -351,11 +353,11 @@ def test_a_launch_is_seen_although_a_sink_failed(
     open_device: Callable[..., Gpu], builder: Builder
 ) -> None:
     def fail(name: str, _: object) -> None:
-        if name == "slower":
+        if name == "slow_path":
             raise OSError("no space left")
 
     gpu = open_device("emulator", builder=builder)
     builder.events.sinks.append(fail)
-    with watching() as seen, pytest.raises(OSError, match="no space left"):
+    with trace_ops() as seen, pytest.raises(OSError, match="no space left"):
         Ops(gpu).softmax(gpu.zeros((1, 20001)))
     assert seen == [softmax.softmax(1, 20001, "float32")]

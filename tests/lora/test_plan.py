@@ -19,7 +19,7 @@ from preheat import Builder, Gpu, InputError, Manifest
 from preheat.kernels import softmax as softmax_family
 from preheat.kernels.blas import Found, find
 from preheat.kernels.nf4 import Nf4
-from preheat.kernels.op import Op, watching
+from preheat.kernels.op import Op, trace_ops
 from preheat.lora import MODELS, LoraBlock, Plan, Shape, backward_plan
 from tests.conftest import Recorder
 from tests.kernels.conftest import exact
@@ -55,11 +55,11 @@ def test_the_plan_is_what_a_step_launches(
     shape = Shape(**small(model), max_seq=3, lora_rank=rank, **base)
     case = Case(gpu, shape)
     plan = planned(shape)
-    with watching() as seen:
+    with trace_ops() as seen:
         case.block.step(case.g)
     assert tuple(seen) == plan.launches == plan.operations == plan.on(gpu).launches
     with_blas, of_blas = Case(gpu, shape, blas=fake(gpu)), planned(shape, blas=True)
-    with watching() as together:
+    with trace_ops() as together:
         with_blas.block.step(with_blas.g)
     assert tuple(together) == of_blas.operations
     assert tuple(op._replace(by=None) for op in together) == plan.operations
@@ -76,7 +76,7 @@ def step_at_real_size(gpu: Gpu, plan: Plan, **more: Any) -> tuple[Op, ...]:
         arrays[name] = Nf4(codes, gpu.zeros(scales).fill(0.1), (rows, columns))
     block = LoraBlock(gpu, shape, arrays, **more)
     gy = gpu.zeros((shape.max_seq, shape.hidden), shape.dtype).fill(0.5)
-    with watching() as seen:
+    with trace_ops() as seen:
         gx = block.step(gy)
     assert np.isfinite(exact(gx)).all()
     return tuple(seen)
@@ -126,7 +126,7 @@ def test_after_warming_a_sealed_step_compiles_nothing_and_uses_all(
     report = plan.warm(fresh)
     assert report.programs == report.entries == report.compiles == len(plan.requests)
     compiled, loaded = len(recorder.named("compile")), len(recorder.named("load"))
-    with preheat.sealed(), watching() as seen:
+    with preheat.sealed(), trace_ops() as seen:
         case.block.step(case.g)
     assert len(recorder.named("compile")) == compiled
     assert len(recorder.named("load")) == loaded
@@ -153,7 +153,7 @@ def test_a_plan_warms_its_own_length_unless_shorter_ones_are_asked_for(fresh: Gp
     assert plan.warm(fresh, shorter=True).compiles == shorter > 0
     for length in (1, 7, 33):
         case = Case(fresh, replace(shape, max_seq=length))
-        with preheat.sealed(), watching() as seen:
+        with preheat.sealed(), trace_ops() as seen:
             case.step()
         assert {(op.program, op.entry) for op in seen} <= set(plan.requests_up_to_max_seq)
 

@@ -42,7 +42,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"intermediate": LARGE, "hidden": 1025}, f"hidden 1025 by intermediate {LARGE} is"),
     (
         {"intermediate": LARGE, "max_seq": 1024},
-        f"max_seq 1024 by intermediate {LARGE} is {2**40}, which is more than {elementwise.MOST}",
+        f"max_seq 1024 by intermediate {LARGE} is {2**40}, "
+        f"which is more than {elementwise.MAX_ELEMENTS}",
     ),
     ({"dtype": "float64"}, "do not take float64"),
 ]
@@ -73,8 +74,8 @@ def test_what_is_just_possible_is_planned() -> None:
 
 def test_the_largest_activation_is_one_that_its_kernel_takes() -> None:
     seq = 1031
-    inner = elementwise.MOST // seq
-    assert seq * (inner + 1) > elementwise.MOST
+    inner = elementwise.MAX_ELEMENTS // seq
+    assert seq * (inner + 1) > elementwise.MAX_ELEMENTS
     plan = backward_plan(**asdict(GQA) | {"max_seq": seq, "intermediate": inner})
     assert f"swiglu_backward(n={seq * inner})" in names(plan)
     with pytest.raises(InputError, match=f"max_seq {seq} by intermediate {inner + 1} is"):

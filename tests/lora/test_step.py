@@ -12,7 +12,7 @@ import pytest
 
 from preheat import Gpu, InputError
 from preheat.kernels.nf4 import quantize
-from preheat.kernels.op import watching
+from preheat.kernels.op import trace_ops
 from preheat.lora import LoraBlock, Plan, Shape
 from tests.kernels.conftest import exact
 from tests.lora.block import GQA, MHA, Case, fake, planned
@@ -59,7 +59,7 @@ def test_cublas_finds_the_same_gradients(open_device: Callable[..., Gpu], shape:
 def test_a_step_can_be_captured_and_gives_the_same_bits(device: Gpu) -> None:
     case = Case(device, GQA, blas=False)
     before = case.step()
-    with device.capture() as graph, watching() as seen:
+    with device.capture() as graph, trace_ops() as seen:
         gx = case.block.step(case.g)
     for array in (gx, *case.block.gradients.values()):
         array.fill(0)
@@ -74,7 +74,7 @@ def test_a_step_with_cublas_can_be_captured(open_device: Callable[..., Gpu]) -> 
     gpu = open_device("emulator")
     case, plan = Case(gpu, GQA, blas=fake(gpu)), planned(GQA, blas=True)
     case.step()
-    with gpu.capture() as graph, watching() as seen:
+    with gpu.capture() as graph, trace_ops() as seen:
         case.block.step(case.g)
     assert tuple(seen) == plan.operations
     assert len(graph.nodes) == len(plan.launches)  # cuBLAS adds its own on a GPU
@@ -102,7 +102,9 @@ def test_arrays_that_do_not_fit_are_named(
         with pytest.raises(InputError, match=f"^{re.escape(message)}"):
             LoraBlock(gpu, GQA, arrays | change)
     for eps in (-1e-6, np.nan, np.inf, "1e-6", None):
-        with pytest.raises(InputError, match=f"^eps {re.escape(repr(eps))} is not a number from 0 up"):
+        with pytest.raises(
+            InputError, match=f"^eps {re.escape(repr(eps))} is not a non-negative number"
+        ):
             LoraBlock(gpu, GQA, arrays, eps=eps)  # type: ignore[arg-type]
     block = LoraBlock(gpu, GQA, arrays)
     for gy, message in (

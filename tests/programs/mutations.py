@@ -120,8 +120,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a stream is known by its handle", ORDER,
-        "        if handle in LEGACY_STREAMS:\n            self._kept[handle] = found",
-        "        self._kept[handle] = found",
+        "        if handle in LEGACY_STREAMS:\n            self._by_handle[handle] = found",
+        "        self._by_handle[handle] = found",
     ),
     Mutation(
         "a second consumer does not wait for the first", ORDER,
@@ -144,9 +144,9 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "memory is freed before its last use", "runtime/memory.py",
-        "        context.order.section(home, {uses: True}).enter()\n",
-        "        pass\n",
+        "memory is freed before its last use", "runtime/context.py",
+        "            self.order.section(home, {uses: True}).enter()\n",
+        "            pass\n",
     ),
     Mutation(
         "a pool hands memory out before its last use", "graph/pool.py",
@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph owns a tensor and not its storage", "runtime/operands.py",
-        "    owner = value.untyped_storage()  # which `value.data = other` leaves alone\n",
+        "    owner = value.untyped_storage()  # `value.data = other` does not change it.\n",
         "    owner = value\n",
     ),
     Mutation(
@@ -175,7 +175,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",
-        "        context.hold(record(context, stream), gathered.held)\n",
+        "        context.hold(record_event(context, stream), arguments.held)\n",
         "        pass\n",
     ),
     Mutation(

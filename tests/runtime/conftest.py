@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.devices.faults import Faulty
 from preheat.gpu import Gpu
+from tests.faulty import Faulty
 from tests.runtime.support import Bench, Flaky, bench
 
 

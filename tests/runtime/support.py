@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from preheat.devices.faults import Faulty
 from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.conftest import SAXPY
+from tests.faulty import Faulty
 
 SIZES = (1, 31, 33, 257, 1009)
 

@@ -23,7 +23,7 @@ from preheat.devices.emulator.device import EmulatorDevice
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import InputError, LaunchError
 from preheat.events import Events
-from preheat.runtime.arguments import Signature, new_block
+from preheat.runtime.arguments import Signature, new_param_buffer
 from preheat.runtime.context import Context
 from preheat.runtime.host import element_bytes, host_array, packer
 from preheat.runtime.launch import Launch
@@ -87,10 +87,10 @@ def packing(context: Context, parameter: Parameter) -> Callable[[Any], bytes]:
     signature, nothing = Signature(EntryPoint("k", (parameter,))), cast(Any, None)
     geometry = Geometry((1, 1, 1), (1, 1, 1))
     launch = Launch(context, nothing, signature, geometry, None, module=nothing)
-    block = new_block(signature)
+    block = new_param_buffer(signature)
 
     def packed(value: Any) -> bytes:
-        block.pack(*launch.gather((value,), 0).values)
+        block.pack(*launch.convert((value,), 0).values)
         return bytes(block.data[: parameter.size])
 
     return packed

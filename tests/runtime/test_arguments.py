@@ -12,7 +12,7 @@ import pytest
 
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
-from preheat.runtime.arguments import Signature, new_block
+from preheat.runtime.arguments import Signature, new_param_buffer
 from preheat.runtime.operands import Pointer
 from tests.runtime.support import KERNELS, PTX
 
@@ -265,7 +265,7 @@ def test_a_struct_aligned_to_64_bytes_lies_where_the_kernel_looks(at: int, devic
 def test_the_parameter_block_has_every_parameter_at_its_offset(device: Gpu) -> None:
     entry = device.kernel(KERNELS, "pick").entry
     signature = Signature(entry)
-    block = new_block(signature)
+    block = new_param_buffer(signature)
     block.pack(5, bytes(range(128)), 6, 0x1234)
     offsets = [parameter.offset for parameter in entry.parameters]
     assert offsets == [0, 64, 192, 200]

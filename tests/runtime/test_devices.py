@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,12 @@ import pytest
 
 from preheat import gpu as module
 from preheat.build.builder import Builder
+from preheat.config import Config
+from preheat.devices import registry
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.devices.registry import Offer
 from preheat.errors import (
     ConfigError,
     ContextLostError,
@@ -92,15 +96,75 @@ def test_auto_takes_the_emulator_where_a_driver_sees_no_gpu(monkeypatch: pytest.
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found_by(1, monkeypatch)
     made = []
-    from preheat.devices.emulator.device import EmulatorDevice
 
-    def offer(kind: str, index: int, settings: Any) -> Any:
-        made.append((kind, index, settings))
-        return f"{kind}:{index}", partial(EmulatorDevice, index)
+    def offer(index: int, settings: Any, config: Any) -> Offer:
+        made.append((index, settings, config))
+        return Offer(f"cuda:{index}", partial(EmulatorDevice, index))
 
-    monkeypatch.setattr(module, "_offer", offer)
+    monkeypatch.setattr("preheat.devices.cuda.factory.offer", offer)
     device("auto")
-    assert made == [("cuda", 0, {})]
+    assert made == [(0, {}, Config.from_env())]
+
+
+class _FakeFactory:
+    """Opens emulators that go by the name of another kind of device."""
+
+    def __init__(self) -> None:
+        self.offered: list[tuple[int, dict[str, Any]]] = []
+
+    def available(self) -> bool:
+        return False
+
+    def offer(self, index: int, settings: Mapping[str, Any], config: Config) -> Offer:
+        del config
+        self.offered.append((index, dict(settings)))
+        return Offer(f"fake:{index}", partial(EmulatorDevice, index))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeFactory:
+    """A third kind of device, which this test registers."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    factory = _FakeFactory()
+    registry.register("fake", factory)
+    return factory
+
+
+def test_a_device_that_is_registered_is_found_by_its_name(
+    fake: _FakeFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench(device("fake:1", schedule=3))
+    made.launch(3)
+    made.check(3)
+    assert device("fake:1[sm_100,patience=7]", patience=9) is made.gpu
+    monkeypatch.setenv("PREHEAT_DEVICE", "fake")
+    assert device() is device("fake:0") is not made.gpu
+    named = {"arch": "sm_100", "patience": 9}
+    assert fake.offered == [(1, {"schedule": 3}), (1, named), (0, {}), (0, {})]
+    with pytest.raises(InputError, match="'fak' is not a device") as caught:
+        device("fak")
+    assert caught.value.hint == "did you mean 'fake'?"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_passes_over_a_registered_device_that_is_not_available(fake: _FakeFactory) -> None:
+    assert device("auto").name == "emulator:0"
+    assert fake.offered == []
+
+
+def test_a_factory_is_imported_when_its_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    registry.register("late", "preheat.devices.emulator.factory")
+    registry.register("absent", "preheat_has_no_such_module")
+    assert device("late:1") is device("emulator:1")
+    with pytest.raises(ModuleNotFoundError, match="preheat_has_no_such_module"):
+        device("absent")
+
+
+@pytest.mark.parametrize("kind", ["", "auto", "cuda:0", "a b"])
+def test_a_kind_of_device_is_a_plain_word(kind: str) -> None:
+    with pytest.raises(InputError, match=f"{kind!r} cannot name a kind of device"):
+        registry.register(kind, "preheat.devices.emulator.factory")
 
 
 @pytest.mark.gpu

@@ -13,7 +13,8 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Bound, Kernel, Module, SymbolView
+from preheat.runtime.bound import Bound
+from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from tests.runtime.support import KERNELS, Flaky
 

@@ -10,7 +10,6 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
-from preheat.devices.faults import Faulty
 from preheat.errors import (
     ContextLostError,
     DeviceError,
@@ -21,6 +20,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY, Recorder
+from tests.faulty import Faulty
 from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
 
 

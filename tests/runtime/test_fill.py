@@ -9,9 +9,10 @@ import pytest
 
 import preheat
 from preheat.errors import ToolchainError
-from preheat.gpu import Gpu, _fill_kernel
+from preheat.gpu import Gpu
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.kernel import Kernel
+from preheat.runtime.session import _fill_kernel
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_a_sealed_process_compiles_no_kernel_for_fills(
 
     gpu = open_device("emulator", builder=builder)
     with preheat.sealed():
-        assert _fill_kernel(weakref.ref(gpu)) is None
-    assert _fill_kernel(weakref.ref(gpu)) is not None
+        assert _fill_kernel(weakref.ref(gpu._session)) is None
+    assert _fill_kernel(weakref.ref(gpu._session)) is not None
     with preheat.sealed():
-        assert _fill_kernel(weakref.ref(gpu)) is not None
+        assert _fill_kernel(weakref.ref(gpu._session)) is not None

@@ -167,7 +167,7 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
 
     for _ in range(3):
         launch()
-    while interrupted(at := at + 1, "quick", launch):
+    while interrupted(at := at + 1, "fast_launch", launch):
         launch()  # which may have to go the long way
         slow.clear()
         launch()

@@ -280,7 +280,7 @@ def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None
 def test_a_module_dropped_while_others_are_unloaded_waits_for_the_next_time(flaky: Flaky) -> None:
     context, synchronize = flaky.gpu._context, flaky.gpu._device.synchronize
     held = [flaky.gpu.module(SAXPY, label=f"{name}.cu") for name in ("first", "late")]
-    flaky.gpu._life.modules.clear()
+    flaky.gpu._session.modules.clear()
     held.pop(0)
 
     def drop_meanwhile() -> None:

@@ -188,7 +188,7 @@ GEOMETRIES = (
         InputError, ("this stream is closed",), "make the stream again: gpu.stream()"),
     Misuse("saxpy.launch(…, stream=of_a_later_protocol)",
         lambda b: b.saxpy.launch(2.0, b.x, b.y, b.n, grid=5, block=64, stream=Version1()),
-        InputError, ("speaks version 1 of __cuda_stream__, not 0",)),
+        InputError, ("has version 1 of __cuda_stream__, not 0",)),
 )  # fmt: skip
 
 ARRAYS = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,69 @@ def test_asking_again_gives_the_same_kernel_and_asks_nobody(
     assert asked == {}
     assert len(recorder.seen) == seen  # not even a hit: nothing was looked up
     assert plain is not fast
+
+
+def python_calls(call: Callable[[], object]) -> list[str]:
+    """The Python functions that a call runs, beside those of the device itself."""
+    called: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/preheat/devices/" not in frame.f_code.co_filename:
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_a_hot_kernel_takes_two_calls_at_most(device: Gpu) -> None:
+    kernel = device.kernel(SAXPY, "saxpy")
+    fast = device.kernel(SAXPY, "saxpy", options=("-use_fast_math",))
+    program = Program.of(SAXPY)
+    whole = device.kernel(program, "saxpy")
+
+    def hot() -> None:
+        assert device.kernel(SAXPY, "saxpy") is kernel
+        assert device.kernel(SAXPY, "saxpy", options=("-use_fast_math",)) is fast
+
+    assert python_calls(hot)[1:] == ["Gpu.kernel", "Gpu.kernel"]
+    assert len(python_calls(lambda: device.kernel(program, "saxpy"))) - 1 <= 2
+    assert device.kernel(program, "saxpy") is whole
+
+
+def test_arguments_of_another_form_find_the_same_kernel(device: Gpu) -> None:
+    made = device.kernel(SAXPY, "saxpy", options=["-DA=1"], arch="sm_90", label="a.cu")
+    assert made is device.kernel(SAXPY, "saxpy", options=("-DA=1",), arch=Arch(9, 0), label="a.cu")
+    more: dict[str, Any] = {"options": iter(["-DA=1"]), "label": "a.cu", "headers": {}}
+    more |= {"arch": "9.0", "names": None}
+    assert made is device.kernel(SAXPY, "saxpy", **more)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"headers": (("a.h", "int a;"),)}, "headers must be a mapping"),
+        ({"options": "-DA=1"}, "options must be a list, not one value"),
+        ({"options": [1]}, "option must be text"),
+        ({"label": ["a.cu"]}, "label must be text, not list"),
+        ({"names": {"a": 1}}, "names must be a list"),
+        ({"include": [["a"]]}, "include must hold paths"),
+        ({"arch": ["sm_90"]}, "is not a GPU architecture"),
+        ({"name": ["saxpy"]}, "a kernel is asked for by its name"),
+        ({"source": [SAXPY]}, "source must be a path, source text or a Program"),
+    ],
+    ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
+)
+def test_a_wrong_argument_is_named_also_where_the_kernel_is_loaded(
+    device: Gpu, wrong: dict[str, Any], message: str
+) -> None:
+    device.kernel(SAXPY, "saxpy", headers={"a.h": "int a;"}, options=["-DA=1"])
+    device.kernel(SAXPY, "saxpy")
+    with pytest.raises(InputError, match=message):
+        device.kernel(**{"source": SAXPY, "name": "saxpy", **wrong})
 
 
 def test_two_entries_of_one_program_share_one_module(flaky: Flaky) -> None:
@@ -171,14 +236,14 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, share = flaky.gpu, flaky.gpu._life.asking.share
+    gpu, run = flaky.gpu, flaky.gpu._session.requests.run
 
     def late(key: Any, make: Any, *, title: str) -> Any:
-        monkeypatch.setattr(gpu._life.asking, "share", share)
+        monkeypatch.setattr(gpu._session.requests, "run", run)
         gpu.module(SAXPY)  # another thread, between our look and our turn
-        return share(key, make, title=title)
+        return run(key, make, title=title)
 
-    monkeypatch.setattr(gpu._life.asking, "share", late)
+    monkeypatch.setattr(gpu._session.requests, "run", late)
     with flaky.asked("load") as asked:
         gpu.module(SAXPY)
     assert asked == {"load": 1}
@@ -258,8 +323,8 @@ def test_a_module_nobody_holds_is_unloaded_at_a_safe_point_alone(flaky: Flaky) -
     with no_collector():
         kernel = flaky.gpu.kernel(SAXPY, "saxpy")
         with flaky.asked("module.unload") as asked:
-            flaky.gpu._life.kernels.clear()
-            flaky.gpu._life.modules.clear()
+            flaky.gpu._session.kernels.clear()
+            flaky.gpu._session.modules.clear()
             del kernel
             flaky.gpu.array([1.0]).numpy()
         assert asked == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import preheat
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.build import reload
 from preheat.build.builder import Builder
 from preheat.errors import CaptureError, CompileError, InputError
@@ -93,7 +93,11 @@ def test_an_edited_header_is_seen_within_a_second(
 ) -> None:
     file, header = tmp_path / "k.cu", tmp_path / "value.h"
     file.write_text(WITH_HEADER)
-    for source, more in ((file, {}), (WITH_HEADER, {"include": [tmp_path]})):
+    cases: list[tuple[Path | str, dict[str, Any]]] = [
+        (file, {}),
+        (WITH_HEADER, {"include": [tmp_path]}),
+    ]
+    for source, more in cases:
         header.write_text("#define VALUE 1\n")
         old = device.kernel(source, "k", **more)
         header.write_text("#define VALUE 2\n")
@@ -188,7 +192,7 @@ def test_headers_of_the_toolkit_are_not_looked_at_again(
     kernel = device.kernel(source, "k")
     assert answer(device, kernel) == 31
     clock(5.0)
-    monkeypatch.setattr(device.builder, "_changed", None)
+    monkeypatch.setattr(device.builder._lookup, "_changed", None)
     assert device.kernel(source, "k") is kernel
 
 
@@ -225,7 +229,7 @@ def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: 
 def test_a_file_that_is_edited_while_it_is_built_is_built_again(
     device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, build = tmp_path / "k.cu", device._code
+    file, build = tmp_path / "k.cu", device._session.code
     file.write_text(PLAIN.format(1))
 
     def slow(*args: Any, **more: Any) -> Any:
@@ -233,7 +237,7 @@ def test_a_file_that_is_edited_while_it_is_built_is_built_again(
         file.write_text(PLAIN.format(2))  # somebody saves the file, and only then asks for the kernel
         return made
 
-    monkeypatch.setattr(device, "_code", slow)
+    monkeypatch.setattr(device._session, "code", slow)
     assert answer(device, device.kernel(file, "k")) == 2
 
 
@@ -247,7 +251,7 @@ def test_a_kernel_from_a_bundle_stays_where_its_headers_are_not_on_this_machine(
     header.write_text("#define VALUE 1\n")
     program = Program.of(WITH_HEADER, include=[tmp_path])
     baked = preheat.bake(
-        Manifest((Wanted(program),)), "sm_90", output=bundle, builder=open_builder(), jobs=1
+        Manifest((ManifestProgram(program),)), "sm_90", output=bundle, builder=open_builder(), jobs=1
     )
     assert baked.path == bundle
     header.unlink()

@@ -27,10 +27,10 @@ def missing(name: str, *roots: Path) -> str | None:
         ("stdint.h", "#include <cuda/std/cstdint> instead of <stdint.h>; its names are in cuda::std"),
         ("cstdio", "<cstdio>: printf is built in: remove the include"),
         ("assert.h", "<assert.h>: assert is built in: remove the include"),
-        ("vector", "<vector>: device code has no containers of the host: pass pointers and sizes"),
+        ("vector", "<vector>: device code cannot use host containers: pass pointers and sizes"),
         ("iostream", "<iostream>: device code has no streams or files; printf is built in"),
-        ("thread", "<thread>: it is for host code only"),
-        ("mine/util.h", "name the directory that has mine/util.h: include=[…], or -I DIR"),
+        ("thread", "<thread>: this header is for host code only"),
+        ("mine/util.h", "name the directory that contains mine/util.h: include=[…], or -I DIR"),
         ("crt/mma.h", "pip install nvidia-cuda-crt, or 'preheat[cu13]' for all headers of CUDA"),
         ("cub/block/block_reduce.cuh", "pip install nvidia-cuda-cccl"),
         ("cuda_fp16.h", "pip install nvidia-cuda-runtime"),
@@ -43,7 +43,7 @@ def test_a_header_that_is_missing_comes_with_what_to_do(name: str, hint: str) ->
 def test_a_misspelt_header_of_an_installed_package_is_not_a_missing_package(tmp_path: Path) -> None:
     (tmp_path / "cuda_fp16.h").touch()
     assert missing("cuda_fp17.h", tmp_path) == (
-        "name the directory that has cuda_fp17.h: include=[…], or -I DIR"
+        "name the directory that contains cuda_fp17.h: include=[…], or -I DIR"
     )
 
 

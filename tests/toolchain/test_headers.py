@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given, settings
-from hypothesis import strategies as st
 
 from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
@@ -22,16 +18,16 @@ from preheat.errors import CompileError, InputError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain
-from preheat.toolchain.evidence import Evidence, Memo, View
+from preheat.toolchain.evidence import Memo, View
 from preheat.toolchain.headers import (
     HeaderState,
-    Survey,
     Unexpected,
     Untrackable,
     change,
     mismatch,
     observe,
 )
+from preheat.toolchain.survey import Survey
 from tests.conftest import Recorder
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = VALUE; }\n'
@@ -372,8 +368,8 @@ def test_the_clock_in_a_comment_of_a_header_is_harmless(project: Project) -> Non
         ('__has_include("maybe.h")', "__has_include of maybe.h"),
         ("__has_include(<v.h>)", "__has_include of v.h"),
         ("__has_include(<cub>)", "__has_include of cub"),  # a directory
-        ("__has_include(NAME)", "a name that is not spelled out"),
-        ("PROBE(<maybe.h>)", "a name that is not spelled out"),
+        ("__has_include(NAME)", "a name that is not a literal"),
+        ("PROBE(<maybe.h>)", "a name that is not a literal"),
     ],
 )
 def test_a_program_that_looks_for_a_users_file_is_not_kept(
@@ -661,255 +657,3 @@ def test_the_file_name_of_a_header_tells_no_path(project: Project) -> None:
     assert b"v.h" in cubin
     assert str(project.root).encode() not in cubin
     assert b"/dev/shm" not in cubin
-
-
-# Hashes by path
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1e9
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def header(tmp_path: Path) -> Path:
-    path = tmp_path / "old.h"
-    path.write_text("old")
-    return path
-
-
-def look(memo: Memo, path: Path) -> Evidence:
-    return View(memo).evidence(str(path))
-
-
-def settled(path: Path) -> Memo:
-    """A memo that believes the stamp of `path`."""
-    clock = Clock()
-    memo = Memo(clock=clock)
-    look(memo, path)
-    clock.now += 2
-    look(memo, path)
-    return memo
-
-
-def test_a_hash_is_believed_while_the_stamp_stays(
-    header: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memo = settled(header)
-    found = look(memo, header)
-    assert memo.changed
-    monkeypatch.setattr("os.open", lambda *_, **__: pytest.fail("the file was read again"))
-    assert look(memo, header) == found
-    assert look(Memo(memo.note()), header) == found
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1.9, -5.0])
-def test_a_stamp_is_not_believed_before_the_clock_has_moved_on(
-    header: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    clock = Clock()
-    memo = Memo(clock=clock)
-    look(memo, header)
-    clock.now += seconds
-    look(memo, header)
-    reads: list[object] = []
-    opened = os.open
-
-    def counted(*given: Any, **more: Any) -> int:
-        reads.append(given)
-        return opened(*given, **more)
-
-    monkeypatch.setattr("os.open", counted)
-    look(memo, header)
-    assert len(reads) == 1
-
-
-@pytest.mark.parametrize("days", [-1, 1, 10_000])
-def test_it_does_not_matter_what_a_file_is_dated(header: Path, days: int) -> None:
-    when = time.time() + days * 86400
-    os.utime(header, (when, when))
-    assert settled(header).known(str(header), look(Memo(), header).stamp)
-
-
-def test_a_stamp_that_changed_is_not_believed(header: Path) -> None:
-    memo = settled(header)
-    first = look(memo, header)
-    header.write_text("new")
-    assert look(memo, header).digest != first.digest
-
-
-def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
-    memo, before = settled(header), header.stat()
-    first = look(memo, header)
-    while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
-        header.write_text("new")
-    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert header.stat().st_size == before.st_size
-    assert look(memo, header).digest != first.digest
-
-
-def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memo = settled(header)
-    stamp = look(memo, header).stamp
-    assert Memo(memo.note()).known(str(header), stamp)
-    with monkeypatch.context() as patch:
-        patch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
-        assert look(memo, header).stamp != stamp
-    note = memo.note()
-    monkeypatch.setattr("preheat.toolchain.evidence._boots", ["another"])
-    assert Memo(note).known(str(header), stamp) is None
-
-
-def test_on_a_mount_without_identity_files_are_read_every_time(
-    header: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: -1)
-    memo = settled(header)
-    assert not memo.changed
-
-
-def test_a_kernel_that_cannot_tell_mounts_apart_counts_on_its_own_time_stamps(
-    header: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._unique_mount", lambda _: None)
-    assert settled(header).changed
-
-
-def test_a_pipe_is_no_header(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.h")
-    with pytest.raises(OSError, match="not a regular file"):
-        look(Memo(), tmp_path / "pipe.h")
-
-
-@pytest.mark.parametrize(
-    "note", [b"", b"{", b"[]", b"7", b'["", {"a": 1}]', b'["", {"a": [1, 2, 3]}]', b"\xff"]
-)
-def test_a_damaged_note_is_an_empty_one(
-    header: Path, note: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._boots", [""])
-    assert look(Memo(note), header) == look(Memo(), header)
-
-
-def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        look(Memo(), tmp_path / "gone.h")
-
-
-# Any tree of headers at all
-#
-# A small preprocessor stands in for the compiler: quoted names are looked for next to the header
-# that has them, then all names in the roots, in order; each file is read once. The toolkit has a
-# plain file of every name, so that nearly everything compiles.
-
-NAMES = ("a.h", "b.h", "sub/a.h", "sub/b.h")
-INCLUDES = (*NAMES, "../a.h")
-OWN = ("0", "1")
-DIRECTIVES = st.builds(
-    lambda form, name: form.format(name),
-    st.sampled_from(['#include "{}"\n', "#include <{}>\n", '#define M "{}"\n#include M\n#undef M\n']),
-    st.sampled_from(INCLUDES),
-)
-TEXTS = st.builds(
-    lambda lines, number: "".join(lines) + f"int v{number};\n",
-    st.lists(DIRECTIVES, max_size=2),
-    st.integers(0, 2),
-)
-TREES = st.dictionaries(st.tuples(st.sampled_from(OWN), st.sampled_from(NAMES)), TEXTS, min_size=1)
-
-
-def preprocess(text: str, roots: Mapping[str, str], where: str | None = None) -> Iterator[str]:
-    """What a compile opens, as it names it: `@0/sub/a.h`. `LookupError` where a name is not found."""
-    name = ""
-    for line in text.splitlines():
-        if line.startswith("#define M "):
-            name = line.removeprefix("#define M ")
-        elif line.startswith("#include"):
-            spelled = line.removeprefix("#include ")
-            spelled = name if spelled == "M" else spelled
-            places = [f"@{root}" for root in roots]
-            if spelled.startswith('"') and where is not None:
-                places.insert(0, os.path.dirname(where))
-            yield next(
-                found
-                for found in (f"{place}/{spelled[1:-1]}" for place in places)
-                if os.path.isfile(path_of(found, roots))
-            )
-
-
-def path_of(spelled: str, roots: Mapping[str, str]) -> str:
-    root, _, name = spelled.removeprefix("@").partition("/")
-    return f"{roots[root]}/{name}"
-
-
-def compile_tree(source: str, roots: Mapping[str, str]) -> dict[str, str] | None:
-    """Everything opened, with its text; None when something is not found."""
-    opened: dict[str, str] = {}
-    seen: set[Path] = set()
-    pending: list[tuple[str, str | None]] = [(source, None)]
-    while pending:
-        text, where = pending.pop()
-        try:
-            for spelled in preprocess(text, roots, where):
-                file = Path(path_of(spelled, roots)).resolve()
-                if file not in seen:
-                    seen.add(file)
-                    opened[spelled] = file.read_text()
-                    pending.append((opened[spelled], spelled))
-        except (StopIteration, RuntimeError):
-            return None
-    return opened
-
-
-def plant(tree: Mapping[tuple[str, str], str], base: str) -> None:
-    """Make the files under `base` be those of `tree`, and the toolkit's."""
-    for root in (*OWN, "cuda"):
-        shutil.rmtree(f"{base}/{root}", ignore_errors=True)
-        os.makedirs(f"{base}/{root}/sub")
-    for name in (*NAMES, "../a.h"):
-        Path(base, "cuda", name).write_text(f"int of_the_toolkit; // {name}\n")
-    for (root, name), text in tree.items():
-        Path(base, root, name).write_text(text)
-
-
-@settings(max_examples=200, deadline=None)
-@given(source=st.lists(DIRECTIVES, min_size=1, max_size=2).map("".join), tree=TREES, edits=TREES)
-@example(
-    source='#include "sub/b.h"\n',
-    tree={("0", "sub/b.h"): '#define M "a.h"\n#include M\n#undef M\n'},
-    edits={("0", "sub/a.h"): "int v0;\n"},
-)
-def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
-    source: str, tree: dict[tuple[str, str], str], edits: dict[tuple[str, str], str]
-) -> None:
-    with tempfile.TemporaryDirectory() as base:
-        roots = {root: f"{base}/{root}" for root in (*OWN, "cuda")}
-        plant(tree, base)
-        before = compile_tree(source, roots)
-        if before is None:
-            event("does not compile")
-            return
-        survey = Survey(Program.of(source), roots, ("cuda",), Memo())
-        try:
-            state = observe(survey, before, Memo())
-        except Unexpected:
-            event("a second compile")
-            state = observe(survey, before, Memo())
-        assert change(state, roots, Memo()) is None
-        # An edit to a file that is there takes it away every other time.
-        gone = {at for at, text in edits.items() if at in tree and "v1" in text}
-        plant({at: text for at, text in {**tree, **edits}.items() if at not in gone}, base)
-        after = compile_tree(source, roots)
-        event("same" if after == before else "different")
-        if after != before:
-            assert change(state, roots, Memo()) is not None
-
-
-def test_a_state_with_a_root_that_is_gone_has_changed(tmp_path: Path) -> None:
-    state = HeaderState((Header("3", "v.h", "0" * 64),), (), ("0",))
-    assert "include directory is gone" in str(change(state, {"0": str(tmp_path)}, Memo()))

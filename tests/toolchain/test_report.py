@@ -102,7 +102,7 @@ def test_an_error_in_a_header_in_memory_names_that_header(toolchain: Toolchain) 
 def test_a_header_that_is_missing_says_which(toolchain: Toolchain) -> None:
     error = rejected(toolchain, Program.of("\n#include <nope/nope.h>\n", label="k.cu"))
     (row,) = error.rows
-    assert error.hint == "name the directory that has nope/nope.h: include=[…], or -I DIR"
+    assert error.hint == "name the directory that contains nope/nope.h: include=[…], or -I DIR"
     assert (row.file, row.line, row.severity) == ("k.cu", 2, "catastrophic error")
     assert row.message == 'cannot open source file "nope/nope.h"'
 

@@ -161,7 +161,7 @@ def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_alone(own: To
     (error,) = result
     assert isinstance(error, CompilerCrashError)
     assert error.killed
-    assert str(error).startswith("the compiler was tried 4 times and killed each time: ")
+    assert str(error).startswith("the compiler was started 4 times and killed each time: ")
     assert "SIGKILL" in str(error)
     assert own.compile(GOOD, SM_90).cubin
 

@@ -10,16 +10,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from preheat.ahead.bake import bake, check
+from preheat.ahead.bake import bake
 from preheat.ahead.bundles import faults, merge
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.check import check
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.promise import promises
+from preheat.build.bundle_tier import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.config import Config, SealMode
 from preheat.errors import SealedError
@@ -128,7 +130,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> None:
     assert (project.home / "kernels.toml").read_text().count("\n[[program]]") == 2 * WAYS
     with Bundle.open(project.home / "kernels.heat") as bundle:
-        assert len(list(promises(bundle))) == 2 * WAYS
+        assert len(list(entries_of(bundle))) == 2 * WAYS
         assert faults(bundle) == []
     told = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
     assert f"{2 * WAYS} programs, 1 architecture: all covered" in told
@@ -146,7 +148,7 @@ def test_sealed_in_another_place_each_include_list_has_its_own_code(
     for way, (b, a, c) in given.items():
         assert (b, a) == (222, 111), way
         assert isinstance(c, str), way
-        assert "would have to be compiled: absent" in c, way
+        assert "cannot be compiled in this sealed process: no bundle has it" in c, way
         assert "/a' became '" in c or "/b' became '" in c, c
 
 
@@ -214,7 +216,9 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     one, other = map(ask, directories(tmp_path, one=111, other=222))
     assert one.asked_include == other.asked_include
     plain = Program.of('extern "C" __global__ void p() {}', label="plain.cu")
-    Manifest(tuple(Wanted(p, (SM_90,)) for p in (one, other, plain))).write(tmp_path / "kernels.toml")
+    Manifest(tuple(ManifestProgram(p, (SM_90,)) for p in (one, other, plain))).write(
+        tmp_path / "kernels.toml"
+    )
     manifest = Manifest.read(tmp_path / "kernels.toml")
     assert len(manifest.programs) == 3
     baked = bake(manifest, output=tmp_path / "k.heat", builder=shared_builder)
@@ -225,7 +229,7 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     assert str(tmp_path / "one") in told
     assert str(tmp_path / "other") in told
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
-    assert {hole.title for hole in check(manifest, builder=sealed).holes} == {"k.cu"}
+    assert {program.title for program in check(manifest, builder=sealed).missing} == {"k.cu"}
     for program in (one, other):
         with pytest.raises(SealedError):
             sealed.build(program, "sm_90")
@@ -235,11 +239,14 @@ def test_two_that_are_written_alike_and_have_equal_headers_are_one_entry(
     shared_builder: Builder, tmp_path: Path
 ) -> None:
     one, other = map(from_its_file, directories(tmp_path, one=111, other=111))
-    rows = (Wanted(one, (SM_90,), entries=("k",)), Wanted(other, (SM_90,), entries=("k",)))
+    rows = (
+        ManifestProgram(one, (SM_90,), entries=("k",)),
+        ManifestProgram(other, (SM_90,), entries=("k",)),
+    )
     baked = bake(Manifest(rows), output=tmp_path / "k.heat", builder=shared_builder)
     assert baked.ok
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        (promise,) = promises(bundle)
+        (promise,) = entries_of(bundle)
     assert promise.entries == ("k",)
     assert stored_value(sealed_builder(tmp_path / "k.heat", tmp_path).build(other, "sm_90")) == 111
 
@@ -251,12 +258,12 @@ def test_a_directory_whose_name_is_not_text_is_baked_and_answers(
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     place.rename(odd)
     program = Program.of(SOURCE, label="k.cu", include=[odd])
-    rows = (Wanted(program, (SM_90,)),)
+    rows = (ManifestProgram(program, (SM_90,)),)
     assert bake(Manifest(rows), output=tmp_path / "k.heat", builder=shared_builder).ok
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
     assert stored_value(sealed.build(program, "sm_90")) == 111
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        (promise,) = promises(bundle)
+        (promise,) = entries_of(bundle)
     assert promise.include is not None
     assert promise.include[0].endswith("/\\udcff")
 
@@ -266,7 +273,7 @@ def test_bundles_that_answer_alike_with_different_headers_do_not_merge(
 ) -> None:
     bundles = []
     for place in directories(tmp_path, one=111, other=222):
-        rows = (Wanted(from_its_file(place), (SM_90,)),)
+        rows = (ManifestProgram(from_its_file(place), (SM_90,)),)
         assert bake(Manifest(rows), output=place / "k.heat", builder=shared_builder).ok
         bundles.append(Bundle.open(place / "k.heat"))
     with pytest.raises(Exception, match=r"header cfg\.h differs"):
@@ -296,7 +303,9 @@ def test_whatever_list_is_asked_for_a_sealed_process_never_gives_the_code_of_ano
     count = campaign.rounds(quick=3, long=200)
     asked = [(program, value) for program, value in (ask() for _ in range(40 * count)) if value]
     recorded = {program for program, _ in asked[:count]}
-    Manifest(tuple(Wanted(program, (SM_90,)) for program in recorded)).write(tmp_path / "k.toml")
+    Manifest(tuple(ManifestProgram(program, (SM_90,)) for program in recorded)).write(
+        tmp_path / "k.toml"
+    )
     assert bake(tmp_path / "k.toml", output=tmp_path / "k.heat", builder=shared_builder).ok
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
     monkeypatch.setattr("preheat.build.builder._SEARCH", 0)
@@ -343,9 +352,9 @@ def test_threads_that_ask_at_once_with_other_directories_each_get_their_own(
     assert wrong == []
 
 
-@pytest.mark.parametrize("more", [{"include": ["inc"]}, {"options": ["-Iinc"]}])
+@pytest.mark.parametrize("more", [{"include": ["inc"]}, {"include": ("inc",)}, {"options": ["-Iinc"]}])
 def test_a_relative_directory_is_another_one_after_a_chdir(
-    more: dict[str, list[str]],
+    more: dict[str, Any],
     open_device: Callable[..., Gpu],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

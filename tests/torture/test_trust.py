@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build.shelf import Shelf
+from preheat.build.bundle_tier import BundleTier
 from preheat.cache import LayerStore
 from preheat.cache.bundle import write
 from preheat.cache.disk import DiskStore
@@ -217,8 +217,8 @@ def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> 
         assert processes.line(swapper) == "swapping"
         for _ in range(campaign.rounds(quick=2_000, long=100_000)):
             with pytest.raises(BundleError, match=r"cannot be (trusted|read)"):
-                Shelf(Events(), trust=False).mount(his / "app.heat")
-        assert len(Shelf(Events(), trust=True).mount(his / "app.heat")) == 1
+                BundleTier(Events(), trust=False).mount(his / "app.heat")
+        assert len(BundleTier(Events(), trust=True).mount(his / "app.heat")) == 1
         processes.kill(swapper)
 
 
@@ -229,7 +229,7 @@ def test_a_bundle_of_mine_in_a_place_like_tmp_is_mounted_and_one_of_a_stranger_i
         os.chown(place / "his.heat", ATTACKER, ATTACKER)
         os.symlink(place / "mine.heat", place / "link.heat")
         os.lchown(place / "link.heat", ATTACKER, ATTACKER)
-        shelf = Shelf(Events(), trust=False)
+        shelf = BundleTier(Events(), trust=False)
         assert shelf.mount(place / "mine.heat").get(KEY) == BLOB
         for name, why in (
             ("his.heat", "belongs to user"),

@@ -20,7 +20,7 @@ from typing import Any
 
 from preheat.errors import InputError
 from preheat.gpu import device
-from preheat.kernels.forms import form_of
+from preheat.kernels.operands import spec_of
 from preheat.kernels.ops import Ops
 from preheat.runtime.libraries import LIBRARIES
 
@@ -200,7 +200,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
         for found, wanted in ((given.device, like.device), (given.dtype, like.dtype)):
             if found != wanted:
                 raise InputError(f"{name} is {found}, not {wanted} as {first}")
-        form_of(name, given)
+        spec_of(name, given)
 
 
 def _refusal(name: str, given: Any) -> InputError:

@@ -11,7 +11,7 @@ from typing import Any
 from preheat.ahead.manifest import GraphKeys, Manifest
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.promise import Promise, code_keys, promised, promises
+from preheat.build.bundle_tier import BundleEntry, code_keys, entries_of, read
 from preheat.cache.bundle import MAGIC, Bundle, write
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.publish import obstacle
@@ -50,10 +50,10 @@ def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
         raise BundleError(f"bundle {bundle.path} lists graphs that cannot be read") from None
 
 
-def held(bundle: Bundle) -> Iterator[Promise]:
+def held(bundle: Bundle) -> Iterator[BundleEntry]:
     """Everything `bundle` promises; `BundleError` when it is damaged."""
     try:
-        yield from promises(bundle)
+        yield from entries_of(bundle)
     except DamagedEntryError as bad:
         hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy it again or bake anew"
         raise BundleError(f"bundle {bundle.path} is damaged: {bad}", hint=hint) from None
@@ -74,7 +74,7 @@ def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
     reached: set[str] = set()
     for digest in bundle.digests():
         try:
-            promise = promised(bundle, digest)
+            promise = read(bundle, digest)
             if promise is not None:
                 reached |= {digest, promise.artifact.digest}
                 for name in promise.entries:
@@ -113,7 +113,7 @@ def merge(
     the "last" of them is preferred.
     """
     require_place(output)
-    merged: dict[str, tuple[Promise, Bundle]] = {}
+    merged: dict[str, tuple[BundleEntry, Bundle]] = {}
     for bundle in reversed(bundles) if prefer == "last" else bundles:
         for promise in held(bundle):
             known, other = merged.setdefault(promise.key, (promise, bundle))
@@ -129,7 +129,7 @@ def merge(
     return len(kept), write(output, entries, about)
 
 
-def united(a: Promise, b: Promise) -> Promise:
+def united(a: BundleEntry, b: BundleEntry) -> BundleEntry:
     """One of two equal answers, with the kernels that either wants; none listed means all."""
     both = tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
     return replace(a, entries=both)

@@ -1,8 +1,7 @@
-"""Recording a run: what the builder hands out goes to a spool, and from there into the manifest.
+"""Recording a run: requests to a builder are written to spool files and merged into a manifest.
 
-Every process appends to a spool file of its own, which it locks for as long as it lives. Merging takes
-the files that nobody holds, so nothing is lost however a process ends: at the latest, the next one to
-merge finds it.
+Every process appends to a spool file of its own and holds a lock on it while it lives. A merge takes
+the files that are not locked. Nothing is lost when a process is killed: the next merge takes its file.
 """
 
 from __future__ import annotations
@@ -20,93 +19,97 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+# A merge at exit needs this module. Importing it then would run `exec`, as dataclasses do, which makes
+# Python forget that an interrupt ended the program: the exit status would be 1.
+import preheat.ahead.manifest.document  # noqa: F401
 from preheat import fork
-from preheat.ahead.manifest import GraphKeys, Manifest, Wanted, literal
+from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.cache.lock import FileLock, hold
-from preheat.callsite import Place, place, shown
+from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, warn
 from preheat.files import Descriptor, opened
 from preheat.locks import Lock
 from preheat.program import Program
 
-__all__ = ["Recorder", "known", "merge", "spool_of"]
+__all__ = ["Recorder", "merge_into", "read_existing", "spool_directory"]
 
 _WAIT = 30.0  # seconds to wait for another process that merges
-_TRIES = 100  # to make a file in a directory that others remove
-_ENDING = ".jsonl"
+_TRIES = 100  # to create a file in a directory that other processes remove
+_SUFFIX = ".jsonl"
 
 T = TypeVar("T")
-_Request = tuple[Program, Arch, Place]
+_Request = tuple[Program, Arch, CallSite]
 
 
 @dataclass(slots=True)
-class _Sight:
-    """How often one line of the application asked for one program, and how much of that is written."""
+class _RequestCount:
+    """The number of requests of one line of the application for one program."""
 
-    asked: int = 0
-    told: int = 0
+    total: int = 0
+    written: int = 0  # how many of them are in the spool file
 
 
 class Recorder:
-    """Writes down what a builder hands out. It never raises: what it cannot do is a fault.
+    """Records what a builder returns. It never raises: a failure is reported as a fault event.
 
-    New things are written at once. A count is written whenever it has doubled and at exit, so what a
-    process that was killed leaves behind is at least half of it.
+    A new program, kernel or graph is written at once. A count is written whenever it has doubled, and
+    at exit, so a process that is killed leaves at least half of each count.
     """
 
     def __init__(self, manifest: Path, events: Events) -> None:
-        self._manifest, self._events = manifest, events
-        self._programs: dict[str, dict[Program, None]] = {}  # by the digest of their artifact
+        self._manifest = manifest
+        self._events = events
+        self._programs: dict[str, dict[Program, None]] = {}  # by the digest of the artifact
         self._broken = False
         self._begin()
         fork.register(self)
 
     @classmethod
     def attach(cls, builder: Builder, manifest: Path) -> Recorder:
-        """A recorder of everything `builder` hands out from now on."""
+        """Record everything that `builder` returns from now on."""
         recorder = cls(manifest, builder.events)
-        builder.watchers.append(recorder.saw_program)
-        builder.events.sinks.append(recorder.saw_event)
+        builder.watchers.append(recorder.on_program)
+        builder.events.sinks.append(recorder.on_event)
         atexit.register(recorder.close)
-        _before_end(recorder.close)
+        _at_process_end(recorder.close)
         return recorder
 
-    def saw_program(self, program: Program, arch: Arch, artifact: Artifact) -> None:
-        """The builder handed out `artifact`."""
-        request = (program, arch, place())
-        self._attempt("write", lambda: self._saw(request, artifact))
+    def on_program(self, program: Program, arch: Arch, artifact: Artifact) -> None:
+        """Record a request that the builder answered with `artifact`."""
+        request = (program, arch, call_site())
+        self._attempt("write", lambda: self._record_request(request, artifact))
 
-    def saw_event(self, name: str, told: Mapping[str, Any]) -> None:
-        """A kernel was resolved, a graph captured, or something happened that is not recorded."""
+    def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Record a kernel that was resolved or a graph that was captured; ignore other events."""
         if name == "resolve":
-            self._attempt("write", lambda: self._saw_entry(told["key"], told["entry"]))
-        elif name == "graph" and told["what"] == "captured" and told["name"] is not None:
-            self._attempt("write", lambda: self._saw_graph(told["name"], told["key"]))
+            self._attempt("write", lambda: self._record_entry(fields["key"], fields["entry"]))
+        elif name == "graph" and fields["what"] == "captured" and fields["name"] is not None:
+            self._attempt("write", lambda: self._record_graph(fields["name"], fields["key"]))
 
     def close(self) -> None:
-        """Write the counts and merge; what is seen after that begins another file."""
+        """Write the counts and merge. Requests after that go to a new spool file."""
         self._attempt("write", self._end)
-        self._attempt("merge", lambda: merge(self._manifest))
+        self._attempt("merge", lambda: merge_into(self._manifest))
 
     def after_fork(self) -> None:
-        """In a forked child: the file and its lock are the parent's, and so is what it counted."""
+        """Start over in a forked child: spool file, lock and counts belong to the parent."""
         if self._spool is not None:
-            self._spool.leave()
+            self._spool.abandon()
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = Lock()  # a signal handler may build in the middle of a write
-        self._forget()
+        self._lock = Lock()  # A signal handler may build in the middle of a write.
+        self._reset()
 
-    def _forget(self) -> None:
-        """Nothing is written down yet."""
+    def _reset(self) -> None:
+        """Forget what is written: the next write opens a new spool file."""
         self._spool: _Spool | None = None
         self._numbers: dict[Program, int] = {}
-        self._sights: dict[_Request, _Sight] = {}
+        self._counts: dict[_Request, _RequestCount] = {}
         self._once: set[tuple[str, ...]] = set()
 
     def _attempt(self, verb: str, action: Callable[[], object]) -> None:
@@ -114,53 +117,54 @@ class Recorder:
             return
         try:
             action()
-        except Exception as error:  # whatever it is, it is not the application's trouble
+        except Exception as error:  # A failed recording must not disturb the application.
             self._broken = True
             self._events.fault("record", verb, error)
 
-    def _saw(self, request: _Request, artifact: Artifact) -> None:
+    def _record_request(self, request: _Request, artifact: Artifact) -> None:
         with self._lock:
             self._programs.setdefault(artifact.digest, {})[request[0]] = None
-            sight = self._sights.get(request)
-            if sight is None:
-                sight = self._sights[request] = _Sight()
-            sight.asked += 1
-            if sight.asked >= 2 * sight.told:
-                self._tell(request, sight, seconds=artifact.provenance.seconds)
+            count = self._counts.get(request)
+            if count is None:
+                count = self._counts[request] = _RequestCount()
+            count.total += 1
+            if count.total >= 2 * count.written:
+                self._write_count(request, count, seconds=artifact.provenance.seconds)
 
-    def _saw_entry(self, digest: str, entry: str) -> None:
+    def _record_entry(self, digest: str, entry: str) -> None:
         with self._lock:
-            for program in self._programs.get(digest, ()):  # several, where their headers are equal
+            for program in self._programs.get(digest, ()):  # several if their headers are equal
                 number = self._number(program)
                 if self._first("entry", str(number), entry):
                     self._write({"of": number, "entry": entry})
 
-    def _saw_graph(self, name: str, key: str) -> None:
+    def _record_graph(self, name: str, key: str) -> None:
         with self._lock:
             if not self._first("graph", name, key):
                 return
-            if (spelling := literal(key)) is not None:
-                self._write({"graph": name, "key": spelling})
+            if (literal := key_literal(key)) is not None:
+                self._write({"graph": name, "key": literal})
             elif self._first("skipped", name):
                 warn(f"graph {name!r}: key {key} is no Python literal and is not recorded")
 
     def _end(self) -> None:
         with self._lock:
-            for request, sight in self._sights.items():
-                if sight.asked > sight.told:
-                    self._tell(request, sight)
+            for request, count in self._counts.items():
+                if count.total > count.written:
+                    self._write_count(request, count)
             if self._spool is not None:
                 self._spool.close()
-            self._forget()
+            self._reset()
 
-    def _tell(self, request: _Request, sight: _Sight, **more: Any) -> None:
-        program, arch, where = request
-        asked, sight.told = sight.asked - sight.told, sight.asked
-        row = {"of": self._number(program), "arch": str(arch), "by": shown(where), "asked": asked}
+    def _write_count(self, request: _Request, count: _RequestCount, **more: Any) -> None:
+        program, arch, site = request
+        asked = count.total - count.written
+        count.written = count.total
+        row = {"of": self._number(program), "arch": str(arch), "by": format_site(site), "asked": asked}
         self._write({**row, **more})
 
     def _number(self, program: Program) -> int:
-        """What this process's file calls `program`."""
+        """Return the number of `program` in the spool file; write the program when it is new."""
         number = self._numbers.get(program)
         if number is None:
             number = len(self._numbers)
@@ -169,6 +173,7 @@ class Recorder:
         return number
 
     def _first(self, *what: str) -> bool:
+        """Return True at the first call with these arguments."""
         if what in self._once:
             return False
         self._once.add(what)
@@ -176,61 +181,61 @@ class Recorder:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._spool is None:
-            self._spool = _Spool(spool_of(self._manifest))
-            _before_end(self.close)
+            self._spool = _Spool(spool_directory(self._manifest))
+            _at_process_end(self.close)
         self._spool.write(row)
 
 
-def _before_end(action: Callable[[], None]) -> None:
-    """See to it that a child of multiprocessing, which ends without `atexit`, ends with `action`.
+def _at_process_end(action: Callable[[], None]) -> None:
+    """Run `action` at the end of a child of multiprocessing, which does not run `atexit`.
 
-    A parent has it done, too: once it has waited for its children.
+    In a parent it runs after the parent has waited for its children.
     """
     if util := sys.modules.get("multiprocessing.util"):
         util.Finalize(None, action, exitpriority=-1)
 
 
 class _Spool:
-    """A file that this process alone appends to, a JSON object a line, locked until it is closed."""
+    """The spool file of this process, with a JSON object in each line. It is locked until `close`."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = _made_in(directory, lambda: self._open(directory))
+        self._file = _create_in(directory, lambda: self._open(directory))
 
     def _open(self, directory: Path) -> Descriptor:
         name = f"{directory}/{os.getpid()}-{os.urandom(6).hex()}"
         file = opened(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Only now does it count: what has this ending and no lock is of a process that has ended.
-        os.rename(name, name + _ENDING)
+        # A merge takes files with this suffix that are not locked, so the lock must come first.
+        os.rename(name, name + _SUFFIX)
         return file
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one line; `OSError` when it could not be written whole."""
+        """Append one line. Raises `OSError` when it cannot be written completely."""
         line = json.dumps(row).encode() + b"\n"
-        if os.write(self._file, line) < len(line):  # one write: it is all there or the disk is full
+        if os.write(self._file, line) < len(line):  # One write: it is complete or the disk is full.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # at once, even where a forked child has a copy still
-        self.leave()
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # A forked child may have a copy.
+        self.abandon()
 
-    def leave(self) -> None:
-        """Close this process's copy."""
+    def abandon(self) -> None:
+        """Close the descriptor, and leave the lock to the process that holds it."""
         self._file.close()
 
 
 # Merging
 
 
-def spool_of(manifest: Path) -> Path:
-    """The directory beside `manifest` where what is not merged yet is kept."""
+def spool_directory(manifest: Path) -> Path:
+    """Return the directory beside `manifest` with the spool files that are not merged yet."""
     return manifest.with_name(f"{manifest.name}.spool")
 
 
-def known(manifest: Path) -> Manifest:
-    """The manifest so far: an empty one where there is none.
+def read_existing(manifest: Path) -> Manifest:
+    """Return the manifest at a path, or an empty one where there is no file.
 
-    Raises `InputError` when anything in it cannot be read: writing it again would lose that.
+    Raises `InputError` when a program in it cannot be read: a rewrite would lose that program.
     """
     if not manifest.exists():
         return Manifest()
@@ -242,83 +247,87 @@ def known(manifest: Path) -> Manifest:
     return found
 
 
-def merge(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
-    """Take what ended processes recorded, and `others`, into `manifest`; how many still record.
+def merge_into(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
+    """Merge the recordings of processes that have ended, and `others`, into the file `manifest`.
 
-    With `fresh` it becomes `others` alone, whatever it was. Raises `InputError` for a manifest that
-    cannot be read or written: then it stays as it is, and so does what was recorded.
+    With `fresh` the file gets `others` alone. Returns the number of processes that still record.
+    Raises `InputError` for a manifest that cannot be read or written. The file and the recordings stay
+    unchanged in that case.
     """
-    spool = spool_of(manifest)
+    spool = spool_directory(manifest)
     if not (others or fresh or spool.is_dir()):
         return 0
-    with _merging(spool, sys._getframe()):
-        files = sorted(spool.glob(f"*{_ENDING}"))
+    with _merge_lock(spool, sys._getframe()):
+        files = sorted(spool.glob(f"*{_SUFFIX}"))
         ended = [file for file in files if _has_ended(file)]
         if fresh:
-            Manifest().merged(*others).write(manifest)
+            Manifest().merged(*others).write(manifest, fresh=True)
         elif ended or others:
-            with _telling(spool if ended else None):
-                known(manifest).merged(*map(_read, ended), *others).write(manifest)
+            with _naming_spool(spool if ended else None):
+                read_existing(manifest).merged(*map(_read_spool, ended), *others).write(manifest)
         for file in ended:
             file.unlink()
     return len(files) - len(ended)
 
 
 @contextmanager
-def _telling(spool: Path | None) -> Iterator[None]:
-    """Add to an error where the recording is that could not be merged."""
+def _naming_spool(spool: Path | None) -> Iterator[None]:
+    """Add the location of the recording that could not be merged to an error."""
     try:
         yield
     except InputError as error:
         if spool is None:
             raise
         raise InputError(
-            f"{error}; what was recorded is kept in {spool}, and merged once that is mended",
+            f"{error}; the recording is kept in {spool}, and the next merge takes it",
             hint=error.hint,
         ) from None
 
 
 @contextmanager
-def _merging(spool: Path, owner: FrameType) -> Iterator[None]:
-    """Be the only one to merge in the function of `owner`; an empty spool is removed after that."""
-    lock = FileLock(spool / "lock", owner=owner, trust=True)  # root merges what others recorded
+def _merge_lock(spool: Path, owner: FrameType) -> Iterator[None]:
+    """Hold the lock of merges for the function of `owner`, and remove the spool when it is empty."""
+    lock = FileLock(spool / "lock", owner=owner, trust=True)  # Root may merge for other users.
     try:
-        if not _made_in(spool, lambda: lock.acquire(_WAIT)):
+        if not _create_in(spool, lambda: lock.acquire(_WAIT)):
             raise TimeoutError(f"another process has held {lock.path} for {_WAIT:.0f} seconds")
         yield
     finally:
         lock.release()
-        with suppress(OSError):  # others are using it
+        with suppress(OSError):  # Other processes use it.
             spool.rmdir()
 
 
 def _has_ended(file: Path) -> bool:
-    """Whether the process that wrote `file` is gone, or has left the file behind."""
+    """Return True if the process that wrote `file` has ended, or has closed the file."""
     with hold(file, 0, trust=True) as ended:
         return ended
 
 
-def _made_in(directory: Path, make: Callable[[], T]) -> T:
-    """What `make` makes in `directory`, which any merge may remove while it is empty."""
+def _create_in(directory: Path, make: Callable[[], T]) -> T:
+    """Return the result of `make`, which creates a file in `directory`.
+
+    Any merge may remove the directory while it is empty, so it is created as often as needed.
+    """
     for _ in range(_TRIES):
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
         with suppress(FileNotFoundError):
             return make()
-    return make()  # it is not that: say what it is
+    return make()  # Raise the error.
 
 
-def _read(file: Path) -> Manifest:
-    """What one process recorded; a line that was torn when it died counts for nothing."""
+def _read_spool(file: Path) -> Manifest:
+    """Return what one process recorded. An incomplete line of a killed process is ignored."""
     programs: dict[int, Program] = {}
-    wanted: list[Wanted] = []
+    items: list[ManifestProgram] = []
     graphs: list[GraphKeys] = []
     for row in _rows(file):
         try:
             if "graph" in row:
                 graphs.append(GraphKeys(row["graph"], (row["key"],)))
             elif "of" in row:
-                wanted.append(_wanted(programs[row["of"]], row))
+                items.append(_item(programs[row["of"]], row))
             else:
                 programs[row["number"]] = _program(row["program"])
         except (KeyError, TypeError, ValueError) as error:
@@ -326,7 +335,7 @@ def _read(file: Path) -> Manifest:
                 f"{file} was not recorded by this preheat: {error!r}",
                 hint="merge it with the one that wrote it, or remove it",
             ) from error
-    return Manifest(tuple(wanted), tuple(graphs))
+    return Manifest(tuple(items), tuple(graphs))
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -335,8 +344,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _wanted(program: Program, row: Mapping[str, Any]) -> Wanted:
-    return Wanted(
+def _item(program: Program, row: Mapping[str, Any]) -> ManifestProgram:
+    return ManifestProgram(
         program=program,
         archs=(Arch.parse(row["arch"]),) if "arch" in row else (),
         entries=(row["entry"],) if "entry" in row else (),
@@ -351,7 +360,7 @@ def _fields(program: Program) -> dict[str, Any]:
 
 
 def _program(row: Mapping[str, Any]) -> Program:
-    """The program that `_fields` took apart."""
+    """Return the program of a row that `_fields` made."""
     lists = {name: tuple(row[name]) for name in ("options", "include", "names")}
     pairs = {name: tuple(map(tuple, row.get(name, ()))) for name in ("headers", "spellings")}
     return Program(**{**row, **lists, **pairs})

@@ -1,4 +1,4 @@
-"""Whether the files of a loaded program have changed, so that it has to be built again."""
+"""Detects that a file of a loaded program has changed, so that it is built again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from preheat.toolchain.evidence import Memo, View
 
 __all__ = ["Files"]
 
-_EVERY = 1.0  # seconds between two looks at the headers of one program
+_EVERY = 1.0  # seconds between two comparisons of the headers of one program
 
 _sources = Memo()  # hashes of the source files of this process
 
@@ -61,10 +61,10 @@ class Files:
 
 
 def _digest(path: str | None) -> str | None:
-    """The hash of a file; None when there is no file to read."""
+    """Return the hash of a file; None when it cannot be read."""
     if path is None:
         return None
     try:
         return View(_sources).evidence(path).digest
-    except (OSError, ValueError):  # a name with a NUL character is the latter
+    except (OSError, ValueError):  # A name with a NUL character raises ValueError.
         return None

@@ -1,4 +1,4 @@
-"""Sealed: nothing may be compiled any more, in this process and from now on."""
+"""Sealing: from now on, this process compiles nothing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _inside: list[SealMode] = []
 
 
 def seal(mode: str = "error") -> None:
-    """Compile nothing from now on: what is not stored is a `SealedError`, or with "warn" a warning.
+    """Compile nothing from now on: a program that is not stored is a `SealedError`, or a warning.
 
-    Holds for the whole process, whatever thread asks, until `unseal`.
+    The seal holds for all threads of the process until `unseal`.
     """
     global _fixed
     _fixed = SealMode.of(mode)
 
 
 def unseal() -> None:
-    """Undo `seal`. What `PREHEAT_SEALED` or an enclosing `sealed` block says still holds."""
+    """Undo `seal`. `PREHEAT_SEALED` and enclosing `sealed` blocks remain in force."""
     global _fixed
     _fixed = SealMode.OFF
 
 
 @contextmanager
 def sealed(mode: str = "error") -> Iterator[None]:
-    """`seal` for the time of a block; of several seals the strictest holds."""
+    """Seal the process during a block. Of several seals, the strictest one holds."""
     wanted = SealMode.of(mode)
     _inside.append(wanted)
     try:
@@ -41,5 +41,5 @@ def sealed(mode: str = "error") -> Iterator[None]:
 
 
 def in_force() -> SealMode:
-    """The strictest of the seals there are."""
+    """Return the strictest mode that is in force."""
     return max((_fixed, *_inside))

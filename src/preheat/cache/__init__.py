@@ -2,7 +2,8 @@
 
 from preheat.cache.base import Found, Store
 from preheat.cache.chain import Chain
-from preheat.cache.disk import DiskStore, LayerStore
+from preheat.cache.disk import DiskStore
+from preheat.cache.layer import LayerStore
 from preheat.cache.memory import MemoryStore
 
 __all__ = ["Chain", "DiskStore", "Found", "LayerStore", "MemoryStore", "Store"]

@@ -1,4 +1,4 @@
-"""What a tier is."""
+"""The interface of a tier."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Found", "Store", "WritableStore"]
 
 
 class Store(Protocol):
-    """A tier: bytes by hex digest.
+    """A tier: bytes by hexadecimal digest.
 
-    `get` answers "is it there" and "give it" at once, with verified bytes or None. A tier that
-    cannot do what it is asked raises `OSError`; `Chain` turns that into an event.
+    `get` returns verified bytes, or None when the tier does not have the digest. A tier that fails
+    raises `OSError`, which `Chain` turns into an event.
     """
 
     name: str
@@ -21,14 +21,14 @@ class Store(Protocol):
 
 @runtime_checkable
 class WritableStore(Store, Protocol):
-    """A tier that also takes bytes."""
+    """A tier that can be written."""
 
     def put(self, digest: str, blob: bytes) -> None: ...
     def remove(self, digest: str) -> None: ...
 
 
 class Found(NamedTuple):
-    """A blob and the tier that had it."""
+    """A blob, and the name of the tier that had it."""
 
     blob: bytes
     tier: str

@@ -1,4 +1,4 @@
-"""Many entries in one file: read-only, relocatable, the same bytes for the same content.
+"""Many entries in one file: read-only, relocatable, with the same bytes for the same content.
 
     offset  size  what
     0       8     magic  89 'B' 'A' 'K' 'E' 0d 0a 1a
@@ -11,9 +11,10 @@
     …       16    XXH3-128 of everything before it
     …       …     the entries (preheat.cache.codec), end to end in the order of the index
 
-An entry starts where the one before it ends and the last one ends the file, so an index that ascends
-cannot overlap, leave gaps or point outside. Every byte is under a checksum: that of the index or that
-of its entry. They find damage, not malice: who may write the file may write code.
+An entry starts where the one before it ends, and the last entry ends the file. Therefore entries of an
+ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
+of the index or that of its entry. Checksums detect damage, not attacks: a user who can write the file
+can write code.
 """
 
 from __future__ import annotations
@@ -42,32 +43,35 @@ VERSION = 1
 _HEAD = struct.Struct("<8sHII")
 _RECORD = struct.Struct("<32sQ")
 _CHECKSUM = 16
-# What a file can make its reader do, whatever it claims.
+# Bounds on what a reader does, whatever a file claims.
 _MAX_META = 4 << 20
 _MAX_ENTRIES = 1 << 20
-_MAX_ENTRY = 1 << 30  # less than what one read gives
+_MAX_ENTRY = 1 << 30  # less than the limit of one read
 
 
 class Bundle:
     """A bundle open for reading, by any number of threads and forked processes.
 
-    The index is held in memory; an entry is read when it is asked for. Replacing the file by a rename
-    changes nothing for those who have it open; `stamp` tells it from its successor. One that is
-    overwritten in place has damaged entries.
+    The index is in memory; an entry is read when it is requested. Replacing the file by a rename
+    changes nothing for a process that has it open; `stamp` differs from that of the new file. A file
+    that is overwritten in place has damaged entries.
     """
 
     def __init__(self, path: Path, file: Descriptor, front: _Front, *, trust: bool) -> None:
-        self.path, self.nbytes, self.stamp = path, front.file_size, front.stamp
+        self.path = path
+        self.nbytes = front.file_size
+        self.stamp = front.stamp
         self._trust = trust
         self.meta: Mapping[str, Any] = front.meta
-        self._records, self._first = front.records, front.end
+        self._records = front.records
+        self._first = front.end
         self._file: Descriptor | None = file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, trust: bool = True) -> Bundle:
-        """The bundle at `path`, its index checked; `BundleError` when it is not a sound one.
+        """Open the bundle at `path` and check its index; `BundleError` when it is not a valid bundle.
 
-        Without `trust` it has to be a file that only this user and root can have put there.
+        Without `trust`, only this user and root may be able to write the file or replace it.
         """
         path = Path(path)
         try:
@@ -80,7 +84,7 @@ class Bundle:
             raise BundleError(f"{path} is not a sound bundle: {refused}", hint=refused.hint) from None
 
     def get(self, digest: str) -> bytes | None:
-        """The verified entry or None; `DamagedEntryError` for a damaged one, `OSError` for a fault."""
+        """Return the verified entry or None; raise `DamagedEntryError` or, for a fault, `OSError`."""
         file = self._held()
         at = bisect_left(range(len(self)), digest, key=self._digest)
         if at == len(self) or self._digest(at) != digest:
@@ -88,11 +92,11 @@ class Bundle:
         return self._read(file, at)
 
     def digests(self) -> Iterator[str]:
-        """Every digest there is an entry for, ascending."""
+        """Return the digests of all entries in ascending order."""
         return map(self._digest, range(len(self)))
 
     def verify(self) -> dict[str, str]:
-        """Read the whole file: what is wrong with which entry, or nothing."""
+        """Read the whole file and return what is wrong with each damaged entry, by digest."""
         file, wrong = self._held(), {}
         for at, digest in enumerate(self.digests()):
             try:
@@ -102,7 +106,7 @@ class Bundle:
         return wrong
 
     def close(self) -> None:
-        """Let go of the file; a `get` under way in another thread still ends well."""
+        """Close the file. A `get` that runs in another thread at this time still succeeds."""
         self._file = None
 
     def __len__(self) -> int:
@@ -115,7 +119,7 @@ class Bundle:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
-        """Opened anew by whom it is sent to: a descriptor means nothing in another process."""
+        """Pickle the path: the receiving process opens the file again."""
         return _open_anew, (self.path, self._trust)
 
     def __repr__(self) -> str:
@@ -145,19 +149,20 @@ class Bundle:
 
     def _unchecked(self, file: Descriptor, at: int) -> bytes:
         start = self._end(at - 1) if at else self._first
-        # Not from a mapping: touching one of a file that was cut short would end the process.
+        # A memory mapping of a file that is truncated later would kill the process, so the file is
+        # read.
         return os.pread(file, self._end(at) - start, start)
 
 
 def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
-    """Make or replace the bundle at `path`, in one step and for good; its size in bytes.
+    """Create or replace the bundle at `path` atomically and durably; return its size in bytes.
 
-    `meta` is JSON. `BundleError` when an entry is damaged or the file cannot be written: then what was
-    at `path` is still there.
+    `meta` is a JSON object. Raises `BundleError` when an entry is damaged or the file cannot be
+    written; then an existing file at `path` is unchanged.
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # a rename would replace even a device
+        if path.exists() and not path.is_file():  # A rename would replace even a device.
             raise _RefusedError("what is there is not a file")
         return publish(path, _parts(entries, meta))
     except OSError as fault:
@@ -180,7 +185,7 @@ class _RefusedError(Exception):
 
 
 class _Front(NamedTuple):
-    """What comes before the entries."""
+    """The part of the file before the entries."""
 
     meta: dict[str, Any]
     records: bytes
@@ -225,7 +230,7 @@ def _front(descriptor: int) -> _Front:
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:
-    """The length of the meta part and the number of entries."""
+    """Return the length of the meta part and the number of entries."""
     if len(head) < _HEAD.size:
         raise _RefusedError("it is too short")
     magic, version, meta_length, count = _HEAD.unpack(head)
@@ -244,7 +249,7 @@ def _checked_head(head: bytes) -> tuple[int, int]:
 
 
 def _check_records(records: bytes, start: int, size: int) -> None:
-    """Digests ascend, and so do the ends of entries, up to the end of the file."""
+    """Check that digests ascend, and that the ends of entries ascend up to the end of the file."""
     before = b""
     for digest, end in _RECORD.iter_unpack(records):
         if digest <= before:
@@ -272,7 +277,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]:
-    """The bytes of a bundle in pieces, the same for equal arguments."""
+    """Return the bytes of a bundle in pieces; equal arguments give equal bytes."""
     blobs = dict(sorted(entries.items()))
     for digest, blob in blobs.items():
         if len(blob) > _MAX_ENTRY:

@@ -1,4 +1,4 @@
-"""Tiers in a row: the fastest first, a hit fills those before it, a fault stops nothing."""
+"""Several tiers as one: the fastest first. A hit is copied into the tiers that were asked before it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ T = TypeVar("T")
 
 
 class Chain:
-    """Several tiers as one. Never raises for what a tier could not do: that is an event."""
+    """Several tiers as one. A fault of a tier is an event, never an exception."""
 
     def __init__(self, tiers: Sequence[Store], events: Events) -> None:
-        self.tiers, self._events = tuple(tiers), events
+        self.tiers = tuple(tiers)
+        self._events = events
         self._writable = [tier if isinstance(tier, WritableStore) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
-        """The blob from the first tier that has it, back-filled into the writable ones before."""
+        """Return the blob from the first tier that has it; copy it into the writable tiers before."""
         return next(self.each(digest), None)
 
     def each(self, digest: str) -> Iterator[Found]:
-        """Every tier's blob for the digest, nearest first, for one whose tiers may disagree."""
+        """Yield the blob of every tier that has the digest, fastest first; the blobs may differ."""
         for depth, tier in enumerate(self.tiers):
             _, blob = self._attempt("read", tier, tier.get, digest)
             if blob is not None:
@@ -35,20 +36,20 @@ class Chain:
                 yield Found(blob, tier.name)
 
     def put(self, digest: str, blob: bytes) -> None:
-        """Offer the blob to every writable tier."""
+        """Store the blob in every writable tier."""
         for tier in filter(None, self._writable):
             if self._attempt("write", tier, tier.put, digest, blob)[0]:
                 self._events.emit("put", tier=tier.name, key=digest, bytes=len(blob))
 
     def remove(self, digest: str) -> None:
-        """Take the digest out of every writable tier."""
+        """Remove the digest from every writable tier."""
         for tier in filter(None, self._writable):
             self._attempt("remove", tier, tier.remove, digest)
 
     def _attempt(
         self, verb: str, tier: Store, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[bool, T | None]:
-        """Whether the tier did what it was asked, and what it answered."""
+        """Call a method of a tier; return whether it succeeded, and its result."""
         try:
             return True, act(*args, **kwargs)
         except OSError as fault:

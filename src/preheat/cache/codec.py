@@ -1,4 +1,4 @@
-"""The bytes of one entry: a checked container of a JSON part and named sections.
+"""The byte format of an entry: a JSON part and named sections, with a checksum.
 
     offset  size  what
     0       8     magic  89 'H' 'E' 'A' 'T' 0d 0a 1a
@@ -9,7 +9,8 @@
     46+n    …     the sections, one after another
     end-16  16    XXH3-128 of everything before it
 
-The checksum finds damage, not malice: who may write the directory may write code (docs/cache.md).
+The checksum detects damage, not attacks: a user who can write the directory can write code
+(docs/cache.md).
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ _CHECKSUM = 16
 
 
 class DamagedEntryError(ValueError):
-    """These bytes are not a whole entry for that digest."""
+    """These bytes are not a complete entry for that digest."""
 
 
 class Entry(NamedTuple):
-    """An entry taken apart."""
+    """The parts of an entry."""
 
     meta: dict[str, Any]
     sections: dict[str, bytes]
 
 
 def pack(digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> bytes:
-    """One blob; the same content always gives the same bytes."""
+    """Encode an entry; equal content gives equal bytes."""
     table = [[name, len(section)] for name, section in sections.items()]
     text = json.dumps(
         {"meta": meta, "sections": table}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
@@ -64,7 +65,7 @@ def pack(digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) ->
 
 
 def damage(digest: str, blob: bytes) -> str | None:
-    """What is wrong with `blob` as the entry for `digest`, or None when it is whole."""
+    """Return what is wrong with `blob` as the entry for `digest`, or None when it is valid."""
     if len(blob) < _HEAD.size + _CHECKSUM:
         return "too short"
     magic, version, key, _ = _HEAD.unpack_from(blob)
@@ -80,33 +81,33 @@ def damage(digest: str, blob: bytes) -> str | None:
 
 
 def unpack(digest: str, blob: bytes) -> Entry:
-    """Take a blob apart; `DamagedEntryError` when it is not whole."""
+    """Decode a blob; `DamagedEntryError` when it is not valid."""
     if why := damage(digest, blob):
         raise DamagedEntryError(why)
     return unpack_checked(blob)
 
 
 def text(value: object) -> str:
-    """`value`, which has to be text that can be written; `ValueError` or `TypeError` when it is not."""
+    """Return `value` if it is text that UTF-8 can encode; `ValueError` or `TypeError` otherwise."""
     if type(value) is not str:
         raise TypeError(f"{value!r} is not text")
     if not value.isascii():
-        value.encode()  # half a character, which JSON can spell, is an error here
+        value.encode()  # A lone surrogate, which JSON can contain, raises here.
     return value
 
 
 def rows(value: object, width: int) -> list[list[str]]:
-    """`value`, which has to be a list of lists of so many texts; errors as of `text`."""
+    """Return `value` if it is a list of lists of `width` texts; otherwise raise what `text` raises."""
     if type(value) is not list or not set(map(type, value)) <= {list}:
         raise TypeError(f"{value!r} is not a list of lists")
     if not set(map(len, value)) <= {width}:
         raise ValueError(f"{value!r} has rows that are not {width} long")
-    text("".join(chain.from_iterable(value)))  # all at once: there may be hundreds
+    text("".join(chain.from_iterable(value)))  # joined, because there may be hundreds
     return value
 
 
 def unpack_checked(blob: bytes) -> Entry:
-    """Take apart a blob that already passed `damage`, as everything out of a `Chain` has."""
+    """Decode a blob that `damage` has accepted, as every blob from a `Chain` was."""
     start = _HEAD.size + _HEAD.unpack_from(blob)[3]
     try:
         header = json.loads(blob[_HEAD.size : start])

@@ -1,4 +1,4 @@
-"""Counters of many processes: a file each, added up when someone asks."""
+"""The counters of many processes: each has a file, and readers add them up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from preheat.locks import Lock
 
 __all__ = ["Journal"]
 
-_FOLD_AT = 64  # files from which on old ones are folded into one
+_FOLD_AT = 64  # number of files from which old ones are merged into one
 _QUIET = 600.0  # seconds without a write after which a file counts as old
-_TOTAL = "total.json"  # what old files were folded into
-_MOST = 1e18  # no counter is larger
+_TOTAL = "total.json"  # the sum of old files
+_MOST = 1e18  # the largest counter
 
 
 class Journal:
-    """This process's counters in a file of its own. No file is ever shared by two writers."""
+    """The counters of this process in a file of its own. Two processes never write the same file."""
 
     def __init__(
         self,
@@ -34,54 +34,59 @@ class Journal:
         trust: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directory, self._lock_dir, self._trust, self._clock = directory, lock_dir, trust, clock
+        self._directory = directory
+        self._lock_dir = lock_dir
+        self._trust = trust
+        self._clock = clock
         self._lock = Lock()
         self._name = _new_name()
-        self._base: Stats = {}  # what earlier files of this process already hold
+        self._base: Stats = {}  # the counts in earlier files of this process
         self._written: Stats = {}
         self._written_at = 0.0
 
     def another(self) -> Journal:
-        """A journal for a forked child, with a file of its own."""
+        """Return a journal for a forked child, with a file of its own."""
         return Journal(self._directory, lock_dir=self._lock_dir, trust=self._trust, clock=self._clock)
 
     def write(self, stats: Stats) -> None:
-        """Put the counters on disk. Raises `OSError` where that is not possible."""
+        """Write the counters to the disk. Raises `OSError` where that is not possible."""
         with self._lock:
             if stats == self._written or not stats:
                 return
             make_private(self._directory, trust=self._trust)
-            if self._written and self._given_up():
-                self._name, self._base = _new_name(), self._written
+            if self._written and self._is_abandoned():
+                self._name = _new_name()
+                self._base = self._written
             rest = {k: v - self._base.get(k, 0) for k, v in stats.items()}
             self._put(self._name, rest)
-            self._written, self._written_at = dict(stats), self._clock()
+            self._written = dict(stats)
+            self._written_at = self._clock()
             names = os.listdir(self._directory)
             if len(names) > _FOLD_AT:
                 self._fold(names)
 
     def total(self) -> Stats:
-        """All counters ever written here, added up; unreadable files count for nothing."""
+        """Return the sum of all counters in this directory; unreadable files are ignored."""
         with suppress(OSError):
             names = os.listdir(self._directory)
             return merge(*(self._read(name) for name in names if _is_whole(name)))
         return {}
 
     def clear(self) -> None:
-        """Start the cache's counters from nothing."""
+        """Remove all counters of the cache."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self._directory):
-                with suppress(OSError):  # a directory is none of ours
+                with suppress(OSError):  # A directory does not belong to the journal.
                     (self._directory / name).unlink(missing_ok=True)
 
-    def _given_up(self) -> bool:
-        """Whether our file was cleared away or folded, or is so old that it may be any moment."""
+    def _is_abandoned(self) -> bool:
+        """Return whether the file was removed or merged, or is so old that it may be at any moment."""
         quiet = self._clock() - self._written_at > _QUIET / 2
         path = self._directory / self._name
         return quiet or path.is_symlink() or not path.is_file()
 
     def _fold(self, names: list[str]) -> None:
-        """Add old files to the one called total.json, so that processes do not leave litter."""
+        """Merge old files into total.json, so that the number of files is bounded."""
         make_private(self._lock_dir, trust=self._trust)
         with hold(self._lock_dir / f"fold-{os.fsencode(self._directory).hex()[-120:]}", 0) as mine:
             if not mine:
@@ -94,7 +99,7 @@ class Journal:
                         old.append(name)
             self._put(_TOTAL, merge(*(self._read(name) for name in (_TOTAL, *old) if _is_whole(name))))
             for name in old:
-                with suppress(OSError):  # a directory is none of ours
+                with suppress(OSError):  # A directory does not belong to the journal.
                     (self._directory / name).unlink(missing_ok=True)
 
     def _put(self, name: str, stats: Stats) -> None:
@@ -114,10 +119,10 @@ def _new_name() -> str:
 
 
 def _is_whole(name: str) -> bool:
-    """Whether this is a file of counters and not one still being written."""
+    """Return whether this is a file of counters, and not one that is being written."""
     return name.endswith(".json")
 
 
 def _is_count(value: object) -> bool:
-    """Whether this is a number that can be added to others."""
+    """Return whether this is a number that can be added to others."""
     return type(value) in (int, float) and -_MOST < value < _MOST  # type: ignore[operator]

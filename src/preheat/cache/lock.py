@@ -26,22 +26,25 @@ _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
 
 class FileLock:
-    """`flock` on a file of its own, which is removed again on release unless it is to be kept.
+    """`flock` on a file of its own, which is removed on release unless `keep` is given.
 
-    One lock a key would leave litter; a lock that is taken again and again is better kept. `owner` is
-    the frame of the function that holds the lock, no generator's: when an interrupt ends the function
-    before it gives the lock back, `release_lost` does. With `trust` the file may be another user's.
+    Lock files of keys are removed, because there would be one for each key. A lock that is taken again
+    and again keeps its file. `owner` is the frame of the function that holds the lock, not of a
+    generator: when an interrupt ends the function before it releases the lock, `release_lost` does so.
+    With `trust`, the file may belong to another user.
     """
 
     def __init__(
         self, path: Path, *, keep: bool = False, owner: FrameType | None = None, trust: bool = False
     ) -> None:
-        self.path, self._keep, self._trust = path, keep, trust
+        self.path = path
+        self._keep = keep
+        self._trust = trust
         self._owner = None if owner is None else Call(owner)
         self._file: Descriptor | None = None
 
     def acquire(self, timeout: float) -> bool:
-        """Take the lock within `timeout` seconds; False when someone else kept it that long.
+        """Take the lock within `timeout` seconds; return False when another holder kept it that long.
 
         Raises `OSError` where the directory does not allow locks.
         """
@@ -58,14 +61,16 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back. Does nothing when it is not held."""
+        """Release the lock. Does nothing when it is not held."""
         file = self._file
         if file is not None and not file.closed:
-            with suppress(OSError):  # a file left behind is only litter
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an interrupted try may not have it
+            with suppress(OSError):  # A file that is left behind does no harm.
+                fcntl.flock(
+                    file, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # An interrupted attempt may not have it.
                 if not self._keep and self._is_at_path(file):
                     os.unlink(self.path)
-            with suppress(OSError):  # at once, even where a forked child still has a copy
+            with suppress(OSError):  # at once, even where a forked child has a copy of the descriptor
                 fcntl.flock(file, fcntl.LOCK_UN)
         self._close()
         if self._owner is not None:
@@ -78,17 +83,19 @@ class FileLock:
     def _try(self) -> bool:
         if self._file is not None:
             return False
-        _held.add(self)  # before it is locked: whatever ends this function, the lock can be found
+        _held.add(
+            self
+        )  # before it is locked, so that the lock can be found whatever ends this function
         try:
             self._file = file = opened(self.path, _FLAGS)
             _require_file(os.fstat(file), self.path, trust=self._trust)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The last owner may have unlinked the file between our open and our lock: then what we
-            # hold is a lock nobody else can find.
+            # The last owner may have unlinked the file between the open and the lock. Then no other
+            # process can find the lock that is held here.
             if not self._is_at_path(file):
                 raise FileNotFoundError
         except (BlockingIOError, FileNotFoundError):
-            missing = self._file is None  # there is not even a directory for it
+            missing = self._file is None  # The directory does not exist.
             self._close()
             if missing:
                 raise
@@ -99,7 +106,7 @@ class FileLock:
         return True
 
     def _is_at_path(self, file: Descriptor) -> bool:
-        """Whether our file is still the one others find; a cleaner of old files may have been here."""
+        """Return whether the path still leads to this file; a cleaner may have removed it."""
         return os.path.samestat(os.fstat(file), os.stat(self.path))
 
     def _close(self) -> None:
@@ -111,7 +118,7 @@ class FileLock:
 
 
 def _require_file(found: os.stat_result, path: Path, *, trust: bool) -> None:
-    """`OSError` for what is no file, or one whose lock a stranger may hold for as long as he likes."""
+    """Raise `OSError` for anything but a file, or a file of another user, who could hold it forever."""
     if not stat.S_ISREG(found.st_mode):
         raise NotAFileError
     if not trust and found.st_uid not in (os.geteuid(), 0):
@@ -132,7 +139,7 @@ fork.register(_held)
 
 
 def release_lost() -> None:
-    """Give back the locks whose functions were interrupted before they could."""
+    """Release the locks whose functions were interrupted before they could release them."""
     if _held:
         with _releasing:
             for lock in list(_held):
@@ -144,11 +151,11 @@ _releasing = Lock()
 
 
 class hold:  # noqa: N801 - used like a function
-    """Hold a kept lock for the block; the value says whether it was taken in time.
+    """Hold a lock with a permanent file during a block; the value says whether it was taken in time.
 
-    A lock that is not `required` and cannot be had at all is done without. The path may be a function
-    that prepares the place for it. The block must not belong to a generator, and `trust` means the
-    same as there: see `FileLock`.
+    The block runs without the lock if the lock is not `required` and cannot be taken at all. The path
+    may be a function that creates the directory first. The block must not be in a generator. `trust`
+    means the same as for `FileLock`.
     """
 
     def __init__(
@@ -159,7 +166,10 @@ class hold:  # noqa: N801 - used like a function
         required: bool = True,
         trust: bool = False,
     ) -> None:
-        self._path, self._timeout, self._required, self._trust = path, timeout, required, trust
+        self._path = path
+        self._timeout = timeout
+        self._required = required
+        self._trust = trust
         self._lock: FileLock | None = None
 
     def __enter__(self) -> bool:
@@ -178,13 +188,13 @@ class hold:  # noqa: N801 - used like a function
 
 
 def sweep(directory: Path, older_than: float) -> None:
-    """Remove the locks of keys that killed owners left behind: made before then, and held by nobody.
+    """Remove the lock files of keys that are older than that and not held: their owners were killed.
 
-    Other files stay, those of locks that are kept on purpose among them.
+    Other files stay, including those of locks with permanent files.
     """
     for name in fnmatch.filter(os.listdir(directory), _KEY):
         path = directory / name
-        with suppress(OSError):  # someone else removed it, or it is no file: it is only litter
+        with suppress(OSError):  # It was removed in the meantime, or it is not a file.
             if os.lstat(path).st_mtime < older_than:
                 lock = FileLock(path, owner=sys._getframe())
                 if lock.acquire(0):

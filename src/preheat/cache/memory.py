@@ -1,4 +1,4 @@
-"""The tier inside the process: least recently used goes first, by bytes."""
+"""The tier in the memory of the process, with least-recently-used eviction by bytes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ class MemoryStore:
     name = "memory"
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._bytes = limit, 0
+        self._limit = limit
+        self._bytes = 0
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
         self._lock = Lock()
 
     def get(self, digest: str) -> bytes | None:
-        with self._lock:
-            blob = self._blobs.get(digest)
-            if blob is not None:
+        blob = self._blobs.get(digest)
+        if blob is not None:
+            try:
                 self._blobs.move_to_end(digest)
-            return blob
+            except KeyError:  # Another thread evicted it in the meantime.
+                return blob
+        return blob
 
     def put(self, digest: str, blob: bytes) -> None:
-        """Keep `blob`, dropping the longest unused until it fits; one larger than all is not kept."""
+        """Store `blob` and evict the least recently used ones; a blob above the limit is not stored."""
         with self._lock as lost:
-            if lost:  # the sum may miss a change that was begun
+            if lost:  # The holder was interrupted, perhaps amid a change of the sum.
                 self._bytes = sum(map(len, self._blobs.values()))
             self._drop(digest)
             if len(blob) > self._limit:
@@ -44,7 +47,7 @@ class MemoryStore:
             self._drop(digest)
 
     def clear(self) -> None:
-        """Forget everything; other tiers keep theirs."""
+        """Remove all blobs from this tier."""
         with self._lock:
             self._blobs.clear()
             self._bytes = 0

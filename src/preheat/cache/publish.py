@@ -1,4 +1,4 @@
-"""A file that is replaced in one step: the only way in which preheat puts a file in its place."""
+"""Atomic replacement of a file. Every file that preheat writes is published by `replace`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from preheat.files import opened
 
 __all__ = ["ORPHANED", "is_staged", "obstacle", "publish", "replace", "sweep"]
 
-ORPHANED = 3600.0  # seconds after which a staged file has no writer any more
+ORPHANED = 3600.0  # seconds after which the writer of a staged file must have ended
 _PREFIX, _SUFFIX = ".preheat-", ".staged"
 
 
 def obstacle(path: Path) -> str | None:
-    """Why `path` cannot be published, as far as that shows before; None where nothing does."""
+    """Return a reason, known in advance, why `path` cannot be published; None without one."""
     if not path.parent.is_dir():
         return f"{path.parent} is not a directory"
-    if path.exists() and not path.is_file():  # a rename would replace even a device
+    if path.exists() and not path.is_file():  # A rename would replace even a device.
         return "what is there is not a file"
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"{path.parent} cannot be written to"
@@ -28,12 +28,14 @@ def obstacle(path: Path) -> str | None:
 
 
 def publish(path: Path, parts: Iterable[bytes]) -> int:
-    """Make or replace `path` for everyone and for good; its size.
+    """Create or replace `path` durably, readable for all users; return its size.
 
-    What writers that were killed an hour ago or longer left in the directory is removed.
+    Staged files of writers that were killed at least an hour ago are removed from the directory.
     """
     size = replace(str(path), parts, mode=0o644)
-    with suppress(OSError):  # not every file system can; the file is there, though
+    with suppress(
+        OSError
+    ):  # Some file systems cannot sync a directory. The file is published nevertheless.
         _sync_directory(path.parent)
     with suppress(OSError):
         sweep(str(path.parent), time.time(), beside=True)
@@ -48,10 +50,10 @@ def replace(
     mode: int = 0o600,
     durable: bool = True,
 ) -> int:
-    """Make or replace `path`; its size. A reader sees the old file or the new one, never a part.
+    """Create or replace `path` and return its size. A reader sees the old file or the new one.
 
-    The new file grows in the directory `staged`, which is that of `path` unless it is given. With
-    `durable` its content is on the disk before its name is.
+    The new file is written in the directory `staged`, by default that of `path`. With `durable`, its
+    content reaches the disk before its name does.
     """
     home = staged or os.path.dirname(path) or "."
     growing = f"{home}/{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
@@ -60,7 +62,7 @@ def replace(
         with opened(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             for part in parts:
                 size += _write(file, part)
-            if durable:  # a rename that survives a power cut must not lead to an empty file
+            if durable:  # After a power cut, the new name must not lead to an empty file.
                 os.fsync(file)
         os.replace(growing, path)
     except BaseException:
@@ -71,14 +73,14 @@ def replace(
 
 
 def is_staged(name: str) -> bool:
-    """Whether a file of this name is one that was still growing."""
+    """Return whether a file of this name is a staged one."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int]:
-    """Remove staged files whose writer must be gone; how many, and their bytes.
+    """Remove staged files whose writer must have ended; return their number and their bytes.
 
-    With `beside` the directory holds other files too, which stay.
+    With `beside`, the directory contains other files too, which stay.
     """
     gone, freed = 0, 0
     with os.scandir(directory) as found:

@@ -1,10 +1,10 @@
-"""Directories and files that may hold code: made private, refused when a stranger could change them.
+"""Directories and files that contain code: private, and rejected when another user could change them.
 
-A path is walked one step at a time from `/`, each directory opened relative to the one before it and
-judged by what was opened. Every directory on the way has to belong to this user or to root, and others
-may write to it only if it has the sticky bit, as `/tmp` has: nobody else can replace what is in that.
-Symbolic links on the way have to belong to this user or to root as well. So once a path was found good,
-only this user and root can change where it leads.
+A path is walked one step at a time from `/`. Each directory is opened relative to the one before it,
+and the open directory is checked. Every directory on the path must belong to this user or to root, and
+other users may be able to write to it only if it has the sticky bit, like `/tmp`: then they cannot
+replace its entries. Symbolic links on the path must belong to this user or to root as well. After a
+path has passed, only this user and root can change where it leads.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
 
 _OVERRIDE = "set PREHEAT_TRUST_CACHE_DIR=1 if that is intended"
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a pipe must not wait for its writer, and opening a terminal must not make it ours.
+# Opening a pipe must not wait for its writer; opening a terminal must not make it the controlling one.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_STEPS = 1000  # links that lead in a circle end here
-_MOST_BYTES = 1 << 30  # no file that is read at once is larger
+_MOST_STEPS = 1000  # bounds a cycle of links
+_MOST_BYTES = 1 << 30  # of a file that is read at once
 
 
 class DistrustedError(PermissionError):
-    """Someone else could have written this file or directory, or decided where its path leads."""
+    """Another user could have written this file or directory, or redirected its path."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EPERM, why)
@@ -53,14 +53,14 @@ class DistrustedError(PermissionError):
 
 
 class NotAFileError(OSError):
-    """Where a regular file is expected there is a directory, a pipe, a device or the like."""
+    """A directory, a pipe, a device or the like is in the place of a regular file."""
 
     def __init__(self) -> None:
         super().__init__(errno.EINVAL, "it is not a file")
 
 
 def make_private(path: Path, *, trust: bool = False) -> None:
-    """Create `path` and its missing parents for this user alone; it is checked unless trusted.
+    """Create `path` and its missing parents for this user alone, and check it unless it is trusted.
 
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
@@ -72,7 +72,7 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     for directory in reversed(missing):
         try:
             os.mkdir(directory, 0o700)
-        except FileExistsError:  # another process was quicker
+        except FileExistsError:  # Another process was faster.
             continue
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory")
@@ -83,16 +83,16 @@ def _make_checked(path: Path) -> None:
         with _directory(path, _trusted(None), make=True) as found:
             _require(found)
             _good[os.fspath(path)] = found.st_dev, found.st_ino
-    except FileNotFoundError:  # a link that leads nowhere
+    except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
 
-# Directories the whole way to which was checked, by path: device and inode.
+# The device and inode of every directory whose whole path was checked, by path.
 _good: dict[str, tuple[int, int]] = {}
 
 
 def _still_good(path: Path) -> bool:
-    """Whether a directory is the same that was checked before, and still nobody else's to write."""
+    """Return whether a directory is the one that was checked and is still private to this user."""
     known = _good.get(os.fspath(path))
     if known is None:
         return False
@@ -103,7 +103,7 @@ def _still_good(path: Path) -> bool:
 
 
 def distrust(path: Path, me: int | None = None) -> str | None:
-    """Why code in the directory `path` cannot be trusted by user `me`, or None when it can."""
+    """Return why user `me` cannot trust code in the directory `path`, or None."""
     try:
         with _directory(path, _trusted(me)) as found:
             return foreign(found, me)
@@ -112,8 +112,8 @@ def distrust(path: Path, me: int | None = None) -> str | None:
 
 
 def foreign(found: os.stat_result, me: int | None = None) -> str | None:
-    """Why what was opened is not this user's or root's alone to write, or None when it is."""
-    if found.st_uid not in _trusted(me):
+    """Return why users other than this one and root can write to a file, or None when they cannot."""
+    if found.st_uid not in (os.geteuid() if me is None else me, 0):
         return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
     if found.st_mode & _OTHERS_WRITE:
         return f"others can write to it ({_mode(found)}); chmod go-w it, or {_OVERRIDE}"
@@ -121,7 +121,7 @@ def foreign(found: os.stat_result, me: int | None = None) -> str | None:
 
 
 def open_file(path: Path, *, trust: bool = False) -> Descriptor:
-    """A descriptor of the regular file at `path`; `DistrustedError` if a stranger could change it."""
+    """Open the regular file at `path`; `DistrustedError` when another user could change it."""
     if trust:
         file = opened(path, _FILE)
     else:
@@ -133,7 +133,7 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
 
 
 def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]:
-    """The bytes and the status of a file in a directory already found good. No link is followed.
+    """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 
     Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
     """
@@ -146,9 +146,9 @@ def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]
 
 
 def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
-    """Why `path` cannot be used as a cache or layer, or None when it can.
+    """Return why `path` cannot be used as a cache or layer, or None when it can.
 
-    With `write` it is created where it is missing, and has to be writable.
+    With `write`, it is created where it is missing, and must be writable.
     """
     try:
         if write and trust:
@@ -172,7 +172,7 @@ def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | No
 def usable(
     candidates: Iterable[Path], events: Events, *, trust: bool = False, write: bool = True
 ) -> Iterator[Path]:
-    """Those of the candidates that can be used; each one passed over is an event with the reason."""
+    """Yield the candidates that can be used. Each rejected one is an event with the reason."""
     for path in candidates:
         why = unusable(path, trust=trust, write=write)
         if why is None:
@@ -182,16 +182,16 @@ def usable(
 
 
 def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = False) -> Path | None:
-    """The first candidate that is, or can be made, a trusted writable directory."""
+    """Return the first candidate that is a trusted writable directory, or can be created as one."""
     return next(usable(candidates, events, trust=trust), None)
 
 
-# The walk
+# Walking a path
 
 
 @contextmanager
 def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator[os.stat_result]:
-    """What the directory that `path` leads to is like, while it is held open."""
+    """Hold the directory that `path` leads to open, and return its status."""
     holder, name = _way(path, trusted, make=make)
     try:
         with holder:
@@ -203,13 +203,13 @@ def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator
 
 
 def _way(path: Path, trusted: set[int], *, make: bool) -> tuple[Descriptor, str]:
-    """The directory in which what `path` leads to lies, open and checked, and the name in there.
+    """Return the parent of what `path` leads to, open and checked, and the name in it.
 
-    With `make` a missing step is created, unless it is one that a link leads to.
+    With `make`, a missing step is created, unless a link leads to it.
     """
     steps = [(name, make) for name in reversed(Path(os.path.abspath(path)).parts[1:])]
     here, shown, shared = opened("/", _DIRECTORY), "/", False
-    for _ in range(_MOST_STEPS):  # a descriptor that nothing refers to any more is closed
+    for _ in range(_MOST_STEPS):  # A descriptor without references is closed.
         shared = _require_ancestor(os.fstat(here), shown, trusted, below_shared=shared)
         if not steps:
             return here, "."
@@ -227,9 +227,10 @@ def _way(path: Path, trusted: set[int], *, make: bool) -> tuple[Descriptor, str]
 
 
 def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) -> str | None:
-    """Where the symbolic link `name` in the directory `here` leads; None when it is none.
+    """Return the target of the symbolic link `name` in the directory `here`; None for anything else.
 
-    Nothing changes between two looks: those who could do so are trusted, else we would not be here.
+    Nothing changes between two system calls, because `here` was checked: only trusted users can write
+    it.
     """
     try:
         found = os.stat(name, dir_fd=here, follow_symlinks=False)
@@ -238,7 +239,7 @@ def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) 
             raise
         try:
             os.mkdir(name, 0o700, dir_fd=here)
-        except FileExistsError:  # another process was quicker
+        except FileExistsError:  # Another process was faster.
             return _link(here, name, shown, trusted, create=False)
         return None
     if not stat.S_ISLNK(found.st_mode):
@@ -253,7 +254,7 @@ def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) 
 def _require_ancestor(
     found: os.stat_result, shown: str, trusted: set[int], *, below_shared: bool
 ) -> bool:
-    """`DistrustedError` when a stranger may replace what is in this directory; whether others write."""
+    """Raise `DistrustedError` when others may replace entries; return whether others can write."""
     if found.st_uid not in trusted and (below_shared or found.st_uid != _unmapped()):
         raise DistrustedError(f"{shown}, above it, belongs to user {found.st_uid}; {_OVERRIDE}")
     shared = bool(found.st_mode & _OTHERS_WRITE)
@@ -285,10 +286,10 @@ def _mode(found: os.stat_result) -> str:
 
 @cache
 def _unmapped() -> int | None:
-    """Whose the directories of root appear to be in a container that maps some users only.
+    """Return the user that owns the directories of root in a container that maps only some users.
 
-    Such a directory may stand above a cache where nobody else can write, never where strangers can make
-    one: not in a directory like `/tmp`.
+    Such a directory may be above a cache where no other user can write, but never inside a directory
+    like `/tmp`, where every user can create one.
     """
     try:
         rows = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bake import Baked, Failed, Job, Row, bake, plan
-from preheat.ahead.manifest import Manifest, listed
+from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan
+from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
 from preheat.cli.check import prove
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
@@ -70,29 +70,29 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return prove(manifest, archs, [output], as_json=as_json)
-    wanted = listed(manifest)
-    baked = _bake(wanted, [Arch.parse(arch) for arch in archs], jobs, output)
-    _report(wanted, baked, output, as_json=as_json)
+    listed = require_programs(manifest)
+    baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output)
+    _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
 
 
-def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> Baked:
+def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> BakeResult:
     """Bake under a bar that names what is being compiled and moves by the time that should take."""
     todo = plan(manifest, archs)
     running: dict[Job, None] = {}
     done = 0
 
-    with progress("baking", len(todo), work=sum(job.guess for job in todo)) as bar:
+    with progress("baking", len(todo), work=sum(job.estimate for job in todo)) as bar:
 
         def started(job: Job) -> None:
             running[job] = None
             bar.step(_named(running), advance=0, work=0)
 
-        def ended(job: Job, _: Row | Failed) -> None:
+        def ended(job: Job, _: BakedProgram | FailedProgram) -> None:
             nonlocal done
             done += 1
             del running[job]
-            bar.step(_named(running), work=job.guess)
+            bar.step(_named(running), work=job.estimate)
 
         try:
             return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
@@ -105,15 +105,15 @@ def _named(running: dict[Job, None]) -> str:
     return ", ".join(map(str, running))
 
 
-def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) -> None:
+def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: bool) -> None:
     if as_json:
         emit_json(_as_dict(baked))
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
             data(line)
-    for wanted in manifest.programs:
-        if wanted.changed:
-            file = os.path.relpath(wanted.program.path or wanted.program.label)
+    for item in manifest.programs:
+        if item.changed:
+            file = os.path.relpath(item.program.path or item.program.label)
             say(f"{file} changed since it was recorded; its present content is taken")
     for row in baked.rows:
         if row.note:
@@ -128,7 +128,7 @@ def _report(manifest: Manifest, baked: Baked, output: Path, *, as_json: bool) ->
         say(f"{output}: {made}{failed}{' and not in it' if failed else ''}")
 
 
-def _summary(baked: Baked) -> Iterator[tuple[str, ...]]:
+def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:
     yield "ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"
     for arch in sorted({row.arch for row in baked.rows}):
         rows = [row for row in baked.rows if row.arch == arch]
@@ -139,7 +139,7 @@ def _summary(baked: Baked) -> Iterator[tuple[str, ...]]:
         yield str(arch), *map(str, numbers), spent, held
 
 
-def _as_dict(baked: Baked) -> dict[str, Any]:
+def _as_dict(baked: BakeResult) -> dict[str, Any]:
     return {
         "bundle": baked.path,
         "bytes": baked.nbytes,

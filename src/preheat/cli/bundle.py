@@ -10,11 +10,11 @@ import click
 
 from preheat.ahead.bundles import faults, graphs, held, merge
 from preheat.arch import Arch
-from preheat.build.promise import Promise
+from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import Bundle
 from preheat.cli.output import columns, count, data, emit_json, say, size
 from preheat.errors import BundleError
-from preheat.spelling import shown
+from preheat.spelling import format_spellings
 
 __all__ = ["command"]
 
@@ -58,7 +58,7 @@ def ls(file: Path, as_json: bool) -> None:
         say(f"{what}, made by {by}" if by else what)
 
 
-def _listed(bundle: Bundle, rows: list[Promise]) -> Iterator[str]:
+def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
     head = ("KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
     lists: dict[tuple[str, Arch], set[object]] = {}
     for promise in rows:
@@ -76,14 +76,14 @@ def _listed(bundle: Bundle, rows: list[Promise]) -> Iterator[str]:
         yield from (f"  {line}" for line in columns((g.name, " ".join(g.keys)) for g in keys))
 
 
-def _name(promise: Promise) -> tuple[str, Arch]:
+def _name(promise: BundleEntry) -> tuple[str, Arch]:
     return promise.artifact.label, promise.artifact.arch
 
 
-def _row(promise: Promise, *, include: bool) -> tuple[str, ...]:
+def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
     """The columns of a promise; with `include`, also what tells it from its namesakes."""
     artifact = promise.artifact
-    title = f"{artifact.label} (include {shown(promise.include or ()) or '-'})"
+    title = f"{artifact.label} (include {format_spellings(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
     return (
         *(artifact.digest[:12], title if include else artifact.label),
@@ -92,13 +92,13 @@ def _row(promise: Promise, *, include: bool) -> tuple[str, ...]:
     )
 
 
-def _own_headers(rows: list[Promise]) -> set[tuple[str, str]]:
+def _own_headers(rows: list[BundleEntry]) -> set[tuple[str, str]]:
     """Name and content of the files found in a program's own include directories."""
     files = (header for promise in rows for header in promise.artifact.headers)
     return {(f.name, f.digest[:12]) for f in files if f.root.isdecimal() or f.root == "/"}
 
 
-def _as_dict(promise: Promise) -> dict[str, Any]:
+def _as_dict(promise: BundleEntry) -> dict[str, Any]:
     artifact = promise.artifact
     return {
         "key": artifact.digest,

@@ -13,9 +13,9 @@ from preheat import config as settings
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.build.builder import Builder, open_disk
-from preheat.build.promise import Near, nearest
+from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskStore, codec
-from preheat.cache.disk import Item
+from preheat.cache.layer import Item
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from preheat.ahead.bake import Checked, check
-from preheat.ahead.manifest import listed
+from preheat.ahead.check import CheckResult, check
+from preheat.ahead.manifest import require_programs
 from preheat.build.builder import Builder
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config, SealMode
@@ -52,7 +52,7 @@ def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], a
 
 def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
     """Tell what a sealed run would miss; the exit status."""
-    wanted = listed(manifest)
+    listed = require_programs(manifest)
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # what this machine happens to have in its cache proves nothing about another's
@@ -60,32 +60,32 @@ def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_j
     builder = Builder.open(config)
     for path in bundles:
         builder.mount(path)
-    checked = check(wanted, archs, builder=builder)
+    checked = check(listed, archs, builder=builder)
     _report(checked, manifest, bundles, as_json=as_json)
     return 0 if checked.ok else 1
 
 
-def _report(checked: Checked, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
+def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         emit_json(
             {
                 "programs": checked.programs,
                 "archs": checked.archs,
                 "bundles": bundles,
-                "missing": [hole._asdict() for hole in checked.holes],
-                "unchecked_headers": checked.unchecked,
+                "missing": [program._asdict() for program in checked.missing],
+                "unchecked_headers": checked.unchecked_headers,
             }
         )
     else:
-        for title, arch, reason in checked.holes:
+        for title, arch, reason in checked.missing:
             data(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
-    if checked.unchecked:
-        here = count(len(checked.unchecked), "header file")
-        say(f"{here} not here to compare, {checked.unchecked[0]} among them")
+    if checked.unchecked_headers:
+        here = count(len(checked.unchecked_headers), "header file")
+        say(f"{here} not here to compare, {checked.unchecked_headers[0]} among them")
     scope = f"{count(checked.programs, 'program')}, {count(len(checked.archs), 'architecture')}"
     place = ", ".join(map(str, bundles)) or "the cache, no bundle being named"
-    if checked.holes:
-        say(f"{scope}: {len(checked.holes):,} missing from {place}")
+    if checked.missing:
+        say(f"{scope}: {len(checked.missing):,} missing from {place}")
         say(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
     elif checked.programs:
         say(f"{scope}: all covered by {place}")

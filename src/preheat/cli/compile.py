@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.build.lookup import Hit
 from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.errors import InputError, PreheatError
@@ -62,19 +62,19 @@ def command(
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
         _make_directory(output, files)
-    watch = _Watch()
-    builder = Builder.open(events=Events(log_events(), watch))
+    uncached = _Uncached()
+    builder = Builder.open(events=Events(log_events(), uncached))
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
     threads = ThreadPoolExecutor(os.cpu_count())
-    running = [threads.submit(builder.build, program, arch) for _, program, arch in jobs]
+    running = [threads.submit(builder.obtain, program, arch) for _, program, arch in jobs]
     with progress("compiling", len(jobs)) as bar:
         for _ in as_completed(running):
             now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
             bar.step(", ".join(sorted(now)))
     for (file, _, arch), job in zip(jobs, running, strict=True):
         try:
-            rows.append(_row(file, arch, job.result(), watch, output))
+            rows.append(_row(file, arch, job.result(), uncached, output))
         except PreheatError as error:
             failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)
@@ -92,23 +92,19 @@ def _make_directory(output: Path, files: tuple[str, ...]) -> None:
         raise InputError(f"cannot write to {output}: {fault.strerror or fault}") from None
 
 
-class _Watch:
-    """Remembers which artifacts came out of the store, and from which tier."""
+class _Uncached:
+    """An event sink that remembers why artifacts were not stored, by label and architecture."""
 
     def __init__(self) -> None:
-        self.tiers: dict[str, str] = {}
-        self.uncached: dict[tuple[str, str], str] = {}
+        self.reasons: dict[tuple[str, str], str] = {}
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        if name == "hit":
-            self.tiers.setdefault(fields["key"], fields["tier"])
-        elif name == "uncached":
-            self.uncached[fields["program"], fields["arch"]] = fields["reason"]
+        if name == "uncached":
+            self.reasons[fields["program"], fields["arch"]] = fields["reason"]
 
 
-def _row(
-    file: str, arch: Arch, artifact: Artifact, watch: _Watch, output: Path | None
-) -> dict[str, Any]:
+def _row(file: str, arch: Arch, hit: Hit, uncached: _Uncached, output: Path | None) -> dict[str, Any]:
+    artifact = hit.artifact
     written = []
     if output is not None:
         for kind, blob in (("cubin", artifact.cubin), ("ptx", artifact.ptx)):
@@ -119,8 +115,8 @@ def _row(
         "file": file,
         "arch": str(arch),
         "key": artifact.digest,
-        "from": watch.tiers.get(artifact.digest, "compiler"),
-        "uncached": watch.uncached.get((artifact.label, str(arch))),
+        "from": hit.tier,
+        "uncached": uncached.reasons.get((artifact.label, str(arch))),
         "seconds": artifact.provenance.seconds,
         "bytes": len(artifact.cubin),
         "kernels": [str(entry) for entry in artifact.entries],

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from preheat.ahead.manifest import Manifest
-from preheat.ahead.recorder import merge
+from preheat.ahead.recorder import merge_into
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, data, emit_json, say
 from preheat.errors import InputError, did_you_mean
@@ -118,7 +118,7 @@ def _add(manifest: Manifest, output: Path) -> None:
     try:
         require_file(output)
         require_writable(output)
-        merge(output, manifest)
+        merge_into(output, manifest)
     except OSError as fault:
         raise InputError(f"cannot write {output}: {fault.strerror or fault}") from None
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from preheat.ahead.manifest import Manifest, Wanted
-from preheat.ahead.recorder import known, merge, spool_of
+from preheat.ahead.manifest import Manifest, ManifestProgram
+from preheat.ahead.recorder import merge_into, read_existing, spool_directory
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import complain, count, emit_json, say
 from preheat.config import environ
@@ -73,7 +73,7 @@ def command(
 ) -> int:
     """Run COMMAND and write the kernels and graphs it needs to a manifest."""
     target = Path(os.path.abspath(output))
-    if not words and not others and not spool_of(target).is_dir():
+    if not words and not others and not spool_directory(target).is_dir():
         nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
         raise click.UsageError(nothing, click.get_current_context())
     added = [_readable(path) for path in dict.fromkeys(others)]
@@ -83,16 +83,16 @@ def command(
         require_writable(target)
         if fresh:
             _require_replaceable(target)
-        before = Manifest() if fresh else known(target)
+        before = Manifest() if fresh else read_existing(target)
         with _recording_to(target, fresh) as place:
             if words:
                 status = _run(words, place, output=_STDERR if as_json else None)
-            recording = merge(place)
-            if fresh and (made := known(place)) != before:
+            recording = merge_into(place)
+            if fresh and (made := read_existing(place)) != before:
                 added.append(made)
         if added:
-            merge(target, *added, fresh=fresh)
-        after = before if fresh and not added else known(target)
+            merge_into(target, *added, fresh=fresh)
+        after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
         complain(str(error), error.hint)
@@ -116,7 +116,7 @@ def _readable(path: Path) -> Manifest:
     """A manifest that has to be there."""
     if not path.exists():
         raise InputError(f"there is no {path} to merge")
-    return known(path)
+    return read_existing(path)
 
 
 def _require_replaceable(target: Path) -> None:
@@ -220,16 +220,18 @@ def _in_foreground() -> bool:
 class _Summary:
     """What a run added to a manifest: programs, which of them are new, and all graphs."""
 
-    programs: tuple[Wanted, ...]
+    programs: tuple[ManifestProgram, ...]
     new: frozenset[Program]
     manifest: Manifest
 
     @classmethod
     def of(cls, before: Manifest, after: Manifest, *, everything: bool) -> _Summary:
         """The difference of two states; with `everything` also what did not change."""
-        asked = {wanted.content: wanted.asked for wanted in before.programs}
-        rows = [w for w in after.programs if everything or w.asked > asked.get(w.content, -1)]
-        new = frozenset(w.program for w in rows if w.content not in asked)
+        asked = {item.identity: item.asked for item in before.programs}
+        rows = [
+            item for item in after.programs if everything or item.asked > asked.get(item.identity, -1)
+        ]
+        new = frozenset(item.program for item in rows if item.identity not in asked)
         return cls(tuple(rows), new, after)
 
     def __str__(self) -> str:
@@ -238,7 +240,7 @@ class _Summary:
         if graphs:
             keys = sum(len(graph.keys) for graph in graphs)
             told += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
-        archs = sorted({arch for wanted in self.programs for arch in wanted.archs})
+        archs = sorted({arch for item in self.programs for arch in item.archs})
         return told + (f", for {', '.join(map(str, archs))}" if archs else "")
 
     def json(self) -> dict[str, Any]:
@@ -246,17 +248,17 @@ class _Summary:
         return {
             "programs": [
                 {
-                    "label": wanted.program.label,
-                    "file": wanted.program.path,
-                    "include": wanted.program.asked_include,
-                    "new": wanted.program in self.new,
-                    "arch": [str(arch) for arch in wanted.archs],
-                    "entries": wanted.entries,
-                    "seconds": wanted.seconds,
-                    "asked": wanted.asked,
-                    "by": wanted.callers,
+                    "label": item.program.label,
+                    "file": item.program.path,
+                    "include": item.program.asked_include,
+                    "new": item.program in self.new,
+                    "arch": [str(arch) for arch in item.archs],
+                    "entries": item.entries,
+                    "seconds": item.seconds,
+                    "asked": item.asked,
+                    "by": item.callers,
                 }
-                for wanted in self.programs
+                for item in self.programs
             ],
             "graphs": [{"name": name, "keys": keys} for name, keys in self.manifest.graphs],
         }

@@ -1,16 +1,16 @@
-"""The seam: the few nouns a device is made of.
+"""The device interface: the protocols that every kind of device implements.
 
     Device     one GPU, or the emulator: memory, streams, modules
-      Module     machine code that is loaded: functions and symbols
-        Function   one kernel of it: attributes, occupancy, launches
-      Stream     work in order; while it is captured, work in order that becomes a graph
-        Event      a point in that order
-      Graph      captured work: what it consists of
-        Executable   the same, ready to be done again and again
+      Module     loaded machine code: functions and symbols
+        Function   one kernel of a module: attributes, occupancy, launches
+      Stream     work that runs in order; while it is captured, the work becomes a graph
+        Event      a point in a stream
+      Graph      captured work
+        Executable   an instantiated graph, which can be replayed any number of times
 
-Everything above this file is written once and runs on every device; everything below knows one
-kind of device and keeps no policy: addresses are integers, nothing is counted, nothing is freed by
-itself. Errors are `DeviceError`s. Every verb may be called from any thread.
+The code above this interface runs on every device. The code below it knows one kind of device and
+decides nothing: addresses are integers, nothing counts references, and nothing is freed automatically.
+Errors are `DeviceError`s. Every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.errors import DeviceError
 
-if TYPE_CHECKING:  # only errors need it
+if TYPE_CHECKING:  # Only errors need it.
     from preheat.toolchain.lines import Lines
 
 __all__ = [
@@ -55,93 +55,93 @@ __all__ = [
 
 Dim3 = tuple[int, int, int]
 
-#: The handles of default streams: the legacy one, which all threads share, and one for each thread.
+#: The handles of the default streams: the legacy one, which all threads share, and the per-thread one.
 LEGACY_STREAMS, PER_THREAD_STREAM = (0, 1), 2
 
-#: DLPack's numbers for where memory is: the host's, which the emulator shares, or a GPU's.
+#: DLPack's device types: host memory, which the emulator works in, and memory of a GPU.
 ON_HOST, ON_GPU = 1, 2
 
 #: A prepared launch: `submit(pointers, 0)`. `pointers` is the address of an array of pointers, one to
-#: each parameter's bytes, which are read before it returns. It gives a tuple whose first item is 0
-#: when the launch was accepted; anything else goes to `Device.check`. This is the end of the driver's
-#: own call (the 0 is its last argument), because it is the inner loop of every program and one more
-#: Python frame would be a fiftieth of a launch.
+#: the bytes of each parameter, which are read before the call returns. The first item of the result is
+#: 0 when the launch was accepted; otherwise the result goes to `Device.check`. The signature is the end
+#: of the driver's own (0 is its last argument), so that no Python frame is added to the inner loop of
+#: every program. Such a frame would cost a fiftieth of a launch.
 Submit = Callable[[int, int], tuple[int, ...]]
 
-#: Finds the source lines of code when an error is to name one; None where they are not known.
+#: Finds the source lines of code when an error has to name one; None when they are unknown.
 FindLines = Callable[[], "Lines | None"]
 
-#: A prepared replay of a graph in one stream; its status goes to `Device.check` like a launch's.
+#: A prepared replay of a graph in one stream. `Device.check` takes its status, as that of a launch.
 Replay = Callable[[], tuple[int, ...]]
 
-#: A prepared write of several values to several places, in one operation: each is as long as its place
-#: and is read before this returns, so that nothing on the host has to stay as it is. Not for two
-#: threads at once. Its status goes to `Device.check`.
+#: A prepared write of several values to several addresses in one operation. Each value has the size
+#: that was given for its address, and is read before the call returns. Only one thread at a time may
+#: call it. `Device.check` takes its status.
 Setter = Callable[[Sequence[bytes]], tuple[int, ...]]
 
 
 class Limits(NamedTuple):
-    """What a launch may ask for."""
+    """The limits of a device for one launch."""
 
     warp: int = 32
-    threads: int = 1024  # in one block
+    threads: int = 1024  # of one block
     block: Dim3 = (1024, 1024, 64)
     grid: Dim3 = (2**31 - 1, 65535, 65535)
     shared: int = 48 << 10  # bytes of shared memory of one block
-    shared_optin: int = 227 << 10  # the same for a function that opted in
-    cluster: int = 8  # blocks in one cluster; 0 where there are none
+    shared_optin: int = 227 << 10  # the same for a function that opts in
+    cluster: int = 8  # blocks of one cluster; 0 without clusters
     processors: int = 1
 
 
 class Geometry(NamedTuple):
-    """The shape of one launch, checked against the limits by the caller."""
+    """The shape of one launch, which the caller has checked against the limits."""
 
     grid: Dim3
     block: Dim3
     shared: int = 0  # dynamic shared memory in bytes
     cluster: Dim3 | None = None
     cooperative: bool = False
-    programmatic: bool = False  # may start before the launch in front of it has ended
+    programmatic: bool = False  # may start before the launch before it completes
 
 
 class Attributes(NamedTuple):
-    """What the device says about one function, in bytes where not a count."""
+    """The attributes of one function; sizes are in bytes."""
 
     registers: int
     shared: int  # static
     local: int
     constant: int
-    threads: int  # most threads a block of it can have
+    threads: int  # maximum of one block
     binary_version: int  # the architecture of its machine code: 90 for sm_90
     ptx_version: int  # the architecture of the PTX it was made from: 90 for compute_90
-    dynamic_shared: int  # most dynamic shared memory a launch of it can have
-    #: The cluster that `__cluster_dims__` fixes; zeros where every launch has to give one.
+    dynamic_shared: int  # maximum of one launch
+    #: The cluster that `__cluster_dims__` fixes; zeros when every launch must give one.
     cluster: Dim3 | None = None
 
 
 class Occupancy(NamedTuple):
-    """How many blocks of a function one processor holds at once, and what share of it that fills."""
+    """How many blocks of a function one processor runs at once, and the fraction of its threads."""
 
     blocks: int
     fraction: float
 
 
 class BlockSize(NamedTuple):
-    """A block that fills processors best, and the smallest grid that fills the device with it."""
+    """The block size with the best occupancy, and the smallest grid that fills the device."""
 
     grid: int
     block: int
 
 
 class Symbol(NamedTuple):
-    """A `__device__` or `__constant__` variable: where it lies and how many bytes it has."""
+    """A `__device__` or `__constant__` variable: its address and its size in bytes."""
 
     address: int
     size: int
 
 
 class MemoryInfo(NamedTuple):
-    """Bytes of device memory."""
+    """Device memory in bytes."""
 
     free: int
     total: int
@@ -153,24 +153,23 @@ class Event(Protocol):
     handle: int
 
     def done(self) -> bool:
-        """Whether the work before it has ended."""
+        """Return True once the work before the event has completed."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the event has completed."""
 
     def elapsed(self, since: Event) -> float:
-        """Seconds from `since` to this event; both were recorded with `timing`, both are done."""
+        """Return the seconds from `since` to this event; both are complete and have `timing`."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Destroy the event."""
 
 
 class Stream(Protocol):
-    """Work that is done in order.
+    """Work that runs in order.
 
-    `handle` is the number by which other libraries know the stream; once the stream is destroyed,
-    the next one may get the same number. `id` identifies the stream: no other stream of the process
-    ever has it.
+    `handle` is the number by which other libraries know the stream. Once the stream is destroyed, a
+    new stream may get the same handle. `id` is unique among all streams of the process.
     """
 
     handle: int
@@ -179,194 +178,194 @@ class Stream(Protocol):
     def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
         """Return an event after everything submitted so far.
 
-        `again` is an event of this device to record once more instead of creating one. Work that
-        waits for it already goes on waiting for the earlier point.
+        `again` is an event of this device to record once more instead of a new one. Work that already
+        waits for it keeps waiting for the earlier point.
         """
 
     def wait(self, event: Event) -> None:
-        """Let later work wait for `event`; the caller does not wait."""
+        """Let later work of the stream wait for `event`; the caller does not wait."""
 
     def done(self) -> bool:
-        """Whether everything submitted has ended."""
+        """Return True once all submitted work has completed."""
 
     def synchronize(self) -> None:
-        """Wait until it has. Errors of that work come out here."""
+        """Wait for all submitted work, and raise its errors."""
 
     def close(self) -> None:
-        """Give it back, once its work has ended. A stream of another library is left alone."""
+        """Destroy the stream once its work has completed; keep a stream of another library."""
 
     def begin_capture(self, mode: str) -> None:
-        """From here on work is not done but becomes a graph.
+        """Record later work in a graph instead of running it.
 
-        Calls that no capture can hold fail and invalidate it. Which those are beside the ones that
-        concern this stream depends on `mode`: "thread_local" watches the calls of this thread,
-        "global" those of every thread, "relaxed" none.
+        A call that cannot be captured fails and invalidates the capture. This concerns calls on this
+        stream and, depending on `mode`, potentially unsafe calls of this thread ("thread_local"), of
+        every thread ("global"), or none ("relaxed").
         """
 
     def end_capture(self) -> Graph:
-        """What was captured; an error where the capture is invalid. Afterwards there is none."""
+        """End the capture and return its graph; an error when the capture is invalid."""
 
     def captured(self) -> int:
-        """How many nodes were captured so far; an error where there is no valid capture."""
+        """Return how many nodes are captured so far; an error without a valid capture."""
 
     def capture_status(self) -> str:
-        """`none`, `active` or `invalidated`."""
+        """Return `none`, `active` or `invalidated`."""
 
     def retain(self, owner: object) -> None:
         """Keep `owner` alive as long as the graph that is being captured from this stream.
 
-        The stream is under capture, by this library or another. `owner` is released once the graph
-        and everything instantiated from it are gone.
+        This library or another one captures the stream. `owner` is released once the graph and all
+        executables of it are destroyed.
         """
 
 
 class GraphNode(NamedTuple):
-    """One piece of captured work."""
+    """One node of a graph."""
 
     kind: str  # "kernel", "copy", "fill", …
     name: str  # of the kernel
 
 
 class Graph(Protocol):
-    """Captured work. Not for two threads at once."""
+    """Captured work. Only one thread at a time may use it."""
 
     def nodes(self) -> list[GraphNode]:
-        """What it consists of, oldest first."""
+        """Return the nodes in the order of their capture."""
 
     def instantiate(self, *, free_on_launch: bool = False) -> Executable:
-        """Make it ready to be done.
+        """Make the graph executable.
 
         Memory that the graph allocates and does not free stays allocated after a replay. The next
-        replay is refused until that memory is freed or, with `free_on_launch`, frees it first.
+        replay fails until that memory is freed or, with `free_on_launch`, frees it first.
         """
 
     def close(self) -> None:
-        """Give it back; what was instantiated stays."""
+        """Destroy the graph; its executables stay."""
 
 
 class Executable(Protocol):
-    """A graph that is ready to be done. Not for two threads at once."""
+    """An instantiated graph. Only one thread at a time may use it."""
 
     def upload(self, stream: Stream) -> None:
-        """Bring it to the device, so that the first replay need not."""
+        """Upload the graph to the device, so that the first replay does not have to."""
 
     def prepare(self, stream: Stream) -> Replay:
-        """Make replays in one stream ready."""
+        """Prepare replays in one stream."""
 
     def close(self) -> None:
-        """Give it back; a replay under way is finished."""
+        """Destroy the executable; a running replay completes."""
 
 
 class Function(Protocol):
-    """One kernel that is loaded and resolved: launching it loads nothing more."""
+    """A kernel of a loaded module. Launching it loads nothing more."""
 
     name: str
 
     @property
     def attributes(self) -> Attributes:
-        """What the device says about it."""
+        """The attributes that the device reports."""
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
-        """Make a launch ready, opting in to more shared memory where `geometry` needs it."""
+        """Prepare a launch, opting in to more shared memory when `geometry` needs it."""
 
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
-        """How well blocks of `threads` with `shared` dynamic bytes fill a processor."""
+        """Return the occupancy of blocks with `threads` and `shared` bytes of dynamic memory."""
 
     def carveout(self) -> int:
-        """The part of a processor's cache that it wants as shared memory, in percent; -1 for any."""
+        """Return the preferred shared memory carveout in percent; -1 for no preference."""
 
     def set_carveout(self, percent: int) -> None:
-        """Ask for that part, of which the device may give more."""
+        """Set the preferred shared memory carveout; the device may provide more."""
 
 
 class Module(Protocol):
     """Loaded machine code."""
 
     def function(self, name: str) -> Function:
-        """The kernel with this entry name."""
+        """Return the kernel with this entry name."""
 
     def symbol(self, name: str) -> Symbol | None:
-        """The variable with this name, or None."""
+        """Return the variable with this name, or None."""
 
     def unload(self) -> None:
-        """Unload it. Nothing of it may be running or be launched again."""
+        """Unload the module. None of its kernels may be running or be launched again."""
 
 
 class Device(Protocol):
-    """One GPU, or something that behaves like one."""
+    """One GPU, or a device that behaves like one."""
 
     name: str  # "cuda:0", "emulator:1"
     model: str  # "NVIDIA H200"
     arch: Arch
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
-    forks: bool  # whether it can still be used in a forked child
-    recovers: bool  # whether `reset` begins anew after a fault
-    on_loss: Callable[[DeviceError], None]  # told of an error that nothing on the device survives
+    forks: bool  # True if a forked child can use the device
+    recovers: bool  # True if the device works again after a fault and a `reset`
+    on_loss: Callable[[DeviceError], None]  # called with an error that ends the context
 
     def load(self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None) -> Module:
-        """Load an artifact: its cubin or, for `jit`, its PTX through the driver's own compiler.
+        """Load the cubin of an artifact or, with `jit`, its PTX through the compiler of the driver.
 
-        `lines` finds its source lines, for a device whose errors name them. `InvalidCodeError` when the
-        code itself is at fault.
+        `lines` finds the source lines, for a device whose errors name them. Code that is invalid raises
+        `InvalidCodeError`.
         """
 
     def stream(self, *, priority: int = 0) -> Stream:
-        """A new stream, ordered with no other."""
+        """Return a new stream, which is not ordered with any other stream."""
 
     def adopt(self, handle: int) -> Stream:
-        """A stream of another library, by its number; asks the driver for its id."""
+        """Return the stream of another library that has this handle now."""
 
     def allocate(self, size: int, stream: Stream) -> int:
-        """Address of `size` new bytes, usable from here on in `stream`; aligned to 256.
+        """Allocate `size` bytes in the order of `stream` and return their address, aligned to 256.
 
-        In a captured stream the graph allocates them, at this address, whenever it is done.
+        In a captured stream, every replay of the graph allocates them at this address.
         """
 
     def free(self, address: int, stream: Stream) -> None:
-        """Give memory back after the work now in `stream`.
+        """Free memory after the work that is now in `stream`.
 
-        In a captured stream it is memory that the graph allocates.
+        In a captured stream, it is memory that the graph allocates.
         """
 
     def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
-        """Bytes from the host; `data` may change as soon as this returns."""
+        """Copy bytes from the host; `data` may change as soon as the call returns."""
 
     def copy_out(self, data: memoryview, address: int, stream: Stream) -> None:
-        """Bytes to the host, there when this returns."""
+        """Copy bytes to the host, and return when they have arrived."""
 
     def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
-        """Bytes from device memory to device memory."""
+        """Copy bytes from device memory to device memory."""
 
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
-        """Write `value` (1, 2, 4 or 8 bytes) `count` times; returns in how many pieces of work."""
+        """Write `value` (1, 2, 4 or 8 bytes) `count` times; return the number of operations used."""
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
-        """Make a write to several places ready: each is an address and 1, 2, 4, 8 or 16 bytes."""
+        """Prepare a write to several addresses, each given with its size: 1, 2, 4, 8 or 16 bytes."""
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
-        """Let kernels use host memory of the caller meanwhile, on a device that can."""
+        """Let kernels use host memory of the caller for a while, on a device that can."""
 
     def owner(self, address: int) -> object:
-        """What keeps that memory in being while it is held, on a device that shares the host's."""
+        """Return an object that keeps this memory valid, on a device that works in host memory."""
 
     def memory(self) -> MemoryInfo:
-        """How much there is."""
+        """Return how much memory is free, and how much the device has."""
 
     def synchronize(self) -> None:
-        """Wait for all work on this device. Errors of that work come out here."""
+        """Wait for all work on this device, and raise its errors."""
 
     def check(self, status: tuple[int, ...], call: str) -> None:
-        """Raise the `DeviceError` that `status`, given by a `Submit`, stands for."""
+        """Raise the `DeviceError` that the status of a `Submit` means."""
 
     def trim(self) -> None:
-        """Give memory that is kept for later allocations back."""
+        """Free memory that is cached for later allocations."""
 
     def reset(self) -> None:
-        """Begin anew: everything allocated, loaded or made on this device is gone."""
+        """Start again without anything that was allocated, loaded or created on this device."""
 
     def after_fork(self) -> None:
-        """In a forked child, where it can still be used: begin with locks of its own."""
+        """Renew the locks in a forked child, on a device that a child can use."""
 
     def close(self) -> None:
-        """Give the device back. Nothing of it may be used again."""
+        """Release the device. Nothing of it may be used again."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from preheat.callsite import Place, caller, place, shown
+from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import ForeignLibraries
@@ -18,7 +18,7 @@ from preheat.graph.nodes import Node
 from preheat.runtime.active_capture import Allocator, Operation
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import Gathered, Launch, Loaded
+from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
 from preheat.runtime.operands import Operand
 from preheat.runtime.uses import Uses, add_use
 
@@ -59,9 +59,9 @@ class Capture:
         self.uses: dict[Uses, bool] = {}  # the uses of their memory, with True for a write
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
-        self.modules: dict[Loaded, None] = {}
+        self.modules: dict[LoadedModule, None] = {}
         self.first: tuple[str, Exception] | None = None
-        self._began = self._last = self._place = place()
+        self._began = self._last = self._place = call_site()
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
@@ -85,7 +85,7 @@ class Capture:
     @property
     def began(self) -> str:
         """The line of the program where the capture began."""
-        return shown(self._began)
+        return format_site(self._began)
 
     # Its end
 
@@ -185,11 +185,11 @@ class Capture:
             )
         return self._invalidated(error, self._last)
 
-    def _invalidated(self, error: Exception, where: Place) -> CaptureError:
-        after = "" if where == self._last else f", after {shown(self._last)}"
+    def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
+        after = "" if where == self._last else f", after {format_site(self._last)}"
         return CaptureError(
             f"a call of another library invalidated the capture{after}: {error}",
-            where=shown(where),
+            where=format_site(where),
             hint="look after that line for a synchronisation, an allocation or a copy to the host",
         )
 
@@ -227,7 +227,7 @@ class Capture:
     @contextmanager
     def note_errors(self) -> Iterator[None]:
         """Note the first error of work that becomes part of the capture, with its line."""
-        self._place = place()
+        self._place = call_site()
         try:
             yield
         except DriverError as error:
@@ -250,7 +250,7 @@ class Capture:
         """Keep an array that another library uses inside the capture."""
         self._use(array, write=True)
 
-    def add_uses(self, gathered: Gathered) -> None:
+    def add_uses(self, gathered: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
         self.foreign += gathered.foreign
         self.libraries |= gathered.libraries
@@ -262,7 +262,7 @@ class Capture:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def add_launch(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
+    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
         """Add a node for a launch."""
         self.add_uses(gathered)
         self.modules[launch.module] = None

@@ -9,7 +9,7 @@ from preheat.devices.base import ON_HOST
 from preheat.errors import GraphError
 from preheat.runtime.active_capture import INSTANTIATE
 from preheat.runtime.context import Context
-from preheat.runtime.stream import Event, record
+from preheat.runtime.stream import Event, record_event
 
 __all__ = ["GraphExecutable"]
 
@@ -102,7 +102,7 @@ def _destroy(
 ) -> None:
     """Destroy the parts of a graph, and hold `keep` until the last replay has completed."""
     if last_replay is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
-        event = last_replay if isinstance(last_replay, Event) else record(context, last_replay)
+        event = last_replay if isinstance(last_replay, Event) else record_event(context, last_replay)
         context.hold(event, keep)
     for part in parts:
         if part is not None:

@@ -32,7 +32,7 @@ class ForeignLibraries:
         """Direct every loaded library of this device to the captured stream."""
         place, index = self._device
         for library in LIBRARIES.values():
-            if library.directed and library.place == place and library.ready():
+            if library.directed and library.device_type == place and library.ready():
                 pool = library.enter(self._stack, StreamHandle(self._handle), index)
                 self.pools[library] = pool
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from preheat.callsite import Place, shown
+from preheat.callsite import CallSite, format_site
 from preheat.devices import base
 from preheat.dtypes import DType
-from preheat.runtime.arguments import Slot
+from preheat.runtime.arguments import ParamSpec
 from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
@@ -33,18 +33,18 @@ class Argument:
 
     type: str
     value: bytes
-    slot: Slot | None = None
+    param: ParamSpec | None = None
     text: str | None = None  # a description, where the bytes alone do not say enough
     generation: int | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, slot: Slot, data: bytes, tensors: Mapping[int, str]) -> Argument:
+    def of(cls, param: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
         """Return a parameter from the packed bytes of all; `tensors` has descriptions by address."""
-        at, size = slot.parameter.offset, slot.parameter.size
+        at, size = param.parameter.offset, param.parameter.size
         value = data[at : at + size]
-        text = tensors.get(int.from_bytes(value, "little")) if slot.pointer else None
-        return cls(slot.title, value, slot, text)
+        text = tensors.get(int.from_bytes(value, "little")) if param.pointer else None
+        return cls(param.title, value, param, text)
 
     def same(self, other: Argument) -> bool:
         """Return True if a replay would use the same value or memory."""
@@ -56,9 +56,9 @@ class Argument:
     def __str__(self) -> str:
         if self.text is not None:
             return self.text
-        if self.slot is not None and self.slot.value is not None and not self.slot.value.loose:
-            (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
-            return repr(bool(number)) if self.slot.value.truth else repr(number)
+        if self.param is not None and self.param.value is not None and not self.param.value.any_sign:
+            (number,) = struct.unpack(f"<{self.param.value.code}", self.value)
+            return repr(bool(number)) if self.param.value.boolean else repr(number)
         if len(self.value) <= 8:
             return self.number
         return f"{len(self.value)} bytes {self.value[:8].hex()}…"
@@ -81,8 +81,17 @@ class Node:
     """
 
     __slots__ = (
-        "_arguments", "_given", "_place", "_slots", "_tensors", "digest", "entry", "foreign",
-        "geometry", "kind", "name",
+        "_arguments",
+        "_given",
+        "_params",
+        "_place",
+        "_tensors",
+        "digest",
+        "entry",
+        "foreign",
+        "geometry",
+        "kind",
+        "name",
     )  # fmt: skip
 
     digest: str  # of the program, for a kernel of preheat; with `entry` it identifies the code
@@ -93,7 +102,7 @@ class Node:
         self,
         kind: str,
         name: str,
-        where: Place | None = None,
+        where: CallSite | None = None,
         *,
         launch: Launch | None = None,
         given: Given = ({}, b""),
@@ -110,17 +119,17 @@ class Node:
         self.digest = ""
         self.entry = ""
         self.geometry = None
-        self._slots = None
+        self._params = None
         if launch is not None:
             self.digest = launch.module.artifact.digest
             self.entry = launch.function.name
             self.geometry = launch.geometry
-            self._slots = launch.signature.slots
+            self._params = launch.signature.params
 
     @property
     def where(self) -> str:
         """The line of the program that captured the node, as `file:line`."""
-        return "" if self._place is None else shown(self._place)
+        return "" if self._place is None else format_site(self._place)
 
     @property
     def arrays(self) -> Iterable[Array]:
@@ -136,16 +145,16 @@ class Node:
 
     def _described(self) -> Iterator[Argument]:
         arrays, data = self._given
-        if self._slots is None:
+        if self._params is None:
             yield from map(memory, arrays.values())
             if data:  # the value of a fill
                 yield _element(arrays[0].dtype, data)
             return
-        for at, slot in enumerate(self._slots):
+        for at, param in enumerate(self._params):
             if at in arrays:
-                yield memory(arrays[at], slot.title)
+                yield memory(arrays[at], param.title)
             else:
-                yield Argument.of(slot, data, self._tensors)
+                yield Argument.of(param, data, self._tensors)
 
     def release_arrays(self) -> None:
         """Keep the description of the arguments and release the arrays."""

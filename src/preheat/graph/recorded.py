@@ -12,7 +12,7 @@ from preheat.graph.capture import Capture
 from preheat.graph.nodes import Node
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.host import packer
-from preheat.runtime.launch import Gathered
+from preheat.runtime.launch import LaunchArguments
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
@@ -90,10 +90,10 @@ class RecordedWork:
         """Return the current stream of a library that takes part, or None without such a library."""
         return _current_stream(self.libraries[-1], device) if self.libraries else None
 
-    def operands(self, device: base.Device) -> Gathered:
+    def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""
         others = {_current_stream(library, device): library for library in self.libraries}
-        return Gathered(uses=self.uses, foreign=self.foreign, others=others)
+        return LaunchArguments(uses=self.uses, foreign=self.foreign, others=others)
 
     def release(self) -> None:
         """Keep nothing alive any more. The nodes can still be described."""

@@ -25,7 +25,7 @@ from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, lent, ordered
-from preheat.runtime.stream import Event, raw_stream, record
+from preheat.runtime.stream import Event, raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "ReplayGuard", "Replayer"]
 
@@ -223,7 +223,7 @@ class Replayer:
 
     def _end_of(self, stream: base.Stream) -> base.Stream | Event:
         """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
-        return stream if self.context.order.owns(stream) else record(self.context, stream)
+        return stream if self.context.order.owns(stream) else record_event(self.context, stream)
 
     # Errors
 

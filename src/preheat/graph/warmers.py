@@ -1,4 +1,4 @@
-"""Warmers: how the graphs of each name are captured before traffic, as the program registered it."""
+"""Warmers: the registered functions that capture graphs during a warm-up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Warmable", "Warmers"]
 
 
 class Warmable(Protocol):
-    """Graphs of a name with a registered way to capture any of their keys."""
+    """A named cache of graphs with a warmer, which can capture any of their keys."""
 
     def require_capacity(self, keys: int) -> None:
         """Raise if the cache cannot hold graphs for so many keys."""
@@ -21,13 +21,13 @@ class Warmable(Protocol):
 
 
 class Warmers:
-    """The warmers of one device by name, each known as long as its graphs live."""
+    """The caches of one device that have a warmer, by name. They are referenced weakly."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[str, Warmable] = weakref.WeakValueDictionary()
 
     def add(self, name: str | None, graphs: Warmable) -> None:
-        """Register graphs; again is fine, and a name belongs to one of them at a time."""
+        """Register a cache. A name belongs to one cache; registering it twice is allowed."""
         if name is None:
             raise InputError(
                 "graphs without a name cannot have a warmer", hint='give them one: name="decode"'
@@ -39,7 +39,7 @@ class Warmers:
             )
 
     def find(self, name: str) -> Warmable:
-        """The graphs that are warmed under a name."""
+        """Return the cache that has a warmer under this name."""
         found = self._known.get(name)
         if found is None:
             hint = did_you_mean(name, self._known) or "register one: @graphs.warmer, @step.warmer"

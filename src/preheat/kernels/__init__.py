@@ -1,1 +1,1 @@
-"""Kernels that come with preheat: for each family one `.cu` and one `.py` that launches it."""
+"""Kernels shipped with preheat. Each family has a `.cu` file and a `.py` file that launches it."""

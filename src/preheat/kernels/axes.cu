@@ -1,4 +1,5 @@
-// y[c, r, :] = scale x[r, c, :], or added to what is there; with one column, the sum of two arrays.
+// y[c, r, :] = scale x[r, c, :], or with `add` y[c, r, :] += scale x[r, c, :]. With one column this adds one
+// array to another.
 
 constexpr int BLOCK = 256;
 
@@ -15,7 +16,7 @@ INLINE void copy_chunk(const T* from, T* to, float scale, int width, int lane, b
 template <class T>
 __global__ void __launch_bounds__(BLOCK)
 swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool add) {
-    // A thread has one chunk of one line of `width` elements; of those there are rows * columns.
+    // There are rows * columns lines of `width` elements. Each thread copies one chunk of one line.
     int chunks = (width + Chunk<T>::SIZE - 1) / Chunk<T>::SIZE;
     long long at = (long long)blockIdx.x * BLOCK + threadIdx.x;
     int line = (int)(at / chunks), lane = (int)(at % chunks);
@@ -23,6 +24,6 @@ swap_axes(const T* x, T* y, float scale, int rows, int columns, int width, bool 
     const T* from = x + (long long)line * width;
     T* to = y + ((long long)(line % columns) * rows + line / columns) * width;
     bool whole = width % Chunk<T>::SIZE == 0 && aligned(x) && aligned(y);
-    if (whole) copy_chunk<Direct<Chunk<T>>>(from, to, scale, width, lane, add);
-    else copy_chunk<Loose<T>>(from, to, scale, width, lane, add);
+    if (whole) copy_chunk<AlignedAccess<Chunk<T>>>(from, to, scale, width, lane, add);
+    else copy_chunk<ElementwiseAccess<T>>(from, to, scale, width, lane, add);
 }

@@ -1,4 +1,4 @@
-"""cuBLAS, where there is one: a handle for each stream, each with its workspace, fit for captures."""
+"""cuBLAS, where it is installed: a handle with a workspace for each stream and each captured graph."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from preheat.devices.base import ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.op import Op, cpp_of, dimension, tell
+from preheat.kernels.op import Op, cpp_of, dimension, notify_traces
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.launch import Call, Gathered
+from preheat.runtime.launch import Call, LaunchArguments
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 
 
 class _Math(NamedTuple):
-    """A math mode as cuBLAS knows it, and how it then computes with float32 and with shorter types."""
+    """The math modes of a cuBLAS handle, and the compute types for float32 and for shorter types."""
 
     modes: tuple[str, ...]
     float32: str
     shorter: str
 
 
-# Sums of shorter types stay in fp32 to the end, also where several blocks share one.
+# Sums of shorter types stay in fp32, even when several blocks contribute to one sum.
 _WHOLE = "DISALLOW_REDUCED_PRECISION_REDUCTION"
 
-#: The math modes there are.
+#: The math modes by name.
 MATH = {
     "fp32": _Math(("PEDANTIC_MATH",), "COMPUTE_32F_PEDANTIC", "COMPUTE_32F_PEDANTIC"),
     "tf32": _Math(("TF32_TENSOR_OP_MATH", _WHOLE), "COMPUTE_32F_FAST_TF32", "COMPUTE_32F"),
     "default": _Math(("DEFAULT_MATH", _WHOLE), "COMPUTE_32F", "COMPUTE_32F"),
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-_AGAIN = "make it again: preheat.Blas(gpu)"
-_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS chooses
-_FOREIGN_SEATS = 4  # workspaces kept for streams of other libraries, which do not report their end
+_RECREATE = "make it again: preheat.Blas(gpu)"
+_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS selects the algorithm.
+_FOREIGN_HANDLES = 4  # handles kept for streams of other libraries, whose end is not reported
 
 
 class Found(NamedTuple):
-    """The bindings of cuBLAS, and its version."""
+    """The Python bindings of cuBLAS, and its version."""
 
     cublas: Any
     version: str
 
 
 def find(gpu: Gpu) -> Found | str:
-    """cuBLAS for a device, or why there is none."""
+    """Return cuBLAS for a device, or the reason why it cannot be used."""
     on_gpu = gpu._context.device.dlpack[0] == ON_GPU
     return _bindings() if on_gpu else f"{gpu.name} is no GPU"
 
@@ -72,23 +72,24 @@ def _bindings() -> Found | str:
         return "nvmath-python is not installed"
     try:
         return Found(cublas, ".".join(str(cublas.get_property(part)) for part in range(3)))
-    except RuntimeError as error:  # neither the library nor the driver may be there
+    except RuntimeError as error:  # The library or the driver may be missing.
         return str(error).splitlines()[0]
 
 
 class Blas:
-    """Products of matrices by cuBLAS on one GPU, summed in fp32.
+    """Matrix products by cuBLAS on one GPU, summed in fp32.
 
-    `math` is "fp32" (nothing less precise, for any type), "tf32" (float32 rounded to 10 bits before it
-    is multiplied, on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
-    Every stream has its handle and every handle its workspace. Results have the same bits every time
-    for operands with the same alignment, by which cuBLAS chooses its kernels. The workspace of a stream
-    that was closed, or of a graph that is gone, is freed at the next product, after its work. Of the
-    streams of other libraries, the ones used last keep a workspace.
+    `math` is "fp32" (full precision for every type), "tf32" (float32 is rounded to 10 bits of mantissa
+    and multiplied on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
 
-    A captured graph, of preheat or another library, keeps a workspace to itself, and inside a capture
-    none can be made: one is ready from the beginning and after every product outside of captures, and
-    `reserve` makes more.
+    Every stream has a handle of its own, with a workspace. Results have the same bits every time for
+    operands with the same alignment, by which cuBLAS selects its kernels. The workspace of a closed
+    stream or a deleted graph is freed at the next product, once its work has completed. Of the streams
+    of other libraries, only the most recently used ones keep a workspace.
+
+    A captured graph, of preheat or another library, keeps a workspace for itself. No workspace can be
+    allocated inside a capture, so one is kept ready: from the start, and after every product outside of
+    captures. `reserve` allocates more.
     """
 
     def __init__(self, gpu: Gpu, math: str = "default", *, found: Found | str | None = None) -> None:
@@ -101,97 +102,104 @@ class Blas:
         if isinstance(found, str):
             hint = "on a GPU: pip install 'preheat[blas]'"
             raise DeviceError(f"there is no cuBLAS: {found}", hint=hint)
-        self.gpu, self.math, self.version = gpu, math, found.version
+        self.gpu = gpu
+        self.math = math
+        self.version = found.version
         self._library = _Library(gpu._context, found.cublas)
         self._making = threading.RLock()
-        self._seats: dict[int, _Seat] = {}  # by the id of the stream, those used last at the end
-        self._lent: list[tuple[weakref.ref[ActiveCapture], _Seat]] = []  # to captures
-        # Those that graphs of other libraries keep, by the id of the stream while it is captured.
-        self._retained: weakref.WeakValueDictionary[int, _Seat] = weakref.WeakValueDictionary()
-        self._ready: list[_Seat] = []
-        self._spare: list[_Handle] = []  # left by seats that are gone
+        self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
+        self._captured: list[
+            tuple[weakref.ref[ActiveCapture], _Handle]
+        ] = []  # with the captures that use them
+        # Handles that graphs of other libraries keep, by the id of the stream during the capture.
+        self._retained: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+        self._ready: list[_Handle] = []
+        self._unused: list[_RawHandle] = []  # of handles that were dropped
         self.reserve()
 
     def reserve(self, captures: int = 1) -> None:
-        """Have workspaces ready for so many captures."""
-        count, context = dimension("captures", captures, least=0), self._library.context
-        context.require(_AGAIN)
+        """Keep workspaces ready for this number of captures."""
+        count = dimension("captures", captures, least=0)
+        context = self._library.context
+        context.require(_RECREATE)
         context.forbid(ALLOCATE)
         with self._making:
             self._prune()
             while len(self._ready) < count:
-                room = Array.new(context, (self._room_size,), DTYPES["uint8"], context.stream)
-                handle = self._spare.pop() if self._spare else _Handle(self._library)
-                self._ready.append(_Seat(self._library, handle, room, self._spare))
+                workspace = Array.new(context, (self._workspace_size,), DTYPES["uint8"], context.stream)
+                raw = self._unused.pop() if self._unused else _RawHandle(self._library)
+                self._ready.append(_Handle(self._library, raw, workspace, self._unused))
 
     def _prune(self) -> None:
-        """Drop the seats of streams that nobody holds any more, and of captures that are over."""
+        """Drop the handles of streams that nothing holds any more, and of captures that have ended."""
         context = self._library.context
         for _, stream in list(context.idle):
-            self._seats.pop(stream.id, None)
+            self._handles.pop(stream.id, None)
         own = {stream.id for stream in context.order.streams()}
-        foreign = [key for key in self._seats if key not in own]
-        for key in foreign[: max(len(foreign) - _FOREIGN_SEATS, 0)]:
-            del self._seats[key]
-        under_way = context.active_captures()
-        self._lent = [each for each in self._lent if each[0]() in under_way]
+        foreign = [key for key in self._handles if key not in own]
+        for key in foreign[: max(len(foreign) - _FOREIGN_HANDLES, 0)]:
+            del self._handles[key]
+        active = context.active_captures()
+        self._captured = [each for each in self._captured if each[0]() in active]
 
     @property
-    def _room_size(self) -> int:
-        """Bytes of a workspace, as NVIDIA recommends."""
+    def _workspace_size(self) -> int:
+        """The size of a workspace in bytes that NVIDIA recommends."""
         return (32 if self.gpu.arch.major >= 9 else 4) << 20
 
-    def _seat(self, stream: base.Stream) -> _Seat:
-        """Handle and workspace of a stream."""
+    def _handle_of(self, stream: base.Stream) -> _Handle:
+        """Return the handle of a stream."""
         with self._making:
-            found = self._seats.pop(stream.id, None)
+            found = self._handles.pop(stream.id, None)
             if found is None:
                 if not self._ready:
                     self.reserve()
-                found = self._bound(stream)
-            self._seats[stream.id] = found
+                found = self._bind(stream)
+            self._handles[stream.id] = found
             self._prune()
             if not self._ready:
-                with suppress(CaptureError):  # another thread's, which no allocation may disturb
+                with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
             return found
 
-    def _seat_for_capture(self, stream: base.Stream) -> _Seat:
-        """Handle and workspace for products in another library's capture, whose graph keeps them."""
+    def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
+        """Return the handle for the capture of another library, whose graph keeps the handle."""
         with self._making:
             found = self._retained.get(stream.id)
             if found is None:
                 if not self._ready:
                     raise _no_workspace()
-                found = self._retained[stream.id] = self._bound(stream)
+                found = self._retained[stream.id] = self._bind(stream)
                 stream.retain(found)
             return found
 
-    def _seat_within(self, capture: ActiveCapture) -> _Seat:
-        """Handle and workspace of a capture."""
+    def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
+        """Return the handle for a capture of preheat."""
         with self._making:
-            for lent, seat in self._lent:
-                if lent() is capture:
-                    return seat
+            for owner, handle in self._captured:
+                if owner() is capture:
+                    return handle
             if not self._ready:
                 raise _no_workspace()
-            seat = self._bound(capture.stream)
-            self._lent.append((weakref.ref(capture), seat))
-            return seat
+            handle = self._bind(capture.stream)
+            self._captured.append((weakref.ref(capture), handle))
+            return handle
 
-    def _bound(self, stream: base.Stream) -> _Seat:
-        seat, modes = self._ready.pop(), self._library.cublas.Math
-        return seat.bind(stream, sum(getattr(modes, name) for name in MATH[self.math].modes))
+    def _bind(self, stream: base.Stream) -> _Handle:
+        """Take a handle that is ready and let it work in `stream`."""
+        handle = self._ready.pop()
+        modes = self._library.cublas.Math
+        return handle.bind(stream, sum(getattr(modes, name) for name in MATH[self.math].modes))
 
     def _multiply(
         self, op: Op, dtype: DType, a: Any, b: Any, c: Any, *, add: bool = False, stream: object = None
     ) -> None:
-        """Do what `op` describes, with matrices of `dtype`; `add` leaves in `c` what it held.
+        """Compute what `op` describes, with matrices of `dtype`; `add` adds the product to `c`.
 
-        Everyone who is watching sees it.
+        The op is appended to all open traces.
         """
         _Product(self, op, dtype, add, stream).run(a, b, c)
-        tell(by_cublas(op))
+        notify_traces(by_cublas(op))
 
 
 def _no_workspace() -> CaptureError:
@@ -203,13 +211,13 @@ def _no_workspace() -> CaptureError:
 
 
 class _Library(NamedTuple):
-    """cuBLAS in one life of a GPU."""
+    """cuBLAS in one session of a GPU."""
 
     context: Context
     cublas: Any
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a function of it on this GPU; its error becomes one of ours."""
+        """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
         with _current(self.context.device):
             try:
                 return getattr(self.cublas, name)(*args)
@@ -218,14 +226,14 @@ class _Library(NamedTuple):
 
 
 def _current(device: base.Device) -> AbstractContextManager[object]:
-    """cuBLAS works in the current context; the emulator, where tests stand in for it, has none."""
+    """Make the context of the device current for cuBLAS. The emulator, used in tests, has none."""
     current: Callable[[], AbstractContextManager[object]]
     current = getattr(device, "beside_captures", nullcontext)
     return current()
 
 
-class _Handle:
-    """A handle of cuBLAS. Dropping it gives it back."""
+class _RawHandle:
+    """A cuBLAS handle by its number; it is destroyed when the object is dropped."""
 
     def __init__(self, library: _Library) -> None:
         self._library = library
@@ -233,7 +241,7 @@ class _Handle:
         library.context.holders.add(self)
 
     def release(self) -> None:
-        """Give it back at once: the device is closed."""
+        """Destroy the handle now, because the device is closed."""
         self._library.call("destroy", self.number)
 
     def __del__(self) -> None:
@@ -243,36 +251,41 @@ class _Handle:
             context.garbage.append(lambda: call("destroy", number))
 
 
-class _Seat:
-    """A handle and its workspace.
+class _Handle:
+    """A cuBLAS handle with a workspace of its own.
 
-    Dropping it leaves the handle to the next one, in `spare`, and gives the workspace back, as memory
-    is: once the work that uses it has ended, and not before a graph that does is gone.
+    When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
+    memory is: once the work that uses it has completed, and the graphs that use it are gone.
     """
 
-    def __init__(self, library: _Library, handle: _Handle, room: Array, spare: list[_Handle]) -> None:
-        self._library, self._handle, self.room, self._spare = library, handle, room, spare
+    def __init__(
+        self, library: _Library, raw: _RawHandle, workspace: Array, unused: list[_RawHandle]
+    ) -> None:
+        self._library = library
+        self._raw = raw
+        self.workspace = workspace
+        self._unused = unused
 
     @property
-    def handle(self) -> int:
+    def number(self) -> int:
         """The number by which cuBLAS knows the handle."""
-        return self._handle.number
+        return self._raw.number
 
-    def bind(self, stream: base.Stream, mode: int) -> _Seat:
-        """Work in `stream` from now on, in a math mode."""
+    def bind(self, stream: base.Stream, mode: int) -> _Handle:
+        """Let the handle work in `stream`, in a math mode."""
         call = self._library.call
-        call("set_stream", self.handle, stream.handle)
-        # Not before: setting the stream takes the workspace away.
-        call("set_workspace", self.handle, self.room.address, self.room.nbytes)
-        call("set_math_mode", self.handle, mode)
+        call("set_stream", self.number, stream.handle)
+        # After the stream, because setting a stream discards the workspace.
+        call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
+        call("set_math_mode", self.number, mode)
         return self
 
     def __del__(self) -> None:
-        self._spare.append(self._handle)
+        self._unused.append(self._raw)
 
 
 class _Axes(NamedTuple):
-    """A product: rows and columns of its result, what is summed over, which operands are transposed."""
+    """The dimensions of a product: its rows, columns and summed length, and transposed operands."""
 
     rows: str
     columns: str
@@ -289,46 +302,53 @@ _AXES = {
 
 
 def by_cublas(op: Op) -> Op:
-    """The operation as cuBLAS does it; the same `op` for one that it does not know."""
+    """Return `op` marked as computed by cuBLAS, or `op` itself when cuBLAS does not compute it."""
     return op._replace(by="cuBLAS") if op.name in _AXES else op
 
 
 class _Product(Call):
-    """A product: checked and ordered like a launch, submitted by another library."""
+    """A product, which is checked and ordered like a launch and submitted by cuBLAS."""
 
-    AGAIN = _AGAIN
+    RECREATE = _RECREATE
 
     def __init__(self, blas: Blas, op: Op, dtype: DType, add: bool, stream: object) -> None:
         context = blas._library.context
-        context.require(_AGAIN)
+        context.require(_RECREATE)
         raw = None if stream is None else raw_stream(context, stream)
         super().__init__(context, _signature(dtype), raw, blocking=blas.gpu.blocking)
-        self._blas, self._op, self._dtype, self._add = blas, op, dtype, add
+        self._blas = blas
+        self._op = op
+        self._dtype = dtype
+        self._add = add
 
-    def _submit(self, gathered: Gathered, stream: base.Stream) -> None:
+    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
         if self.context.order.captured(stream):
-            self._call(self._blas._seat_for_capture(stream), *gathered.values)
+            self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
-        seat = self._blas._seat(stream)
-        with self.context.order.section(stream, {seat.room.buffer.uses: True}, captured=False):
-            self._call(seat, *gathered.values)
+        handle = self._blas._handle_of(stream)
+        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, captured=False):
+            self._call(handle, *arguments.values)
 
-    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
-        seat = self._blas._seat_within(capture)
-        self._call(seat, *gathered.values)
-        capture.add_uses(gathered)
-        capture.add_export(seat.room)
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
+        handle = self._blas._handle_in_capture(capture)
+        self._call(handle, *arguments.values)
+        capture.add_uses(arguments)
+        capture.add_export(handle.workspace)
 
-    def _call(self, seat: _Seat, a: int, b: int, c: int) -> None:
-        # cuBLAS takes columns for rows, and so sees every matrix of ours transposed: it is asked for
+    def _call(self, handle: _Handle, a: int, b: int, c: int) -> None:
+        # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
         # the transposed result, which has the operands in reverse order.
-        library, math = self._blas._library, MATH[self._blas.math]
-        operation, dims, axes = library.cublas.Operation, dict(self._op.dims), _AXES[self._op.name]
+        library = self._blas._library
+        math = MATH[self._blas.math]
+        operation = library.cublas.Operation
+        dims = dict(self._op.dims)
+        axes = _AXES[self._op.name]
         rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
-        kind, compute = _TYPES[self._dtype.name], math.shorter if self._dtype.size < 4 else math.float32
+        kind = _TYPES[self._dtype.name]
+        compute = math.shorter if self._dtype.size < 4 else math.float32
         one, old = ctypes.c_float(1), ctypes.c_float(self._add)
         library.call(
-            "gemm_ex", seat.handle, operation(int(axes.b)), operation(int(axes.a)),
+            "gemm_ex", handle.number, operation(int(axes.b)), operation(int(axes.a)),
             columns, rows, length, ctypes.addressof(one),
             b, kind, length if axes.b else columns,
             a, kind, rows if axes.a else length,
@@ -339,7 +359,7 @@ class _Product(Call):
 
 @cache
 def _signature(dtype: DType) -> Signature:
-    """What a product takes: two matrices to read, and one to write."""
+    """Return the signature of a product: two matrices to read, and one to write."""
     element = cpp_of(dtype)[1]
     kinds = (f"{element} const*", f"{element} const*", f"{element}*")
     pointers = tuple(

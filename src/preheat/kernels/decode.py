@@ -1,4 +1,4 @@
-"""Where a decode step stands, on the device: one captured step serves every position."""
+"""The state of a decode loop on the device, so that one captured step serves every position."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from preheat.runtime.kernel import Kernel
 __all__ = ["DecodeKernel", "DecodeState", "Decoded"]
 
 _SOURCE = Path(__file__).with_name("decode.cu")
-_LARGEST = 2**31 - 1  # of an int32
+_INT_MAX = 2**31 - 1
 _THREADS = 128
 
 
 Integers = SupportsIndex | Iterable[SupportsIndex]
 
-#: The states whose `on_device` blocks are open in this thread or task, the innermost one last.
+#: The states whose `on_device` blocks are open in this thread or task, innermost last.
 _on_device: ContextVar[tuple[DecodeState, ...]] = ContextVar("preheat_on_device", default=())
 
 
 class Decoded(NamedTuple):
-    """A decode state on the host, one value for each sequence.
+    """The values of a decode state, one for each sequence.
 
-    `overrun` counts the advances that a sequence at its limit did not make.
+    `overrun` counts the calls of `advance` that did not move a sequence because it was at its limit.
     """
 
     token: tuple[int, ...]
@@ -55,17 +55,17 @@ class DecodeState:
         for _ in range(40):
             graph.replay()                    # the host writes nothing
 
-    `position` is the number of the step and the row of a cache it writes, `length` (one more) how many
-    rows are valid then. Every state is its owner's alone. A sequence that is at the last of `limit`
-    positions does not advance: it stays at that step, token and all, so a replay too many does the
-    last step again, never beyond the cache, and `read()` tells how many there were.
+    `position` is the index of the step and of the cache row that it writes; `length` is one more: the
+    number of valid rows. Each state has memory of its own. A sequence at the last of `limit` positions
+    does not advance: it keeps its token and position, so surplus replays repeat the last step and never
+    write beyond the cache. `read()` returns how many there were.
     """
 
     def __init__(self, gpu: Gpu, batch: int = 1, *, limit: int | None = None) -> None:
         if not isinstance(gpu, Gpu):
             raise InputError(f"{gpu!r} is not a device", hint="DecodeState(preheat.device(…), batch)")
         self.batch = dimension("batch", batch)
-        self.limit = _LARGEST if limit is None else dimension("limit", limit)
+        self.limit = _INT_MAX if limit is None else dimension("limit", limit)
         self._advance = gpu.kernel(_SOURCE, "advance")
         self._values = gpu.empty((len(Decoded._fields), self.batch), "int32")
         self.token, self.position, self.length = (self._values[row] for row in range(3))
@@ -75,8 +75,8 @@ class DecodeState:
         self.set([0] * self.batch, [0] * self.batch)
 
     def set(self, token: Integers, position: Integers) -> None:
-        """Put every sequence at a token and a position, by one copy; with one sequence, by two ints."""
-        tokens = self._each("token", token, -_LARGEST - 1, _LARGEST)
+        """Set the token and the position of every sequence with one copy. One sequence takes ints."""
+        tokens = self._each("token", token, -_INT_MAX - 1, _INT_MAX)
         positions = self._each("position", position, 0, self.limit - 1)
         lengths = [at + 1 for at in positions]
         replays = [(weakref.ref(graph), graph.num_replays) for graph in self._advancing()]
@@ -85,9 +85,10 @@ class DecodeState:
         self._replays = replays
 
     def advance(self, sampled: Any = None, *, stream: object = None) -> None:
-        """Move every sequence on by one position, to its token in `sampled` if given; one launch.
+        """Advance every sequence by one position with one launch, and set its token from `sampled`.
 
-        `sampled` is int32 on the device, one for each sequence. Captured, every replay advances.
+        `sampled` is an int32 array on the device with one token for each sequence; without it, tokens
+        stay. If this is captured, every replay advances the state.
         """
         capture = self._values.buffer.context.active_capture()
         with nullcontext() if capture is None else capture.note_errors():
@@ -99,27 +100,30 @@ class DecodeState:
         self._known = None
 
     def _check(self, sampled: Any) -> None:
-        shape, kind = getattr(sampled, "shape", None), str(getattr(sampled, "dtype", "int32"))
+        shape = getattr(sampled, "shape", None)
+        kind = str(getattr(sampled, "dtype", "int32"))
         if shape is not None and math.prod(shape) != self.batch:
-            raise InputError(f"{self.batch} sequences cannot go on with tokens of shape {tuple(shape)}")
+            raise InputError(
+                f"sampled of shape {tuple(shape)} is not one token for each of {self.batch} sequences"
+            )
         if kind.removeprefix("torch.") != "int32":
-            raise InputError(f"tokens are int32, not {kind}", hint="cast what was sampled to int32")
+            raise InputError(f"sampled tokens must be int32, not {kind}", hint="cast them to int32")
 
     def read(self) -> Decoded:
-        """Where every sequence is, after all work submitted so far."""
+        """Return the state of every sequence after all work submitted so far."""
         return Decoded(*(tuple(row) for row in self._values.numpy().tolist()))
 
     @contextmanager
     def on_device(self) -> Iterator[DecodeState]:
-        """Let every launch of a `DecodeKernel` inside the block read this state on the device.
+        """Make every launch of a `DecodeKernel` inside the block read this state on the device.
 
             with gpu.capture() as graph, state.on_device():
                 model.step()                  # its launches need neither `state` nor `device_state`
 
-        Launches that name no state use this one; those that name it read it on the device whatever
-        their `device_state` says, and those that name another state are left alone. Blocks nest: the
-        innermost one is the default, and each holds for its own state. A block holds for the thread,
-        or the asyncio task, that opened it.
+        Launches without a `state` use this one. Launches with this state read it on the device whatever
+        their `device_state` is, and launches with another state are not affected. Blocks can be nested:
+        the innermost one is the default, and each applies to its own state. A block applies to the
+        thread or asyncio task that opened it.
         """
         token = _on_device.set((*_on_device.get(), self))
         try:
@@ -128,47 +132,47 @@ class DecodeState:
             _on_device.reset(token)
 
     def by_value(self) -> tuple[int, ...]:
-        """Token, position and length of the one sequence as the host knows them, for one launch."""
+        """Return token, position and length of a single sequence, if the host knows them."""
         capture = self._values.buffer.context.active_capture()
         if capture is not None:
             with capture.note_errors():
                 raise CaptureError(
-                    "a decode state by value would be baked into the graph",
+                    "a decode state passed by value would be fixed in the graph",
                     where=caller(),
                     hint="capture with device_state=True, or inside `with state.on_device():`",
                 )
         if self.batch != 1:
             raise InputError(
-                f"a decode state goes by value for one sequence, not for {self.batch}",
+                f"only a decode state of one sequence can be passed by value, not one of {self.batch}",
                 hint="launch with device_state=True",
             )
         if self._known is None or self._replayed():
             raise GraphError(
                 "the host does not know the decode state: "
-                "it was advanced on the device, or a graph that does so was replayed",
+                "it was advanced on the device, or a graph that advances it was replayed",
                 hint="launch with device_state=True, or state.set(token, position) first",
             )
         return self._known
 
     def close(self) -> None:
-        """Give the memory back; graphs that use it are stale. Twice is fine."""
+        """Free the memory. Graphs that use it become stale. Closing twice is allowed."""
         self._values.close()
 
     def __repr__(self) -> str:
-        limit = "" if self.limit == _LARGEST else f", limit={self.limit}"
+        limit = "" if self.limit == _INT_MAX else f", limit={self.limit}"
         return f"<DecodeState batch={self.batch}{limit} on {self._values.device}>"
 
     def _advancing(self) -> list[Replayer]:
-        """The graphs that advance this state."""
+        """Return the graphs that advance this state."""
         graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Replayer)]
         return [one for one in graphs if any(self._values in node.arrays for node in one.work.nodes)]
 
     def _replayed(self) -> bool:
-        """Whether one of them was replayed since the state was set, or is gone and may have been."""
+        """Return whether such a graph was replayed since `set`, or was deleted and may have been."""
         return any((graph := ref()) is None or graph.num_replays != n for ref, n in self._replays)
 
     def _each(self, what: str, given: Any, least: int, most: int) -> list[int]:
-        """One integer for each sequence."""
+        """Return `given` as a list with one integer for each sequence, or raise."""
         try:
             rows = [operator.index(n) for n in (given if isinstance(given, Iterable) else (given,))]
         except TypeError:
@@ -190,15 +194,17 @@ class DecodeKernel:
         with state.on_device():
             attend[heads, 128](q, cache, out)                                 # on the device
 
-    Behind its own arguments the first gets three ints, the second three arrays: token, position and
-    length. Only the second can be captured; the first is for one sequence, as the host last set it.
+    After its own arguments, the first kernel takes three ints and the second three arrays: token,
+    position and length. Only the second can be captured. The first is for a single sequence whose
+    state the host has set.
     """
 
     def __init__(self, by_value: Kernel, on_device: Kernel) -> None:
-        self.by_value, self.on_device = by_value, on_device
+        self.by_value = by_value
+        self.on_device = on_device
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
-        """The launch with this grid and block."""
+        """Return a function that launches with this grid and block."""
         return partial(self._run, config)
 
     def _run(
@@ -215,7 +221,7 @@ class DecodeKernel:
     def launch(
         self, *args: Any, state: DecodeState | None = None, device_state: bool = True, **how: Any
     ) -> None:
-        """Launch once, with everything that `Kernel.launch` can be told."""
+        """Launch with the keyword arguments of `Kernel.launch`."""
         kernel, more = self._variant(state, device_state)
         kernel.launch(*args, *more, **how)
 
@@ -225,7 +231,7 @@ class DecodeKernel:
             state = blocks[-1]
         if state is None:
             raise InputError(
-                f"{self.on_device.name} is launched without a decode state",
+                f"{self.on_device.name} was launched without a decode state",
                 hint="pass state=state, or launch inside `with state.on_device():`",
             )
         if not isinstance(state, DecodeState):

@@ -1,17 +1,17 @@
-// silu(x) = x s(x) with s(x) = 1 / (1 + exp(-x)); swiglu(gate, up) = silu(gate) up. Every thread reads
-// all its elements before it writes them, so a result may take an operand's place.
+// silu(x) = x s(x) with s(x) = 1 / (1 + exp(-x)); swiglu(gate, up) = silu(gate) up. Each thread loads all of
+// its elements before it stores any, so the result may be written in place of an operand.
 
-constexpr int BLOCK = 128;  // threads; each has one chunk of every operand
+constexpr int BLOCK = 128;  // Threads. Each processes one chunk of every operand.
 
 INLINE float sigmoid(float x) {
-    float s;  // what the compiler makes of a division also serves divisors that do not occur here
+    float s;  // A division would also handle divisors that cannot occur here: 1 + exp(-x) is at least 1.
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + expf(-x)));
     return s;
 }
 
-// The elements of one block. They are loaded and stored like a row.
+// The elements that one block processes. They are loaded and stored like a row.
 template <class T> struct Tile {
-    using Whole = Direct<Chunk<T>>;
+    using Whole = AlignedAccess<Chunk<T>>;
     static constexpr int SIZE = BLOCK * Chunk<T>::SIZE;
     Span span;
     bool whole;
@@ -22,13 +22,13 @@ template <class T> struct Tile {
     INLINE Chunk<T> load(const T* from) const {
         Chunk<T> mine[1];
         if (whole && aligned(from)) Whole::template fetch<BLOCK>(mine, from, span, threadIdx.x);
-        else ::load<BLOCK>(Shifted<T>(), mine, from, span, threadIdx.x);
+        else ::load<BLOCK>(ShiftedAccess<T>(), mine, from, span, threadIdx.x);
         return mine[0];
     }
     INLINE void store(T* to, const Chunk<T>& chunk) const {
         const Chunk<T> mine[1] = {chunk};
         if (whole && aligned(to)) Whole::template store<BLOCK>(to, mine, span, threadIdx.x);
-        else Shifted<T>::template store<BLOCK>(to, mine, span, threadIdx.x);
+        else ShiftedAccess<T>::template store<BLOCK>(to, mine, span, threadIdx.x);
     }
 };
 

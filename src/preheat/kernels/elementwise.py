@@ -4,43 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.kernels.op import BLOCKS, Op, cpp_of, dimension, remembered
-from preheat.kernels.rows import chunk_of
+from preheat.kernels.op import MAX_BLOCKS, Op, cpp_of, dimension, memoize
+from preheat.kernels.rows import chunk_size
 
-__all__ = ["MOST", "silu", "silu_backward", "swiglu", "swiglu_backward"]
+__all__ = ["MAX_ELEMENTS", "silu", "silu_backward", "swiglu", "swiglu_backward"]
 
 _SOURCE = Path(__file__).with_name("elementwise.cu")
-_BLOCK = 128  # threads, as in elementwise.cu; each has a chunk of every operand
+_BLOCK = 128  # Threads, as in elementwise.cu. Each processes one chunk of every operand.
 
-#: Elements of one launch: chunks of floats have the fewest, four.
-MOST = BLOCKS * _BLOCK * 4
+#: The most elements of one launch, with four elements per thread as in chunks of floats.
+MAX_ELEMENTS = MAX_BLOCKS * _BLOCK * 4
 
 
-@remembered
+@memoize
 def silu(n: int, dtype: object) -> Op:
-    """Arguments: x, y, n."""
+    """Kernel arguments: x, y, n."""
     return _op("silu", n, dtype)
 
 
-@remembered
+@memoize
 def silu_backward(n: int, dtype: object) -> Op:
-    """Arguments: gy, x, gx, n."""
+    """Kernel arguments: gy, x, gx, n."""
     return _op("silu_backward", n, dtype)
 
 
-@remembered
+@memoize
 def swiglu(n: int, dtype: object) -> Op:
-    """Arguments: gate, up, y, n; y is silu(gate) up."""
+    """y = silu(gate) up. Kernel arguments: gate, up, y, n."""
     return _op("swiglu", n, dtype)
 
 
-@remembered
+@memoize
 def swiglu_backward(n: int, dtype: object) -> Op:
-    """Arguments: gy, gate, up, g_gate, g_up, n."""
+    """Kernel arguments: gy, gate, up, g_gate, g_up, n."""
     return _op("swiglu_backward", n, dtype)
 
 
 def _op(name: str, n: int, dtype: object) -> Op:
-    n, (element, cpp) = dimension("n", n, MOST), cpp_of(dtype)
-    blocks = -(-n // (_BLOCK * chunk_of(element)))
+    n = dimension("n", n, MAX_ELEMENTS)
+    element, cpp = cpp_of(dtype)
+    blocks = -(-n // (_BLOCK * chunk_size(element)))
     return Op(name, (("n", n),), _SOURCE, f"{name}<{cpp}>", (blocks,), (_BLOCK,))

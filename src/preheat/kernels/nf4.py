@@ -1,7 +1,7 @@
-"""NF4, the 4-bit format of QLoRA: codes of 16 values, and a scale for every 64 elements.
+"""NF4, the 4-bit format of QLoRA: codes for 16 values, and a scale for every 64 elements.
 
-Laid out as bitsandbytes does without double quantisation: elements in row-major order, whatever the
-rows, two codes a byte with the first in the upper half, scales in float32.
+The layout is that of bitsandbytes without double quantisation: elements in row-major order regardless
+of row ends, two codes per byte with the first in the upper four bits, scales in float32.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "VALUES", "Nf4", "dequantize", "quantize"]
 
-#: Elements that share a scale.
+#: The number of elements that share a scale.
 BLOCK = 64
 
-#: What the codes 0 to 15 stand for, as in gemm.cu: quantiles of the normal distribution.
+#: The values of the codes 0 to 15, as in gemm.cu: quantiles of the normal distribution.
 VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
@@ -40,10 +40,10 @@ class Nf4(NamedTuple):
     shape: tuple[int, int]
 
     def check(self) -> None:
-        """Raise unless codes and scales are what a matrix of this shape has."""
+        """Raise unless codes and scales have the shapes and types for a matrix of this shape."""
         sizes: tuple[Any, ...] = self.shape if isinstance(self.shape, tuple) else ()
         if len(sizes) != 2 or not all(isinstance(each, Integral) and int(each) > 0 for each in sizes):
-            raise InputError(f"shape {self.shape!r} is not that of a matrix")
+            raise InputError(f"shape {self.shape!r} is not the shape of a matrix")
         size = math.prod(self.shape)
         for what, given, kind, wanted in (
             ("codes", self.codes, "uint8", -(-size // 2)),
@@ -56,14 +56,15 @@ class Nf4(NamedTuple):
                 )
 
     def on(self, gpu: Gpu) -> Nf4:
-        """A copy on a device."""
+        """Return a copy on a device."""
         return self._replace(codes=gpu.array(self.codes), scales=gpu.array(self.scales))
 
 
 def quantize(weight: Any) -> Nf4:
-    """A matrix of the host in NF4: the value nearest to each element over its block's largest one.
+    """Quantize a matrix on the host to NF4.
 
-    Halfway between two, it is the lower one.
+    Each element is divided by the largest magnitude of its block and rounded to the nearest value;
+    halfway between two values, to the lower one.
     """
     import numpy as np
 
@@ -83,7 +84,7 @@ def quantize(weight: Any) -> Nf4:
 
 
 def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What a quantised matrix of the host stands for. Kernels round it to the type of the product."""
+    """Return the matrix that `quantized` represents. Kernels round it to the type of the product."""
     import numpy as np
 
     if not isinstance(quantized, Nf4):
@@ -91,7 +92,7 @@ def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
     for name in ("codes", "scales"):
         if not isinstance(given := getattr(quantized, name), np.ndarray):
             hint = f"copy it to the host first: {name}.numpy()"
-            raise InputError(f"{name} is {type(given).__name__}, not an array of NumPy", hint=hint)
+            raise InputError(f"{name} is {type(given).__name__}, not a NumPy array", hint=hint)
     quantized.check()
     codes, scales, shape = quantized
     size = math.prod(shape)
@@ -101,7 +102,7 @@ def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The elements of a weight in float32."""
+    """Return a weight as a float32 array."""
     import numpy as np
 
     try:
@@ -110,7 +111,12 @@ def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
             raise TypeError(f"{given.dtype} has an imaginary part")
         with np.errstate(over="ignore"):
             return given.astype("float32", copy=False)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # as libraries have it
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # Libraries raise different ones.
         raise InputError(f"weight cannot be read as float32: {error}") from None
 
 

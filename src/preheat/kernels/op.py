@@ -1,4 +1,4 @@
-"""One launch of a shipped kernel, described before it happens."""
+"""`Op`: the description of one launch of a shipped kernel, made before the launch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 
-__all__ = ["BLOCKS", "Op", "cpp_of", "dimension", "remembered", "tell", "watching"]
+__all__ = ["MAX_BLOCKS", "Op", "cpp_of", "dimension", "memoize", "notify_traces", "trace_ops"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Blocks that a grid has at most.
-BLOCKS = 2**31 - 1
+#: The most blocks of a grid.
+MAX_BLOCKS = 2**31 - 1
 
 _COMMON = Path(__file__).with_name("common.cuh")
-_LARGEST = 2**31 - 1  # of an int, which is how kernels take dimensions
+_INT_MAX = 2**31 - 1  # Kernels take dimensions as int.
 _CPP = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 class Op(NamedTuple):
-    """What one launch compiles and how it runs, as one value: a plan cannot differ from what runs.
+    """What one launch compiles and how it runs. Plans and launches share it, so they cannot disagree.
 
-    The functions that make one know shape and element type alone, neither the device nor the memory.
-    `dims` are for people and plans; `entry` is a name expression.
-    `cluster` is the number of blocks that share a row, where the device has clusters, and `shared` the
-    bytes of shared memory of each. `by` is the library that does it instead, such as cuBLAS: then
-    nothing is compiled for it. `slower` says why this is not the quick way to do it, where it is not;
-    `overflow` says the same of a device that has less shared memory.
+    The functions that make an `Op` depend on shape and element type alone, not on a device or memory.
+    `dims` is for messages and plans. `entry` is a name expression.
+    `cluster` is the number of blocks that share a row on devices with clusters, and `shared` the bytes
+    of dynamic shared memory of each block. `by` names the library that does the work instead, such as
+    cuBLAS; then nothing is compiled. `slow_reason` says why this launch is slower than for other
+    shapes, or is empty. `overflow_reason` is the reason on devices with less shared memory.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Op(NamedTuple):
     shared: int = 0
     cluster: int = 1
     by: str | None = None
-    slower: str = ""
-    overflow: str = ""
+    slow_reason: str = ""
+    overflow_reason: str = ""
 
     @property
     def program(self) -> Program:
-        """What has to be compiled."""
+        """The program to compile."""
         return _program(self.source, self.entry)
 
     def launch(self, gpu: Gpu, *args: Any, stream: object = None, aligned: bool = True) -> None:
-        """Launch it on `gpu`; everyone who is watching sees it, and a slower way is an event, once.
+        """Launch the kernel on `gpu`, append this op to all open traces, and report a slow path once.
 
         `aligned` says whether all operands begin at a multiple of 16 bytes.
         """
@@ -67,81 +67,82 @@ class Op(NamedTuple):
             kernel.launch(*args, block=self.block, stream=stream, **self._fitted(gpu))
         else:
             kernel.launch(*args, grid=self.grid, block=self.block, stream=stream)
-        tell(self)
-        if self.slower:
-            self._tell_slower(gpu, self.slower)
+        notify_traces(self)
+        if self.slow_reason:
+            self._report_slow_path(gpu, self.slow_reason)
         elif not aligned:
-            self._tell_slower(gpu, _MISALIGNED)
+            self._report_slow_path(gpu, _MISALIGNED)
 
     def _fitted(self, gpu: Gpu) -> dict[str, Any]:
-        """The launch with what `gpu` has: clusters or none, and as much shared memory."""
+        """Return grid, cluster and shared memory of the launch within the limits of `gpu`."""
         limits = gpu.limits
         blocks = self.cluster if limits.cluster >= self.cluster else 1
         merged = self.cluster // blocks
-        wanted, most = merged * self.shared, limits.shared_optin - _OWN
-        if wanted > most and self.overflow:
-            self._tell_slower(gpu, self.overflow)
+        wanted = merged * self.shared
+        most = limits.shared_optin - _STATIC_SHARED
+        if wanted > most and self.overflow_reason:
+            self._report_slow_path(gpu, self.overflow_reason)
         grid = (self.grid[0] // merged,)
         return {"grid": grid, "shared": min(wanted, most), "cluster": blocks if blocks > 1 else None}
 
-    def _tell_slower(self, gpu: Gpu, reason: str) -> None:
-        told = _slower.setdefault(gpu, set())
-        if (self.entry, reason) not in told:
-            told.add((self.entry, reason))
-            gpu.builder.events.emit("slower", device=gpu.name, op=str(self), reason=reason)
+    def _report_slow_path(self, gpu: Gpu, reason: str) -> None:
+        reported = _reported.setdefault(gpu, set())
+        if (self.entry, reason) not in reported:
+            reported.add((self.entry, reason))
+            gpu.builder.events.emit("slow_path", device=gpu.name, op=str(self), reason=reason)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={size}' for name, size in self.dims)})"
 
 
 _MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
-_OWN = 2048  # bytes of shared memory that a kernel may have besides
+_STATIC_SHARED = 2048  # The most bytes of static shared memory that a kernel has.
 
-_slower: weakref.WeakKeyDictionary[Gpu, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
-_watching: ContextVar[tuple[list[Op], ...]] = ContextVar("watching", default=())
+_reported: weakref.WeakKeyDictionary[Gpu, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
+_traces: ContextVar[tuple[list[Op], ...]] = ContextVar("preheat_traces", default=())
 
 
 @contextmanager
-def watching() -> Iterator[list[Op]]:
-    """Collect what this thread launches meanwhile, or has other libraries do, in order."""
-    seen: list[Op] = []
-    token = _watching.set((*_watching.get(), seen))
+def trace_ops() -> Iterator[list[Op]]:
+    """Collect the ops that this thread launches, or passes to other libraries, inside the block."""
+    ops: list[Op] = []
+    token = _traces.set((*_traces.get(), ops))
     try:
-        yield seen
+        yield ops
     finally:
-        _watching.reset(token)
+        _traces.reset(token)
 
 
-def tell(op: Op) -> None:
-    """Let everyone who is watching know that it was done."""
-    for seen in _watching.get():
-        seen.append(op)
+def notify_traces(op: Op) -> None:
+    """Append `op` to every trace that is open in this thread."""
+    for ops in _traces.get():
+        ops.append(op)
 
 
-def remembered(make: Callable[P, R]) -> Callable[P, R]:
-    """A pure function of shape and type that remembers its results: steps launch the same again."""
+def memoize(make: Callable[P, R]) -> Callable[P, R]:
+    """Cache the results of a pure function of shape and type: each step launches the same ops again."""
     cached: Callable[..., Any] = lru_cache(maxsize=4096, typed=True)(make)
 
     @wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> R:
+    def memoized(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             known: R = cached(*args, **kwargs)
             return known
-        except TypeError:  # cannot be hashed, and will be refused by its name
+        except TypeError:  # An argument is not hashable. `make` raises an error that names it.
             return make(*args, **kwargs)
 
-    return made
+    return memoized
 
 
 @cache
 def _program(source: Path, entry: str) -> Program:
-    """What all families share stands in front of the source's own text: a program opens no file."""
+    """Return the program of `common.cuh` and the family's source in one text: it includes no file."""
     text = "".join(f'#line 1 "{part.name}"\n{part.read_text()}' for part in (_COMMON, source))
     return Program.of(text, label=source.name, names=(entry,))
 
 
-def dimension(name: str, size: Any, most: int = _LARGEST, *, least: int = 1) -> int:
-    """`size` as a dimension that kernels can take; `InputError` with its `name` when it is none."""
+def dimension(name: str, size: Any, most: int = _INT_MAX, *, least: int = 1) -> int:
+    """Return `size` as an int between `least` and `most`, or raise an `InputError` with its `name`."""
     try:
         number = operator.index(size)
     except TypeError:
@@ -154,7 +155,7 @@ def dimension(name: str, size: Any, most: int = _LARGEST, *, least: int = 1) -> 
 
 
 def cpp_of(dtype: object) -> tuple[DType, str]:
-    """An element type that the shipped kernels know, and what C++ calls it."""
+    """Return an element type that the shipped kernels support, and its name in their C++."""
     found = dtype_of(dtype)
     if found.name not in _CPP:
         hint = f"they take {', '.join(_CPP)}"

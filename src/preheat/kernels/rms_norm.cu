@@ -1,19 +1,19 @@
-// y = gamma x / r of each row, where v = mean(x^2) + eps and r = sqrt(v), and its gradients:
+// y = gamma x / r for each row, where v = mean(x^2) + eps and r = sqrt(v), and its gradients:
 //
 //     gx      = (gamma gy - (x / v) mean(x gy gamma)) / r
 //     g_gamma = sum of gy x / r over the rows
 //
-// The latter in two launches: group g of LANES threads adds up the rows g, g + groups, ..., and
-// rms_norm_gamma adds up those sums; number and order follow from the shape alone. Threads read their
-// elements before they write them, so that gx may take the place of gy or x.
+// g_gamma takes two launches: group g of LANES threads adds the rows g, g + groups, ..., and rms_norm_gamma
+// adds the sums of all groups. The number of groups and the order of additions depend on the shape alone.
+// Threads load their elements before they store them, so gx may be written in place of gy or x.
 
-// Of one row: the sums of x^2 and of x gy gamma.
-struct Sums { float squares, dot; };
+// The sums of x^2 and of x gy gamma over one row.
+struct RowSums { float squares, dot; };
 
-INLINE Sums shuffled(Sums s, int by) { return {shuffled(s.squares, by), shuffled(s.dot, by)}; }
-INLINE Sums both(Sums s, Sums t) { return {s.squares + t.squares, s.dot + t.dot}; }
+INLINE RowSums shuffle_xor(RowSums s, int by) { return {shuffle_xor(s.squares, by), shuffle_xor(s.dot, by)}; }
+INLINE RowSums add(RowSums s, RowSums t) { return {s.squares + t.squares, s.dot + t.dot}; }
 
-template <int CHUNKS, class C> INLINE float squares(const C (&x)[CHUNKS]) {
+template <int CHUNKS, class C> INLINE float sum_of_squares(const C (&x)[CHUNKS]) {
     float s = 0.0f;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
@@ -22,7 +22,7 @@ template <int CHUNKS, class C> INLINE float squares(const C (&x)[CHUNKS]) {
     return s;
 }
 
-// x becomes y.
+// Replace x by y.
 template <int CHUNKS, class C>
 INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
 #pragma unroll
@@ -32,49 +32,49 @@ INLINE void scale(C (&x)[CHUNKS], const C (&gamma)[CHUNKS], float by) {
 template <int LANES, int CHUNKS> struct RmsNormRow {
     template <class A, class T>
     static INLINE void run(A access, const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-        constexpr bool EARLY = sizeof(T) == 2 && ALONE<LANES>;  // registers have room for gamma
+        constexpr bool PREFETCH_GAMMA = sizeof(T) == 2 && BLOCK_PER_ROW<LANES>;  // Registers are left for it.
         __shared__ float scratch[32];
-        Span span = row_span((long long)blockIdx.x * ROWS<LANES> + threadIdx.x / LANES, rows, width);
+        Span span = row_span((long long)blockIdx.x * ROWS_PER_BLOCK<LANES> + threadIdx.x / LANES, rows, width);
         int lane = threadIdx.x % LANES;
         typename A::Item v[CHUNKS], g[CHUNKS];
         load<LANES>(access, v, x, span, lane);
-        Span weights(0, width, width);
-        if constexpr (EARLY) A::template fetch<LANES>(g, gamma, weights, lane);
-        float mean = across<LANES>(squares(v), scratch, sum) / width;
-        if constexpr (!EARLY) A::template fetch<LANES>(g, gamma, weights, lane);
-        A::template finish<LANES>(g, gamma, weights, lane);
+        Span gamma_span(0, width, width);
+        if constexpr (PREFETCH_GAMMA) A::template fetch<LANES>(g, gamma, gamma_span, lane);
+        float mean = allreduce<LANES>(sum_of_squares(v), scratch, sum) / width;
+        if constexpr (!PREFETCH_GAMMA) A::template fetch<LANES>(g, gamma, gamma_span, lane);
+        A::template finish<LANES>(g, gamma, gamma_span, lane);
         scale(v, g, rsqrtf(mean + eps));
         A::template store<LANES>(y, v, span, lane);
     }
 };
 
-template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(THREADS<LANES>, RESIDENT<LANES>)
+template <class T, int LANES, int CHUNKS, bool SCALARS>
+__global__ void __launch_bounds__(MAX_THREADS<LANES>, MIN_BLOCKS_PER_SM<LANES>)
 rms_norm(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
     bool all = aligned(x) && aligned(gamma) && aligned(y);
-    by_access<RmsNormRow<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(
+    dispatch_access<RmsNormRow<LANES, CHUNKS>, T, SCALARS, USE_ELEMENTWISE<T, LANES, CHUNKS>>(
         width, all, x, gamma, y, eps, rows, width);
 }
 
 template <class T>
-__global__ void __launch_bounds__(WIDE, 3)
+__global__ void __launch_bounds__(WIDE_THREADS, 3)
 rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) {
-    using P = Pieces<T>;
-    constexpr int WEIGHTS = 2;  // chunks of gamma that are on their way together
-    __shared__ float scratch[32], of_block;
+    using P = AlignedPieces<T>;
+    constexpr int WEIGHTS = 2;  // Chunks of gamma that a thread loads at the same time.
+    __shared__ float scratch[32], block_value;
     Span span = segment_span(rows, width), columns(span.first % width, span.length, width);
-    Staged<T> in(x, span, memory, dynamic_bytes()), weight(gamma, columns, nullptr, 0);
+    StagedSpan<T> in(x, span, dynamic_shared, dynamic_shared_bytes()), weight(gamma, columns, nullptr, 0);
     float s = 0.0f;
-    auto add = [&](int chunk) {
+    auto accumulate = [&](int chunk) {
         Chunk<T> v[1] = {in[chunk * P::SIZE]};
-        P::limit(v[0], span, chunk * P::SIZE, {});
-        s += squares(v);
+        P::pad_tail(v[0], span, chunk * P::SIZE, {});
+        s += sum_of_squares(v);
     };
-    stage_in(P::chunks(span), add, in);
-    s = across_cluster(across<WIDE>(s, scratch, sum), &of_block, sum);
-    float by = rsqrtf(s / width + eps);
+    process_in_stages(P::num_chunks(span), accumulate, in);
+    s = cluster_allreduce(allreduce<WIDE_THREADS>(s, scratch, sum), &block_value, sum);
+    float rstd = rsqrtf(s / width + eps);
     int step = P::SIZE * blockDim.x;
-    for (int start = P::first(y, span); start < span.length; start += WEIGHTS * step) {
+    for (int start = P::first_of_thread(y, span); start < span.length; start += WEIGHTS * step) {
         Chunk<T> v[1], g[WEIGHTS][1];
 #pragma unroll
         for (int k = 0; k < WEIGHTS; k++) g[k][0] = weight[start + k * step];
@@ -83,16 +83,16 @@ rms_norm_wide(const T* x, const T* gamma, T* y, float eps, int rows, int width) 
             int at = start + k * step;
             if (at >= span.length) break;
             v[0] = in[at];
-            scale(v, g[k], by);
+            scale(v, g[k], rstd);
             P::write(y, span, v[0], at);
         }
     }
-    end_cluster();
+    cluster_finish();
 }
 
 template <int CHUNKS, class C>
-INLINE Sums sums_of(const C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS]) {
-    Sums s = {};
+INLINE RowSums row_sums(const C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS]) {
+    RowSums s = {};
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
 #pragma unroll
@@ -103,38 +103,39 @@ INLINE Sums sums_of(const C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma
     return s;
 }
 
-// What the gradient needs of a row: 1 / r, and mean(x gy gamma) / (v r). `inverse` is 1 / width.
-struct Factors {
-    float by, pull;
+// The factors of a row in its gradient: rstd = 1 / r and correction = mean(x gy gamma) / (v r).
+struct RowFactors {
+    float rstd, correction;
 
-    INLINE Factors(Sums s, float eps, float inverse)
-        : by(rsqrtf(fmaf(s.squares, inverse, eps))), pull(s.dot * inverse * by * by * by) {}
+    INLINE RowFactors(RowSums s, float eps, float inverse_width)
+        : rstd(rsqrtf(fmaf(s.squares, inverse_width, eps))),
+          correction(s.dot * inverse_width * rstd * rstd * rstd) {}
 };
 
-// gy becomes gx; what the row adds to the gradient of gamma goes into `columns`.
+// Replace gy by gx, and add the row's contribution to the gradient of gamma to `columns`.
 template <int CHUNKS, class C>
-INLINE void pull_back(C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS], Factors row,
+INLINE void input_gradient(C (&gy)[CHUNKS], const C (&x)[CHUNKS], const C (&gamma)[CHUNKS], RowFactors row,
                       float (&columns)[CHUNKS][C::SIZE]) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
         gy[k].fill([&](int i) {
-            float dy = gy[k][i] * row.by, v = x[k][i];
+            float dy = gy[k][i] * row.rstd, v = x[k][i];
             columns[k][i] = fmaf(dy, v, columns[k][i]);
-            return fmaf(gamma[k][i], dy, -v * row.pull);
+            return fmaf(gamma[k][i], dy, -v * row.correction);
         });
 }
 
-// Floats from one row of sums in the workspace to the next one, so that all of them are aligned.
-INLINE long long stride_of(int width) { return ((long long)width + 7) / 8 * 8; }
+// The distance in floats between two rows of sums in the workspace, chosen so that every row is aligned.
+INLINE long long workspace_stride(int width) { return ((long long)width + 7) / 8 * 8; }
 
-// The sums of columns: floats in the workspace or, where one group has all rows, the gradient itself.
+// Store the sums of columns: as floats in the workspace, or as the gradient itself if one group has all rows.
 template <int LANES, int CHUNKS, int SIZE, class T>
-INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
+INLINE void store_column_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, int lane) {
     constexpr int WORDS = SIZE * sizeof(T) / 4;
     bool whole = SIZE > 1 && width % SIZE == 0 && (size_t)to % (4 * WORDS) == 0;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
-        int at = place<LANES, CHUNKS>(lane, k) * SIZE;
+        int at = chunk_index<LANES, CHUNKS>(lane, k) * SIZE;
         if constexpr (SIZE > 1)
             if (whole) {
                 Chunk<T, WORDS> chunk;
@@ -144,42 +145,45 @@ INLINE void store_sums(T* to, const float (&columns)[CHUNKS][SIZE], int width, i
             }
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
-            if (at + i < width) to[at + i] = rounded<T>(columns[k][i]);
+            if (at + i < width) to[at + i] = from_float<T>(columns[k][i]);
     }
 }
 
-// Rows that a thread has in registers: the one it works on and those on their way. With three of them, few
-// threads keep memory busy.
+// Rows that a thread holds in registers: the one it processes and those it has begun to load. With three rows
+// in flight, fewer threads saturate the memory bandwidth.
 template <class T, int LANES, int ELEMENTS>
-constexpr int AHEAD = ELEMENTS > 8 || (sizeof(T) == 4 && LANES == 1024) ? 2 : 3;
-// Blocks that a processor holds at least. Floats need more registers than the 64 that 1024 threads have.
+constexpr int ROWS_IN_FLIGHT = ELEMENTS > 8 || (sizeof(T) == 4 && LANES == 1024) ? 2 : 3;
+// Minimum blocks per multiprocessor. Floats need more than the 64 registers that 1024 threads have each.
 template <class T, int LANES>
-constexpr int HELD = !ALONE<LANES> ? 4 : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
+constexpr int BACKWARD_BLOCKS_PER_SM =
+    !BLOCK_PER_ROW<LANES> ? 4 : LANES > 576 ? 1 : LANES > 512 ? 2 : 1024 / LANES * 2 / sizeof(T);
 
-// What all groups read at a time lies together. While one row is worked on, others are on their way. The
-// threads of a warp go round equally often, since they meet in `across`: rows beyond the last are empty.
+// All groups read adjacent rows at a time. While a group processes one row, it loads the next ones. The threads
+// of a warp make the same number of iterations, because they meet in `allreduce`: rows beyond the last are
+// empty.
 template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
     template <class A, class T>
     static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* partial,
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
-        constexpr int SLOTS = AHEAD<T, LANES, CHUNKS * C::SIZE>;
-        __shared__ Sums scratch[SLOTS][32];  // in turn, so that one barrier a row is enough
+        constexpr int SLOTS = ROWS_IN_FLIGHT<T, LANES, CHUNKS * C::SIZE>;
+        __shared__ RowSums scratch[SLOTS][32];  // One for each slot, so that one barrier per row suffices.
         int lane = threadIdx.x % LANES;
-        int group = ROWS<LANES> == 1 ? blockIdx.x : blockIdx.x * ROWS<LANES> + threadIdx.x / LANES;
+        constexpr int GROUPS = ROWS_PER_BLOCK<LANES>;  // Of a block.
+        int group = GROUPS == 1 ? blockIdx.x : blockIdx.x * GROUPS + threadIdx.x / LANES;
         unsigned row = group;
         int end = group < groups ? rows : 0;
-        float inverse = 1.0f / width;
-        Span gammas(0, width, width);
+        float inverse_width = 1.0f / width;
+        Span gamma_span(0, width, width);
         C weight[CHUNKS], g[SLOTS][CHUNKS], v[SLOTS][CHUNKS];
         float columns[CHUNKS][C::SIZE] = {};
-        auto begin = [&](int slot, unsigned row) {
+        auto fetch_row = [&](int slot, unsigned row) {
             A::template fetch<LANES>(g[slot], gy, row_span(row, end, width), lane);
             A::template fetch<LANES>(v[slot], x, row_span(row, end, width), lane);
         };
 #pragma unroll
-        for (int slot = 0; slot < SLOTS; slot++) begin(slot, row + slot * groups);
-        load<LANES>(access, weight, gamma, gammas, lane);
+        for (int slot = 0; slot < SLOTS; slot++) fetch_row(slot, row + slot * groups);
+        load<LANES>(access, weight, gamma, gamma_span, lane);
         bool more = true;
         while (more)
 #pragma unroll
@@ -190,16 +194,17 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                 Span span = row_span(row, end, width);
                 A::template finish<LANES>(g[slot], gy, span, lane);
                 A::template finish<LANES>(v[slot], x, span, lane);
-                Sums s = across<LANES>(sums_of(g[slot], v[slot], weight), scratch[slot], both);
-                if (mine) pull_back(g[slot], v[slot], weight, Factors(s, eps, inverse), columns);
+                RowSums s = allreduce<LANES>(row_sums(g[slot], v[slot], weight), scratch[slot], add);
+                if (mine) input_gradient(g[slot], v[slot], weight, RowFactors(s, eps, inverse_width), columns);
                 A::template store<LANES>(gx, g[slot], span, lane);
-                begin(slot, row + SLOTS * groups);
+                fetch_row(slot, row + SLOTS * groups);
             }
-        if constexpr (!ALONE<LANES>)
-            if (gridDim.x == 1) {  // then nothing is left to add up behind this block
-                __shared__ float all[CHUNKS * C::SIZE][THREADS<LANES>];
+        if constexpr (!BLOCK_PER_ROW<LANES>)
+            if (gridDim.x == 1) {  // Then this block adds its groups, and no second launch follows.
+                __shared__ float all[CHUNKS * C::SIZE][MAX_THREADS<LANES>];
 #pragma unroll
-                for (int i = 0; i < CHUNKS * C::SIZE; i++) all[i][threadIdx.x] = columns[i / C::SIZE][i % C::SIZE];
+                for (int i = 0; i < CHUNKS * C::SIZE; i++)
+                    all[i][threadIdx.x] = columns[i / C::SIZE][i % C::SIZE];
                 __syncthreads();
 #pragma unroll 1
                 for (int other = 1; other < groups; other++)
@@ -207,107 +212,115 @@ template <int LANES, int CHUNKS> struct RmsNormBackwardRows {
                     for (int i = 0; i < CHUNKS * C::SIZE; i++)
                         columns[i / C::SIZE][i % C::SIZE] += all[i][other * LANES + lane];
             }
-        if (gridDim.x == 1) store_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
-        else if (group < groups) store_sums<LANES>(partial + group * stride_of(width), columns, (int)stride_of(width), lane);
+        if (gridDim.x == 1) store_column_sums<LANES>(g_gamma, columns, group ? 0 : width, lane);
+        else if (group < groups)
+            store_column_sums<LANES>(partial + group * workspace_stride(width), columns,
+                                     (int)workspace_stride(width), lane);
     }
 };
 
-template <class T, int LANES, int CHUNKS, bool SINGLES>
-__global__ void __launch_bounds__(THREADS<LANES>, (HELD<T, LANES>))
+template <class T, int LANES, int CHUNKS, bool SCALARS>
+__global__ void __launch_bounds__(MAX_THREADS<LANES>, (BACKWARD_BLOCKS_PER_SM<T, LANES>))
 rms_norm_backward(const T* gy, const T* x, const T* gamma, T* gx, float* partial, T* g_gamma, float eps,
                   int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SINGLES, ELEMENTWISE<T, LANES, CHUNKS>>(
+    dispatch_access<RmsNormBackwardRows<LANES, CHUNKS>, T, SCALARS, USE_ELEMENTWISE<T, LANES, CHUNKS>>(
         width, all, gy, x, gamma, gx, partial, g_gamma, eps, rows, width, groups);
 }
 
-// Wider rows are cut into strips. One launch leaves the sums of each strip in the workspace, behind those
-// of the columns. Another has a block for every strip of a group of rows: it adds up the sums of a row,
-// always in the same order, and goes down the rows as above.
-constexpr int STRIP_THREADS = 256, STRIP_AHEAD = 2;
+// Wider rows are divided into strips. A first launch stores the sums of each strip in the workspace, after the
+// sums of columns. A second launch has one block for each strip and group of rows: for each row it adds the
+// sums of the strips, always in the same order, and then computes the gradients of its strip.
+constexpr int STRIP_THREADS = 256, STRIP_ROWS_IN_FLIGHT = 2;
 template <class T> constexpr int STRIP = sizeof(T) == 2 ? 4096 : 2048;
 
-INLINE Sums* strip_sums(float* room, int width, int groups) {
-    return (Sums*)(room + groups * stride_of(width));
+INLINE RowSums* strip_sums(float* workspace, int width, int groups) {
+    return (RowSums*)(workspace + groups * workspace_stride(width));
 }
 
-struct SumStrip {
+struct StripSums {
     template <class A, class T>
-    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, float* workspace, int rows,
+                           int width, int groups) {
         using C = typename A::Item;
         constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
-        __shared__ Sums scratch[32];
-        int strips = (width - 1) / STRIP<T> + 1, strip = gridDim.x - 1 - blockIdx.x;  // the first rows last:
+        __shared__ RowSums scratch[32];
+        // Process the first rows last: the next launch begins there, and finds them in the L2 cache.
+        int strips = (width - 1) / STRIP<T> + 1, strip = gridDim.x - 1 - blockIdx.x;
         int start = strip % strips * STRIP<T>, length = min(STRIP<T>, width - start), lane = threadIdx.x;
-        Span span = part_span(strip / strips, rows, width, start, length);  // the next launch begins there
+        Span span = part_span(strip / strips, rows, width, start, length);
         C g[CHUNKS], v[CHUNKS], weight[CHUNKS];
         A::template fetch<STRIP_THREADS>(g, gy, span, lane);
         A::template fetch<STRIP_THREADS>(v, x, span, lane);
         load<STRIP_THREADS>(access, weight, gamma, Span(start, length, width), lane);
         A::template finish<STRIP_THREADS>(g, gy, span, lane);
         A::template finish<STRIP_THREADS>(v, x, span, lane);
-        Sums s = across<STRIP_THREADS>(sums_of(g, v, weight), scratch, both);
-        if (threadIdx.x == 0) strip_sums(room, width, groups)[strip] = s;
+        RowSums s = allreduce<STRIP_THREADS>(row_sums(g, v, weight), scratch, add);
+        if (threadIdx.x == 0) strip_sums(workspace, width, groups)[strip] = s;
     }
 };
 
 template <class T>
 __global__ void __launch_bounds__(STRIP_THREADS)
-rms_norm_strips(const T* gy, const T* x, const T* gamma, float* room, int rows, int width, int groups) {
+rms_norm_strips(const T* gy, const T* x, const T* gamma, float* workspace, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma);
-    by_access<SumStrip, T, false, Elementwise::NEVER>(width, all, gy, x, gamma, room, rows, width, groups);
+    dispatch_access<StripSums, T, false, UseElementwise::NEVER>(
+        width, all, gy, x, gamma, workspace, rows, width, groups);
 }
 
-struct GoDownStrip {
+struct StripBackward {
     template <class A, class T>
-    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* room,
+    static INLINE void run(A access, const T* gy, const T* x, const T* gamma, T* gx, float* workspace,
                            T* g_gamma, float eps, int rows, int width, int groups) {
         using C = typename A::Item;
         constexpr int CHUNKS = STRIP<T> / STRIP_THREADS / C::SIZE;
         int strips = (width - 1) / STRIP<T> + 1, group = blockIdx.x / strips;
         int start = blockIdx.x % strips * STRIP<T>, length = min(STRIP<T>, width - start), lane = threadIdx.x;
-        const Sums* sums = strip_sums(room, width, groups);
-        float inverse = 1.0f / width;
-        C weight[CHUNKS], g[STRIP_AHEAD][CHUNKS], v[STRIP_AHEAD][CHUNKS];
+        const RowSums* sums = strip_sums(workspace, width, groups);
+        float inverse_width = 1.0f / width;
+        C weight[CHUNKS], g[STRIP_ROWS_IN_FLIGHT][CHUNKS], v[STRIP_ROWS_IN_FLIGHT][CHUNKS];
         float columns[CHUNKS][C::SIZE] = {};
-        auto begin = [&](int slot, unsigned row) {
+        auto fetch_row = [&](int slot, unsigned row) {
             Span span = part_span(row, rows, width, start, row < rows ? length : 0);
             A::template fetch<STRIP_THREADS>(g[slot], gy, span, lane);
             A::template fetch<STRIP_THREADS>(v[slot], x, span, lane);
         };
         unsigned row = group;
 #pragma unroll
-        for (int slot = 0; slot < STRIP_AHEAD; slot++) begin(slot, row + slot * groups);
+        for (int slot = 0; slot < STRIP_ROWS_IN_FLIGHT; slot++) fetch_row(slot, row + slot * groups);
         load<STRIP_THREADS>(access, weight, gamma, Span(start, length, width), lane);
         while (row < rows)
 #pragma unroll
-            for (int slot = 0; slot < STRIP_AHEAD; slot++, row += groups) {
+            for (int slot = 0; slot < STRIP_ROWS_IN_FLIGHT; slot++, row += groups) {
                 if (row >= rows) break;
-                Sums s = {};
-                for (int i = lane % 32; i < strips; i += 32) s = both(s, sums[(long long)row * strips + i]);
-                Factors factors(across<32>(s, (Sums*)nullptr, both), eps, inverse);
+                RowSums s = {};
+                for (int i = lane % 32; i < strips; i += 32) s = add(s, sums[(long long)row * strips + i]);
+                RowFactors factors(allreduce<32>(s, (RowSums*)nullptr, add), eps, inverse_width);
                 Span span = part_span(row, rows, width, start, length);
                 A::template finish<STRIP_THREADS>(g[slot], gy, span, lane);
                 A::template finish<STRIP_THREADS>(v[slot], x, span, lane);
-                pull_back(g[slot], v[slot], weight, factors, columns);
+                input_gradient(g[slot], v[slot], weight, factors, columns);
                 A::template store<STRIP_THREADS>(gx, g[slot], span, lane);
-                begin(slot, row + STRIP_AHEAD * groups);
+                fetch_row(slot, row + STRIP_ROWS_IN_FLIGHT * groups);
             }
-        if (groups == 1) store_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
-        else store_sums<STRIP_THREADS>(room + group * stride_of(width) + start, columns, length, lane);
+        if (groups == 1) store_column_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
+        else
+            store_column_sums<STRIP_THREADS>(workspace + group * workspace_stride(width) + start, columns,
+                                             length, lane);
     }
 };
 
 template <class T>
 __global__ void __launch_bounds__(STRIP_THREADS, 2)
-rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* room, T* g_gamma,
+rms_norm_backward_strips(const T* gy, const T* x, const T* gamma, T* gx, float* workspace, T* g_gamma,
                          float eps, int rows, int width, int groups) {
     bool all = aligned(gy) && aligned(x) && aligned(gamma) && aligned(gx);
-    by_access<GoDownStrip, T, false, Elementwise::NEVER>(width, all, gy, x, gamma, gx, room, g_gamma, eps, rows, width, groups);
+    dispatch_access<StripBackward, T, false, UseElementwise::NEVER>(
+        width, all, gy, x, gamma, gx, workspace, g_gamma, eps, rows, width, groups);
 }
 
-// The sums of all groups. A block has 4 COLUMNS of them, each with LINES threads at every LINES-th
-// group; a thread has BATCH groups on their way.
+// Add the sums of all groups. A block handles 4 COLUMNS columns. LINES threads share four columns, each adds
+// every LINES-th group, and loads BATCH groups at a time.
 constexpr int COLUMNS = 4, LINES = 128, BATCH = 4;
 
 template <class T>
@@ -323,9 +336,9 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
         for (int k = 0; k < BATCH; k++) {
             long long at = group + k * LINES;
             int mine = blockIdx.x * COLUMNS + column;
-            Span span(at * stride_of(width), at < groups ? (int)stride_of(width) : 0, 0);
-            if (aligned(partial)) Direct<Chunk<float>>::fetch<1>(part[k], partial, span, mine);
-            else Loose<float>::fetch<1>(part[k], partial, span, mine);
+            Span span(at * workspace_stride(width), at < groups ? (int)workspace_stride(width) : 0, 0);
+            if (aligned(partial)) AlignedAccess<Chunk<float>>::fetch<1>(part[k], partial, span, mine);
+            else ElementwiseAccess<float>::fetch<1>(part[k], partial, span, mine);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
@@ -335,7 +348,7 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
-        for (int by = COLUMNS; by < 32; by *= 2) s[i] += shuffled(s[i], by);
+        for (int by = COLUMNS; by < 32; by *= 2) s[i] += shuffle_xor(s[i], by);
         if (threadIdx.x % 32 < COLUMNS) sums[threadIdx.x / 32][4 * column + i] = s[i];
     }
     __syncthreads();
@@ -344,5 +357,5 @@ rms_norm_gamma(const float* partial, T* g_gamma, int groups, int width) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; warp++) total += sums[warp][threadIdx.x];
-    g_gamma[at] = rounded<T>(total);
+    g_gamma[at] = from_float<T>(total);
 }

@@ -1,8 +1,8 @@
 """RMSNorm over rows, forward and backward, with `v = mean(x^2) + eps` and `r = sqrt(v)`.
 
 `gx = (gamma gy - (x / v) mean(x gy gamma)) / r`, and the gradient of gamma is the sum of `gy x / r`
-over the rows: groups of threads add up rows a fixed step apart, and a second launch adds up those
-sums. Groups and order follow from the shape alone, so every run gives the same bits.
+over the rows. Each group of threads adds rows at a fixed distance, and a second launch adds the sums
+of all groups. The groups and the order depend on the shape alone, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -10,90 +10,115 @@ from __future__ import annotations
 from pathlib import Path
 
 from preheat.dtypes import DType
-from preheat.kernels.op import Op, cpp_of, remembered
-from preheat.kernels.rows import PROCESSORS, Spread, chunk_of, row_op, sizes, slower, spread, twice
+from preheat.kernels.op import Op, cpp_of, memoize
+from preheat.kernels.rows import (
+    MULTIPROCESSORS,
+    RowLayout,
+    choose_layout,
+    chunk_size,
+    row_dimensions,
+    row_op,
+    slow_reason,
+    two_operand_layouts,
+)
 
 __all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
-_SINGLES = Spread(8, 1, True), Spread(32, 1, True), Spread(32, 4, True), Spread(32, 8, True)
+_SCALARS = (
+    RowLayout(8, 1, True), RowLayout(32, 1, True), RowLayout(32, 4, True), RowLayout(32, 8, True),
+)  # fmt: skip
 _FLOATS = (
-    Spread(8, 4), Spread(32, 4), Spread(32, 8), Spread(512, 8), Spread(1024, 8),
-    *_SINGLES, Spread(512, 8, True), Spread(1024, 8, True),
+    RowLayout(8, 4), RowLayout(32, 4), RowLayout(32, 8), RowLayout(512, 8), RowLayout(1024, 8),
+    *_SCALARS, RowLayout(512, 8, True), RowLayout(1024, 8, True),
 )  # fmt: skip
-_HALVES = (
-    Spread(8, 8), Spread(32, 8), Spread(32, 16), Spread(512, 8), Spread(576, 8), Spread(1024, 8),
-    *_SINGLES,
+_16_BIT = (
+    RowLayout(8, 8), RowLayout(32, 8), RowLayout(32, 16), RowLayout(512, 8), RowLayout(576, 8),
+    RowLayout(1024, 8), *_SCALARS,
 )  # fmt: skip
-_LATENCY = Spread(1024, 1, True)  # for at most _VERY_FEW rows, where only latency counts
+_LATENCY = RowLayout(1024, 1, True)  # For at most _VERY_FEW rows, where only latency counts.
 _VERY_FEW = 8
-_ONE_BLOCK = 32  # rows that one block adds up by itself: a second launch takes longer
-_STRIP, _STRIP_THREADS = {2: 4096, 4: 2048}, 256  # by bytes of an element, as in rms_norm.cu
-_TWICE = "no registers hold rows this wide, so that they are read twice"
-_COLUMNS, _LINES = 4, 128  # as in rms_norm.cu; of four columns each
+_ONE_BLOCK = 32  # Rows that one block adds alone: a second launch would take longer.
+_STRIP = {2: 4096, 4: 2048}  # Elements of a strip by bytes of an element, as in rms_norm.cu.
+_STRIP_THREADS = 256  # As in rms_norm.cu.
+_READ_TWICE = "rows do not fit into registers, so that they are read twice"
+_COLUMNS = 4  # Groups of four columns that a block of rms_norm_gamma adds, as in rms_norm.cu.
+_LINES = 128  # Threads that share four columns, as in rms_norm.cu.
 
 
-@remembered
+@memoize
 def rms_norm(rows: int, width: int, dtype: object) -> Op:
-    """Arguments: x, gamma, y, eps, rows, width."""
-    return row_op(_SOURCE, "rms_norm", rows, width, dtype, twice(dtype))
+    """Kernel arguments: x, gamma, y, eps, rows, width."""
+    return row_op(_SOURCE, "rms_norm", rows, width, dtype, two_operand_layouts(dtype))
 
 
-@remembered
+@memoize
 def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
-    """Launches, of which only `rms_norm_backward` is always there; the arguments of each by its name.
+    """Return one to three launches. `rms_norm_backward` is always among them.
 
-    `rms_norm_strips`: gy, x, gamma, room, rows, width, groups. `rms_norm_backward`: gy, x, gamma, gx,
-    room, g_gamma, eps, rows, width, groups. `rms_norm_gamma`: room, g_gamma, groups, width. `room` is a
-    workspace of floats.
+    The kernel arguments by the name of the launch, where `workspace` is an array of floats:
+
+    - `rms_norm_strips`: gy, x, gamma, workspace, rows, width, groups
+    - `rms_norm_backward`: gy, x, gamma, gx, workspace, g_gamma, eps, rows, width, groups
+    - `rms_norm_gamma`: workspace, g_gamma, groups, width
     """
-    (rows, width), (element, cpp) = sizes(rows, width), cpp_of(dtype)
-    name, number = "rms_norm_backward", groups(rows, width, dtype)
+    rows, width = row_dimensions(rows, width)
+    element, cpp = cpp_of(dtype)
+    name = "rms_norm_backward"
     dims = (("rows", rows), ("width", width))
-    at = _spread(rows, width, element)
-    alone = number == 1 if at is None else number <= at.rows
-    more = () if alone else (_gamma(number, width, cpp),)
-    if at is not None:
-        entry, grid = at.entry(name, element, cpp), (-(-number // at.rows),)
-        block = (at.threads(width, element),)
-        return Op(name, dims, _SOURCE, entry, grid, block, slower=slower(width, element)), *more
-    block, strips = (_STRIP_THREADS,), -(-width // _STRIP[element.size])
-    grid, why = (strips * rows,), slower(width, element)
-    first = Op("rms_norm_strips", dims, _SOURCE, f"rms_norm_strips<{cpp}>", grid, block, slower=why)
-    entry = f"{name}_strips<{cpp}>"
-    return first, Op(name, dims, _SOURCE, entry, (strips * number,), block, slower=_TWICE), *more
+    number = groups(rows, width, dtype)
+    layout = _layout(rows, width, element)
+    one_block = number == 1 if layout is None else number <= layout.rows_per_block
+    more = () if one_block else (_gamma(number, width, cpp),)
+    reason = slow_reason(width, element)
+    if layout is not None:
+        entry = layout.entry(name, element, cpp)
+        grid = (-(-number // layout.rows_per_block),)
+        block = (layout.threads(width, element),)
+        return Op(name, dims, _SOURCE, entry, grid, block, slow_reason=reason), *more
+    strips = -(-width // _STRIP[element.size])
+    block = (_STRIP_THREADS,)
+    entry, grid = f"rms_norm_strips<{cpp}>", (strips * rows,)
+    first = Op("rms_norm_strips", dims, _SOURCE, entry, grid, block, slow_reason=reason)
+    entry, grid = f"{name}_strips<{cpp}>", (strips * number,)
+    return first, Op(name, dims, _SOURCE, entry, grid, block, slow_reason=_READ_TWICE), *more
 
 
-@remembered
+@memoize
 def groups(rows: int, width: int, dtype: object) -> int:
-    """Among how many groups of threads `rms_norm_backward` shares out the rows."""
-    (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    at = _spread(rows, width, element)
-    if at is None:
-        return min(rows, max(1, 6 * PROCESSORS // -(-width // _STRIP[element.size])))
-    if at.lanes <= 32:
-        return min(rows, at.rows if rows <= _ONE_BLOCK else PROCESSORS * 512 // at.lanes)
-    resident = 512 if element.size == 4 else 1152 if at.lanes == 576 else 1024  # threads of a processor
-    return min(rows, PROCESSORS * max(1, resident // at.threads(width, element)))
+    """The number of thread groups among which `rms_norm_backward` divides the rows."""
+    rows, width = row_dimensions(rows, width)
+    element, _ = cpp_of(dtype)
+    layout = _layout(rows, width, element)
+    if layout is None:
+        return min(rows, max(1, 6 * MULTIPROCESSORS // -(-width // _STRIP[element.size])))
+    if layout.lanes <= 32:
+        one_block = rows <= _ONE_BLOCK
+        most = layout.rows_per_block if one_block else MULTIPROCESSORS * 512 // layout.lanes
+        return min(rows, most)
+    threads = 512 if element.size == 4 else 1152 if layout.lanes == 576 else 1024  # Resident on an SM.
+    return min(rows, MULTIPROCESSORS * max(1, threads // layout.threads(width, element)))
 
 
 def workspace(rows: int, width: int, dtype: object) -> int:
-    """Floats of a workspace: the sums of columns of each group and, of wide rows, of each strip."""
-    (rows, width), (element, _) = sizes(rows, width), cpp_of(dtype)
-    strips = 0 if _spread(rows, width, element) else -(-width // _STRIP[element.size])
+    """The floats of a workspace: column sums of each group and, for wide rows, sums of each strip."""
+    rows, width = row_dimensions(rows, width)
+    element, _ = cpp_of(dtype)
+    strips = 0 if _layout(rows, width, element) else -(-width // _STRIP[element.size])
     return groups(rows, width, dtype) * (-(-width // 8) * 8) + 2 * strips * rows
 
 
-def _spread(rows: int, width: int, element: DType) -> Spread | None:
+def _layout(rows: int, width: int, element: DType) -> RowLayout | None:
     if element.size == 4:
-        return spread(rows, width, element, _FLOATS)
-    odd = width % chunk_of(element) != 0
-    if odd and rows <= _VERY_FEW and _SINGLES[-1].holds(element) < width <= _LATENCY.lanes:
+        return choose_layout(rows, width, element, _FLOATS)
+    odd = width % chunk_size(element) != 0
+    if odd and rows <= _VERY_FEW and _SCALARS[-1].max_width(element) < width <= _LATENCY.lanes:
         return _LATENCY
-    return spread(rows, width, element, _HALVES)
+    return choose_layout(rows, width, element, _16_BIT)
 
 
 def _gamma(number: int, width: int, cpp: str) -> Op:
-    dims, entry = (("groups", number), ("width", width)), f"rms_norm_gamma<{cpp}>"
-    blocks, threads = -(-width // (4 * _COLUMNS)), _COLUMNS * _LINES
-    return Op("rms_norm_gamma", dims, _SOURCE, entry, (blocks,), (threads,))
+    dims = (("groups", number), ("width", width))
+    blocks = -(-width // (4 * _COLUMNS))
+    threads = _COLUMNS * _LINES
+    return Op("rms_norm_gamma", dims, _SOURCE, f"rms_norm_gamma<{cpp}>", (blocks,), (threads,))

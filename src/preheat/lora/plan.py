@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from preheat.ahead.manifest import Manifest, Wanted
+from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.report import WarmReport
 from preheat.errors import InputError
 from preheat.gpu import Gpu
@@ -46,7 +46,7 @@ class Plan:
 
     @lazy
     def operations(self) -> tuple[Op, ...]:
-        """All that it does, in order: exactly what `watching` sees of a step."""
+        """All that it does, in order: exactly what `trace_ops` collects in a step."""
         done = _backward(self.shape)
         return tuple(map(by_cublas, done) if self.blas is True else done)
 
@@ -97,8 +97,8 @@ class Plan:
         Those of sequences of `max_seq` positions, or with `shorter` of every length up to that.
         """
         requests = self.requests_up_to_max_seq if shorter else self.requests
-        wanted = (Wanted(program, entries=(entry,)) for program, entry in requests)
-        return Manifest(tuple(wanted)).merged()
+        items = (ManifestProgram(program, entries=(entry,)) for program, entry in requests)
+        return Manifest(tuple(items)).merged()
 
     def on(self, gpu: Gpu) -> Plan:
         """The plan for a device: products are cuBLAS's where it has one, unless that is settled."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from preheat.errors import InputError
 from preheat.kernels import axes, elementwise
 from preheat.kernels.op import cpp_of, dimension
-from preheat.kernels.rows import WIDEST
+from preheat.kernels.rows import MAX_WIDTH
 
 __all__ = ["ADAPTED", "INPUT_OF", "MODELS", "Model", "Shape", "require_shape"]
 
@@ -25,13 +25,13 @@ ADAPTED = ("q", "k", "v")
 # The most that products of sizes can be: kernels take the first five as one number each, and the last
 # two are weights, whose gradients have to come to no more tiles than a launch of `gemm` has.
 _PRODUCTS = {
-    ("heads", "max_seq"): axes.LINES,
-    ("heads", "max_seq", "max_seq"): elementwise.MOST,
-    ("max_seq", "hidden"): elementwise.MOST,
-    ("max_seq", "q_dim"): elementwise.MOST,
-    ("max_seq", "intermediate"): elementwise.MOST,
-    ("hidden", "q_dim"): elementwise.MOST,
-    ("hidden", "intermediate"): elementwise.MOST,
+    ("heads", "max_seq"): axes.MAX_LINES,
+    ("heads", "max_seq", "max_seq"): elementwise.MAX_ELEMENTS,
+    ("max_seq", "hidden"): elementwise.MAX_ELEMENTS,
+    ("max_seq", "q_dim"): elementwise.MAX_ELEMENTS,
+    ("max_seq", "intermediate"): elementwise.MAX_ELEMENTS,
+    ("hidden", "q_dim"): elementwise.MAX_ELEMENTS,
+    ("hidden", "intermediate"): elementwise.MAX_ELEMENTS,
 }
 
 
@@ -86,7 +86,7 @@ class Shape:
     def __post_init__(self) -> None:
         # Integers and types of NumPy become plain ones, which no product overflows.
         for name in ("hidden", "q_dim", "kv_dim", "max_seq", "intermediate", "heads"):
-            self._set(name, dimension(name, getattr(self, name), WIDEST))
+            self._set(name, dimension(name, getattr(self, name), MAX_WIDTH))
         self._check_heads()
         self._set("lora_rank", self._checked_rank())
         self._check_products()

@@ -11,8 +11,14 @@ from preheat.errors import InputError, StaleBufferError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels import axes
 from preheat.kernels.blas import Blas
-from preheat.kernels.forms import Form, foreign, given, not_negative, operand
 from preheat.kernels.nf4 import Nf4
+from preheat.kernels.operands import (
+    ArraySpec,
+    array_argument,
+    foreign_operand,
+    nonnegative,
+    operand,
+)
 from preheat.kernels.ops import Ops
 from preheat.lora.shape import ADAPTED, INPUT_OF, Shape, require_shape
 from preheat.runtime.array import Array
@@ -41,7 +47,7 @@ class LoraBlock:
         blas: Blas | bool | Literal["auto"] = "auto",
     ) -> None:
         self.gpu, self.shape, self.ops = gpu, shape, Ops(gpu, blas=blas)
-        self._given, self._eps = _checked(gpu, shape, arrays), not_negative("eps", eps)
+        self._given, self._eps = _checked(gpu, shape, arrays), nonnegative("eps", eps)
         s, seq, kind = shape, shape.max_seq, shape.dtype
         self.gradients = {name: gpu.empty(size, kind) for name, size in s.trained.items()}
         self._gx, self._g_middle, self._g_normed = (gpu.empty((seq, s.hidden), kind) for _ in range(3))
@@ -158,7 +164,7 @@ def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any
 def _check_array(gpu: Gpu, name: str, array: Any, size: tuple[int, ...], dtype: str) -> None:
     if isinstance(array, Nf4):
         raise InputError(f"{name} is Nf4 of shape {array.shape}, not {dtype} of shape {size}")
-    operand(name, array).require(Form(size, dtype_of(dtype)), "needed")
+    operand(name, array).require(ArraySpec(size, dtype_of(dtype)), "needed")
     _require_here(gpu, name, array)
 
 
@@ -170,7 +176,7 @@ def _check_nf4(gpu: Gpu, name: str, array: Any, size: tuple[int, ...]) -> None:
         raise InputError(f"{name} is Nf4 of shape {array.shape}, not of {size} as needed")
     for part in ("codes", "scales"):
         held = getattr(array, part)
-        given(f"{name}.{part}", held).require_packed()
+        array_argument(f"{name}.{part}", held).require_contiguous()
         _require_here(gpu, f"{name}.{part}", held)
     try:
         array.check()
@@ -186,7 +192,7 @@ def _require_here(gpu: Gpu, name: str, array: Any) -> None:
             raise StaleBufferError(name, f"{array!r}: {array.buffer.lost}")
         usable, what = array.buffer.context is context, repr(array)
     else:
-        found = foreign(name, array)
+        found = foreign_operand(name, array)
         usable = found.reaches(context.device.dlpack)
         what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
     if not usable:

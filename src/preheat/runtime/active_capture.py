@@ -10,7 +10,7 @@ from preheat.devices import base
 if TYPE_CHECKING:
     from preheat.dtypes import DType
     from preheat.runtime.array import Array
-    from preheat.runtime.launch import Gathered, Launch
+    from preheat.runtime.launch import Launch, LaunchArguments
 
 __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "RECORD_EVENT", "REPLAY", "RESET",
@@ -87,10 +87,10 @@ class ActiveCapture(Protocol):
     def add_export(self, array: Array) -> None:
         """Keep an array that another library uses in its part of the capture."""
 
-    def add_uses(self, gathered: Gathered) -> None:
+    def add_uses(self, gathered: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
 
-    def add_launch(self, launch: Launch, gathered: Gathered, data: bytes) -> None:
+    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
         """Add a node for a launch with the packed parameters `data`, and keep its operands."""
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:

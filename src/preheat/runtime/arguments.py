@@ -1,4 +1,4 @@
-"""Kernel arguments: each parameter's own check and conversion, and the bytes they become."""
+"""Kernel parameters: what each accepts, how values are converted, and how they lie in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preheat.errors import LaunchError, brief
 from preheat.lazy import lazy
 from preheat.runtime.host import bfloat16_bytes
 
-__all__ = ["Block", "Refusal", "Signature", "Slot", "Value", "new_block"]
+__all__ = ["ArgumentMismatch", "ParamBuffer", "ParamSpec", "Signature", "Value", "new_param_buffer"]
 
 _INTEGERS = {
     "char": "b", "signed char": "b", "unsigned char": "B", "short": "h", "unsigned short": "H",
@@ -26,10 +26,10 @@ _INTEGERS = {
 }  # fmt: skip
 _FLOATS = {"float": "f", "double": "d", "__half": "e"}
 _KINDS = {"f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
-_WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped: signed and unsigned values both fit
-_BITS = {"b32": "f", "b64": "d"}  # untyped PTX words, which may hold a float
+_WORDS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # untyped words accept signed and unsigned values
+_BITS = {"b32": "f", "b64": "d"}  # untyped PTX words may also hold a float
 _COMPLEX = {8: "f", 16: "d"}  # by the bytes of both parts
-_PAIRS = ("float2", "double2")  # which cuComplex.h has for complex numbers
+_PAIRS = ("float2", "double2")  # cuComplex.h uses these for complex numbers
 _NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
           "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"}  # fmt: skip
 
@@ -37,8 +37,8 @@ _NUMPY = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", 
 _CTYPES: Any = ctypes._SimpleCData
 
 
-class Refusal(Exception):  # noqa: N818  (becomes a LaunchError, which knows kernel and position)
-    """Why a value does not fit its parameter."""
+class ArgumentMismatch(Exception):  # noqa: N818  (becomes a LaunchError, which knows kernel and position)
+    """A value does not fit its parameter."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -46,27 +46,29 @@ class Refusal(Exception):  # noqa: N818  (becomes a LaunchError, which knows ker
 
 
 class Value(NamedTuple):
-    """A number among the parameters: `code` is its struct format, `loose` when its sign is unknown.
+    """A parameter that is a number. `code` is its `struct` format.
 
-    `truth` says that it is true or false: a `bool` of any other value is none that C++ knows.
+    `any_sign` says that the type does not tell whether the number is signed. `boolean` says that only
+    0 and 1 may be stored: C++ leaves any other value of a `bool` undefined.
     """
 
     code: str
-    loose: bool = False
-    truth: bool = False
+    any_sign: bool = False
+    boolean: bool = False
 
     @property
     def real(self) -> bool:
-        """Whether it is a floating-point number."""
+        """Return True for a floating-point number."""
         return self.code in "efd"
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """What one parameter takes.
+class ParamSpec:
+    """What one parameter accepts.
 
-    `pointer` says that memory fits, `value` that a number does (an untyped 64-bit word takes both),
-    neither that it is bytes. `dtypes` are the element types memory may have; None for any.
+    It accepts memory where `pointer` is set, and a number where `value` is; an untyped 64-bit word
+    accepts both. A parameter with neither is a struct, given as bytes. `dtypes` are the element types
+    that memory may have; None means any.
     """
 
     parameter: Parameter
@@ -76,7 +78,7 @@ class Slot:
 
     @property
     def title(self) -> str:
-        """The parameter in words."""
+        """The type and name of the parameter, for messages."""
         return str(self.parameter)
 
     @property
@@ -86,73 +88,76 @@ class Slot:
 
     @property
     def format(self) -> str:
-        """Its piece of the struct format."""
+        """The `struct` format of the parameter."""
         if self.value is not None:
             return self.value.code
         return "Q" if self.pointer else f"{self.parameter.size}s"
 
     def number(self, given: Any) -> float:
-        """A Python or NumPy number as this parameter's; `Refusal` when it does not fit."""
+        """Convert a Python, NumPy or ctypes number; `ArgumentMismatch` when it does not fit."""
         value = self.value
         assert value is not None
-        if type(given).__module__ == "numpy" and hasattr(given, "dtype"):  # some are floats as well
+        if type(given).__module__ == "numpy" and hasattr(
+            given, "dtype"
+        ):  # numpy.float64 is a float, too.
             return self._numpy(given, value)
         if isinstance(given, bool | int | float):
             return self._python(given, value)
         if isinstance(given, _CTYPES):
             return self._ctypes(given, value)
-        raise Refusal(f"{self.title} cannot take {_describe(given)}", self._advice(given))
+        raise ArgumentMismatch(f"{self.title} cannot take {_describe(given)}", self._advice(given))
 
     def _python(self, given: Any, value: Value) -> float:
         if value.real:
             return self._real(given, value)
-        if isinstance(given, float) and value.loose and self.parameter.kind in _BITS:
+        if isinstance(given, float) and value.any_sign and self.parameter.kind in _BITS:
             code = _BITS[self.parameter.kind]
             return int.from_bytes(struct.pack(f"<{code}", self._real(given, Value(code))), "little")
         if isinstance(given, float):
-            raise Refusal(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
-        if value.truth:
+            raise ArgumentMismatch(f"{self.title} cannot take {given!r}, a float", "convert it: int(…)")
+        if value.boolean:
             return int(bool(given))
         bits = 8 * self.parameter.size
-        word = given + (1 << bits) if value.loose and -(1 << bits - 1) <= given < 0 else int(given)
+        word = given + (1 << bits) if value.any_sign and -(1 << bits - 1) <= given < 0 else int(given)
         if not _fits(value.code, word):
-            raise Refusal(f"{self.title} cannot hold {brief(given)}")
+            raise ArgumentMismatch(f"{self.title} cannot hold {brief(given)}")
         return int(word)
 
     def _real(self, number: float, value: Value) -> float:
-        """What is too large for the width becomes infinite, as in any conversion of floats."""
+        """Convert to a float; a number beyond its range becomes infinite, as in any such conversion."""
         if _fits(value.code, number):
             return float(number)
         return math.inf if number > 0 else -math.inf
 
     def _numpy(self, given: Any, value: Value) -> float:
-        wanted, name = "bool" if value.truth else _NUMPY[value.code], str(given.dtype)
-        same = name == wanted or (value.loose and name.lstrip("u") == wanted.lstrip("u"))
+        wanted = "bool" if value.boolean else _NUMPY[value.code]
+        name = str(given.dtype)
+        same = name == wanted or (value.any_sign and name.lstrip("u") == wanted.lstrip("u"))
         if given.shape == () and (same or (name == "bool" and value.code == "B")):
             return self._python(given.item(), value)
         hint = f"NumPy scalars must match: numpy.{wanted}(…), or a Python number"
-        raise Refusal(f"{self.title} cannot take {_describe(given)}", hint)
+        raise ArgumentMismatch(f"{self.title} cannot take {_describe(given)}", hint)
 
     def _ctypes(self, given: Any, value: Value) -> float:
         wanted = struct.calcsize(value.code)
-        plain = isinstance(given.value, float if value.real else int)  # not bytes, nor None
+        plain = isinstance(given.value, float if value.real else int)  # It can also be bytes or None.
         if ctypes.sizeof(given) != wanted or not plain:
-            raise Refusal(f"{self.title} cannot take {_describe(given)}")
+            raise ArgumentMismatch(f"{self.title} cannot take {_describe(given)}")
         return self._python(given.value, value)
 
     def address(self, given: Any) -> int:
-        """A bare address; `Refusal` when it is none."""
+        """Convert a bare address; `ArgumentMismatch` when `given` is not an address."""
         try:
             number = operator.index(given)
         except TypeError:
             number = -1
         if not _fits("Q", number):
             why = f"{self.title} cannot take {brief(given)} as an address"
-            raise Refusal(why, "an address is an integer from 0 to 2**64 - 1")
+            raise ArgumentMismatch(why, "an address is an integer from 0 to 2**64 - 1")
         return number
 
-    def block(self, given: Any) -> bytes:
-        """The bytes of a struct or tensor map given by value; `Refusal` unless the size is right."""
+    def struct_bytes(self, given: Any) -> bytes:
+        """Return the bytes of a struct or tensor map; `ArgumentMismatch` for another size."""
         size = self.parameter.size
         if self.parameter.type == "__nv_bfloat16":
             return self._bfloat16(given)
@@ -163,18 +168,18 @@ class Slot:
         try:
             data = bytes(memoryview(given).cast("B")) if not isinstance(given, bytes) else given
         except (TypeError, ValueError):
-            raise Refusal(
+            raise ArgumentMismatch(
                 f"{self.title} is passed by value: it takes {size} bytes, not {_describe(given)}",
                 "pass bytes, a ctypes.Structure or a NumPy record of that size",
             ) from None
         if len(data) != size:
-            raise Refusal(f"{self.title} has {size} bytes, not {len(data)}")
+            raise ArgumentMismatch(f"{self.title} has {size} bytes, not {len(data)}")
         return data
 
     @property
     def _complex(self) -> str | None:
-        """The format of either part of a complex number; None where the parameter cannot be one."""
-        name = (self.parameter.type or "complex").lower()  # An unknown type may be one.
+        """The format of each part of a complex number; None when the parameter cannot be one."""
+        name = (self.parameter.type or "complex").lower()  # An unknown type may be complex.
         return _COMPLEX.get(self.parameter.size) if "complex" in name or name in _PAIRS else None
 
     def _parts(self, given: complex, code: str) -> tuple[float, float]:
@@ -187,7 +192,7 @@ class Slot:
         if name in ("uint16", "bfloat16") and given.shape == ():
             return bytes(given.tobytes())
         hint = "pass a Python number, or its bits as numpy.uint16(…)"
-        raise Refusal(f"{self.title} cannot take {_describe(given)}", hint)
+        raise ArgumentMismatch(f"{self.title} cannot take {_describe(given)}", hint)
 
     def _advice(self, given: Any) -> str | None:
         if hasattr(given, "__dlpack__"):
@@ -196,38 +201,38 @@ class Slot:
 
 
 class Signature:
-    """The parameters of one kernel: what each takes, and how they lie in memory."""
+    """The parameters of one kernel: what each accepts, and how they lie in memory."""
 
     def __init__(self, entry: EntryPoint) -> None:
         self.kernel = entry.title
-        self.slots = tuple(map(_slot, entry.parameters))
+        self.params = tuple(map(_param_spec, entry.parameters))
 
     @lazy
     def layout(self) -> struct.Struct:
-        """The parameter block, padding included."""
+        """The layout of the parameters in memory, padding included."""
         text, end = "<", 0
-        for slot in self.slots:
-            offset, size = slot.parameter.offset, slot.parameter.size
-            text += f"{offset - end}x{slot.format}" if offset > end else slot.format
+        for param in self.params:
+            offset, size = param.parameter.offset, param.parameter.size
+            text += f"{offset - end}x{param.format}" if offset > end else param.format
             end = offset + size
         return struct.Struct(text)
 
     @lazy
-    def wants(self) -> str:
-        """The parameters in words."""
-        return f"{len(self.slots)} ({', '.join(slot.title for slot in self.slots)})"
+    def expected(self) -> str:
+        """The number and types of the parameters, for messages."""
+        return f"{len(self.params)} ({', '.join(param.title for param in self.params)})"
 
     def check_count(self, args: Sequence[object]) -> None:
-        """Refuse a launch with too many or too few arguments."""
-        if len(args) != len(self.slots):
-            raise LaunchError(self.kernel, f"{_counted(len(args))} given, it takes {self.wants}")
+        """Raise `LaunchError` for too many or too few arguments."""
+        if len(args) != len(self.params):
+            raise LaunchError(self.kernel, f"{_counted(len(args))} given, it takes {self.expected}")
 
     def refuse_names(self, named: Iterable[str]) -> NoReturn:
-        """Refuse a launch with arguments that were given by name."""
+        """Raise `LaunchError` for arguments that are given by name."""
         names = " and ".join(f"{name}=" for name in named)
         raise LaunchError(
             self.kernel,
-            f"{names} cannot be given by name; arguments are given in order, it takes {self.wants}",
+            f"{names} cannot be given by name; arguments are given in order, it takes {self.expected}",
             hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",
         )
@@ -237,47 +242,51 @@ def _counted(number: int) -> str:
     return f"{number} argument{'' if number == 1 else 's'}"
 
 
-class Block(NamedTuple):
-    """Room for one launch's parameters: `pack` fills it, `pointers` is what a launch is given."""
+class ParamBuffer(NamedTuple):
+    """Memory for the packed parameters of one launch.
+
+    `pack` writes values into `data`. `pointers` is the address of the array of pointers to the
+    parameters, which a launch passes to the driver.
+    """
 
     pack: Callable[..., None]
     pointers: int
     data: memoryview
-    owner: object  # of the memory that `pointers` is an address in
+    owner: object  # keeps the array at `pointers` alive
 
 
-def new_block(signature: Signature) -> Block:
-    """A block for launches of this signature."""
+def new_param_buffer(signature: Signature) -> ParamBuffer:
+    """Return a buffer for the parameters of one launch at a time."""
     layout = signature.layout
-    room = ctypes.create_string_buffer(layout.size + 2 * _ALIGN)
-    base = ctypes.addressof(room)
+    memory = ctypes.create_string_buffer(layout.size + 2 * _ALIGN)
+    base = ctypes.addressof(memory)
     start = -base % _ALIGN
-    addresses = [base + start + slot.parameter.offset for slot in signature.slots]
+    addresses = [base + start + param.parameter.offset for param in signature.params]
     pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
-    whole = -(-layout.size // _ALIGN) * _ALIGN  # so that it can be viewed in any format
-    data = memoryview(room).cast("B")[start : start + whole]
-    return Block(partial(layout.pack_into, data, 0), ctypes.addressof(pointers), data, pointers)
+    whole = -(-layout.size // _ALIGN) * _ALIGN  # A view in any format needs a multiple of its size.
+    data = memoryview(memory).cast("B")[start : start + whole]
+    return ParamBuffer(partial(layout.pack_into, data, 0), ctypes.addressof(pointers), data, pointers)
 
 
-_ALIGN = 128  # no parameter asks for more
-_TENSOR_MAP = 128  # bytes
+_ALIGN = 128  # the largest alignment of a parameter
+_TENSOR_MAP = 128  # bytes of a CUtensorMap
 
 
-def _slot(parameter: Parameter) -> Slot:
-    """What a parameter takes, by its C++ type or, where that is unknown, its PTX kind."""
+def _param_spec(parameter: Parameter) -> ParamSpec:
+    """Return what a parameter accepts, by its C++ type or, if that is unknown, by its PTX type."""
     cpp, kind, size = parameter.type, parameter.kind, parameter.size
     if parameter.pointer or (cpp is not None and cpp.endswith(("*", "&"))):
-        return Slot(parameter, pointer=True, dtypes=pointee_dtypes(cpp) if cpp else None)
+        return ParamSpec(parameter, pointer=True, dtypes=pointee_dtypes(cpp) if cpp else None)
     if cpp == "bool" and size == 1:
-        return Slot(parameter, value=Value("B", truth=True))
+        return ParamSpec(parameter, value=Value("B", boolean=True))
     code = _INTEGERS.get(cpp or "") or _FLOATS.get(cpp or "")
     if code is None and kind in _KINDS:
         code = _KINDS[kind]
     if code is not None and struct.calcsize(f"<{code}") == size:
-        return Slot(parameter, value=Value(code))
+        return ParamSpec(parameter, value=Value(code))
     if size in _WORDS and kind[0] in "ub" and kind != "b8":
-        return Slot(parameter, pointer=size == 8, value=Value(_WORDS[size], loose=True))
-    return Slot(parameter)
+        return ParamSpec(parameter, pointer=size == 8, value=Value(_WORDS[size], any_sign=True))
+    return ParamSpec(parameter)
 
 
 def _fits(code: str, number: float) -> bool:

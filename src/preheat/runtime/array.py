@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS, ON_HOST
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, StaleBufferError, brief
-from preheat.runtime import dlpack
+from preheat.runtime import export
 from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
+from preheat.runtime.dlpack import Lease
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.libraries import consumers, working
+from preheat.runtime.libraries import consumers
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
@@ -28,37 +29,39 @@ __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
 _COPY = "pass the whole array and index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"
 _READ = "a.numpy() has its elements on the host"
-_LEGACY_STREAM = LEGACY_STREAMS[-1]  # which DLPack means by no stream
 
-#: The uses of an array that cannot be used any more.
+#: The uses of an array that can no longer be used.
 NO_RIGHTS = Uses()
 
 
 class Array:
-    """A contiguous array in device memory. `close`, `with` or dropping it give the memory back.
+    """A contiguous array in device memory.
 
-    torch, CuPy, NumPy (on the emulator) and others take it without a copy, by DLPack or the array
-    interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and `a.reshape(…)` are views, which share the memory.
+    `close`, the end of a `with` block and dropping the last view free the memory. torch, CuPy, NumPy
+    (on the emulator) and others take the array without a copy, by DLPack or the array interfaces.
+    `a[3]`, `a[2:5]`, `a[3, 2:5]` and `a.reshape(…)` are views, which share the memory.
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
 
-    # The short path of a launch reads `uses.stream`, `dtype` and `address` alone. A stream belongs to
-    # one device and `uses.stream` is None once the memory is gone, so one identity test tells that the
-    # memory is alive, on this device, and free for use in this stream. `uses` are those of the buffer,
+    # A fast launch reads only `uses.stream`, `dtype` and `address`. A stream belongs to one device, and
+    # `uses.stream` is None once the memory is freed. So one identity test shows that the memory is
+    # valid, on this device, and usable in this stream without waiting. `uses` are those of the buffer,
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
 
-    _AGAIN = "make the array again: gpu.array(…)"
+    _RECREATE = "make the array again: gpu.array(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> None:
-        self.buffer, self.dtype, self.shape = buffer, dtype, shape
+        self.buffer = buffer
+        self.dtype = dtype
+        self.shape = shape
         self.address = buffer.address + offset
         self.uses = buffer.uses_of(self)
 
     @classmethod
     def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
-        """Fresh memory, holding nothing in particular."""
+        """Allocate an array with undefined contents."""
         size = math.prod(shape) * dtype.size
         if size >= 1 << 48:
             raise InputError(
@@ -68,22 +71,22 @@ class Array:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
+        """The number of bytes."""
         return self.size * self.dtype.size
 
     @property
     def device(self) -> str:
-        """Name of the device it lives on, such as `cuda:0`."""
+        """The name of the device, such as `cuda:0`."""
         return self.buffer.context.device.name
 
     def __len__(self) -> int:
@@ -92,7 +95,7 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Array:
-        """A view: integers for leading axes, then one slice with step 1, so that it is contiguous."""
+        """Return a contiguous view: integers for leading axes, then one slice with step 1."""
         parts = index if isinstance(index, tuple) else (index,)
         parts = parts[:-1] if parts and parts[-1] is ... else parts
         if len(parts) > self.ndim:
@@ -106,39 +109,18 @@ class Array:
                     f"{self!r}: an index behind a slice takes elements that are not contiguous",
                     hint=_COPY,
                 )
-            start, extent = self._part(axis, part)
+            start, extent = _part(self.shape, axis, part)
             offset += start * math.prod(self.shape[axis + 1 :]) * self.dtype.size
             kept += extent
         return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
 
-    def _part(self, axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
-        """Where an index of one axis begins, and the extent of the axis unless the index removes it."""
-        extent, which = self.shape[axis], "the first axis" if axis == 0 else f"axis {axis}"
-        if isinstance(part, slice):
-            try:
-                start, stop, step = part.indices(extent)
-            except TypeError:
-                raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
-            if step != 1:
-                raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
-            return start, (max(stop - start, 0),)
-        try:
-            if isinstance(part, bool):
-                raise TypeError
-            at = operator.index(part)
-        except TypeError:
-            why = f"an array is indexed by integers and slices, not by {brief(part)}"
-            raise InputError(why, hint=_COPY) from None
-        if not -extent <= at < extent:
-            raise IndexError(f"index {at} is outside {which} of {self.shape}")
-        return at % extent, ()
-
     def reshape(self, *shape: Any) -> Array:
-        """A view of the same elements with other axes; one extent may be -1, for what is left."""
+        """Return a view of the same elements with another shape; one extent may be -1."""
         wanted = shape[0] if len(shape) == 1 else shape
         extents = [wanted] if not isinstance(wanted, Sequence) else list(wanted)
         if extents.count(-1) == 1:
-            at, rest = extents.index(-1), math.prod(shape_of([n for n in extents if n != -1]))
+            at = extents.index(-1)
+            rest = math.prod(shape_of([n for n in extents if n != -1]))
             extents[at] = self.size // rest if rest else 0
         made = shape_of(extents)
         if math.prod(made) != self.size:
@@ -155,9 +137,10 @@ class Array:
     # Contents
 
     def numpy(self, dtype: object = None) -> np.ndarray[Any, Any]:
-        """A copy on the host, after all work on this array, converted to `dtype` if one is given.
+        """Copy the array to the host after all work on it, and convert it to `dtype` if given.
 
-        Types NumPy lacks come as raw bits, or as numbers where a `dtype` is given: `.numpy("float32")`.
+        Types that NumPy lacks are returned as raw bits, or as numbers with a `dtype`:
+        `.numpy("float32")`.
         """
         import numpy
 
@@ -167,26 +150,28 @@ class Array:
         self.buffer.context.forbid(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
-            flat, stream = host_bytes(out), self._stream
+            flat = host_bytes(out)
+            stream = self._stream
             with self._section(stream, write=False):
                 self._device.copy_out(flat, self.address, stream)
         return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> Array:
-        """Copy `data`, of this shape, from the host into this array; returns the array."""
+        """Copy `data`, which has the same shape, from the host, and return the array."""
         self.require("write()")
         self.buffer.context.forbid(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
         if host.nbytes:
-            flat, stream = host_bytes(host), self._stream
+            flat = host_bytes(host)
+            stream = self._stream
             with self._section(stream, write=True):
                 self._device.copy_in(self.address, flat, stream)
         return self
 
     def fill(self, value: complex) -> Array:
-        """Set every element; returns the array."""
+        """Set every element, and return the array."""
         self.require("fill()")
         capture = self.buffer.context.active_capture()
         if capture is None:
@@ -198,36 +183,30 @@ class Array:
         return self
 
     def _fill(self, pattern: bytes, captured: base.Stream | None = None) -> int:
-        """Set every element, in a captured stream or in order; return in how many pieces of work."""
+        """Set every element, in a captured stream or in order; return the number of operations."""
         if not self.size:
             return 0
-        if len(pattern) > 8:  # The device knows no such pattern, so it goes through the host.
+        if len(pattern) > 8:  # The device has no such fill, so the elements are copied from the host.
             import numpy
 
             self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
             return 0
         if captured is not None:
-            return self._fill_in(captured, pattern)
+            return _fill(self, captured, pattern)
         stream = self._stream
         with self._section(stream, write=True):
-            return self._fill_in(stream, pattern)
-
-    def _fill_in(self, stream: base.Stream, pattern: bytes) -> int:
-        by_kernel = self.buffer.context.kernel_fill
-        if by_kernel is not None and by_kernel(self.address, pattern, self.size, stream):
-            return 1
-        return self._device.fill(self.address, pattern, self.size, stream)
+            return _fill(self, stream, pattern)
 
     @property
     def _stream(self) -> base.Stream:
-        """The stream for work that names none: the one that needs no wait, or the home stream."""
+        """The default stream for work on this array: one that need not wait, or the home stream."""
         return self.buffer.uses.stream or self.buffer.home
 
     def _section(self, stream: base.Stream, *, write: bool) -> Section:
         return self.buffer.context.order.section(stream, {self.buffer.uses: write})
 
     def copy_from(self, other: Array) -> Array:
-        """Copy another array of the same shape and type on this device; returns the array."""
+        """Copy another array of this device with the same shape and type, and return this array."""
         self.require("copy_from()")
         if not isinstance(other, Array):
             raise InputError(
@@ -252,14 +231,17 @@ class Array:
             self._device.copy(self.address, other.address, self.nbytes, stream)
         return self
 
-    # Life
+    # Lifetime
 
     def close(self) -> None:
-        """Give the memory back, for every view of it, after the work now queued. Twice is fine."""
+        """Free the memory of this array and all its views after the queued work.
+
+        A second call does nothing.
+        """
         self.buffer.close()
 
     def expire(self, reason: str) -> None:
-        """Refuse to be used from now on: a buffer that outlives its arrays says so."""
+        """Refuse every later use; a buffer that outlives its arrays calls this."""
         del reason
         self.uses = NO_RIGHTS
 
@@ -274,14 +256,14 @@ class Array:
         return self.buffer.context.device
 
     def require(self, doing: str) -> None:
-        """Raise when the memory cannot be used any more; `doing` says what for."""
+        """Raise when the memory can no longer be used; `doing` names the operation."""
         if self.buffer.lost is not None:
             raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}", hint=self.remedy)
 
     @property
     def remedy(self) -> str | None:
-        """What to do once the memory was lost with its context."""
-        return self.buffer.context.remedy(self._AGAIN) if self.buffer.open else None
+        """The hint for memory that was lost with its context."""
+        return self.buffer.context.remedy(self._RECREATE) if self.buffer.open else None
 
     # Other libraries
 
@@ -299,104 +281,86 @@ class Array:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported where it lives, without a copy")
         self.require("export")
-        if self._device.dlpack[0] == ON_HOST or stream == -1:
-            handles = []
-        else:
-            handles = [_LEGACY_STREAM if stream is None else stream]
-        lease, uses = dlpack.Lease(self), self.buffer.uses
-        shared = uses.shared
-        uses.leases[lease.number] = consumers(self._device)  # From here on no right is granted.
-        try:
-            self._expose(handles, shared=shared)
-        except BaseException:
-            del uses.leases[lease.number]
-            raise
         versioned = max_version is not None and max_version[0] >= 1
-        place = self._device.dlpack
-        return dlpack.capsule(lease, self.address, self.shape, self.dtype, place, versioned=versioned)
+        return export.capsule(self, stream, versioned=versioned)
 
-    def _expose(self, handles: Iterable[int], *, shared: bool) -> None:
-        """Let another library use the memory in the streams with these handles from here on."""
-        context = self.buffer.context
-        capture = context.active_capture()
-        if capture is not None:
-            capture.add_export(self)
-            handles = ()  # Whoever replays the graph orders it.
-        context.order.expose(self.buffer.uses, handles, shared=shared)
-        self.buffer.export()
-
-    def let_go(self, lease: dlpack.Lease) -> None:
-        """A consumer released an export, in its current streams. A finalizer calls this."""
+    def end_lease(self, lease: Lease) -> None:
+        """Note that a consumer released an export in its current streams. Finalizers call this."""
         self.buffer.uses.release(lease.number, consumers(self._device))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self._give_away()
-        captured = (
-            self.buffer.context.active_capture() is not None
-        )  # A captured stream cannot be waited for.
-        stream = None if captured else self.buffer.home.handle or _LEGACY_STREAM
-        return {**self._interface(), "stream": stream}
+        self.require("export")
+        return export.cuda_interface(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] != ON_HOST:
             raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self._give_away()
-        return self._interface()
+        self.require("export")
+        return export.host_interface(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        # NumPy asks the interface above first, so this is reached on a GPU alone.
-        raise TypeError("a copy to the host is never made in passing: use .numpy()")
+        # NumPy asks the interface above first, so only arrays on a GPU get here.
+        raise TypeError("an array is not copied to the host implicitly: use .numpy()")
 
-    def _give_away(self) -> None:
-        """Share the memory for as long as it lives: an array interface has no release.
 
-        The protocol does not tell which library asks, so the current stream of every loaded library
-        waits, and so does the stream that the interface names.
-        """
-        self.require("export")
-        on_host, uses = self._device.dlpack[0] == ON_HOST, self.buffer.uses
-        streams = [_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]
-        before, shared, uses.by_interface = uses.by_interface, uses.shared, True
+def _fill(array: Array, stream: base.Stream, pattern: bytes) -> int:
+    """Set every element in `stream`; return the number of operations that it took."""
+    context = array.buffer.context
+    by_kernel = context.kernel_fill
+    if by_kernel is not None and by_kernel(array.address, pattern, array.size, stream):
+        return 1
+    return context.device.fill(array.address, pattern, array.size, stream)
+
+
+def _part(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
+    """Return where an index of one axis begins, and the extent that remains of the axis."""
+    extent = shape[axis]
+    which = "the first axis" if axis == 0 else f"axis {axis}"
+    if isinstance(part, slice):
         try:
-            self._expose([] if on_host else streams, shared=shared)
-        except BaseException:
-            uses.by_interface = before
-            raise
-
-    def _interface(self) -> dict[str, Any]:
-        return {
-            "version": 3,
-            "shape": self.shape,
-            "typestr": self.dtype.typestr,
-            "data": (self.address, False),
-            "strides": None,
-        }
+            start, stop, step = part.indices(extent)
+        except TypeError:
+            raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
+        if step != 1:
+            raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
+        return start, (max(stop - start, 0),)
+    try:
+        if isinstance(part, bool):
+            raise TypeError
+        at = operator.index(part)
+    except TypeError:
+        why = f"an array is indexed by integers and slices, not by {brief(part)}"
+        raise InputError(why, hint=_COPY) from None
+    if not -extent <= at < extent:
+        raise IndexError(f"index {at} is outside {which} of {shape}")
+    return at % extent, ()
 
 
 class Scalar(Array):
-    """One value at a fixed device address: kernels take it as a pointer and read its newest value."""
+    """One value at a fixed device address. Kernels take it as a pointer and read its latest value."""
 
     __slots__ = ("name",)
 
-    _AGAIN = "make the scalar again: gpu.scalar(…)"
+    _RECREATE = "make the scalar again: gpu.scalar(…)"
 
     def __init__(self, buffer: Buffer, dtype: DType, name: str | None = None) -> None:
         super().__init__(buffer, dtype, ())
         self.name = name
 
     def set(self, value: complex, *, stream: object = None) -> None:
-        """Give it a new value, seen by work submitted from here on; the value travels by value.
+        """Set the value for work that is submitted from now on.
 
-        In `stream`, if given, the write comes after the work now queued there. Work in other streams
-        that reads the scalar is ordered with it in any case: what was submitted before sees the old
-        value.
+        The write goes to `stream`, if given, after the work that is queued there. Work in other streams
+        that reads the scalar is ordered with the write in any case: work that was submitted before
+        reads the old value.
         """
         self.require("set()")
-        context, device = self.buffer.context, self._device
+        context = self.buffer.context
+        device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)
         context.forbid(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
@@ -406,12 +370,12 @@ class Scalar(Array):
             device.check(status, f"setting {self!r}")
 
     def fill(self, value: complex) -> Scalar:
-        """The same as `set`; returns the scalar."""
+        """Set the value, and return the scalar."""
         self.set(value)
         return self
 
     def get(self) -> Any:
-        """Its value, after all work submitted so far."""
+        """Return the value after all work that is submitted so far."""
         return self.numpy("float32" if self.dtype.name == "bfloat16" else None)[()].item()
 
     def __repr__(self) -> str:

@@ -1,18 +1,66 @@
-"""Code on its way to a device."""
+"""Machine code for a device: which code a program needs there, found in a cache or compiled."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.build.lookup import Hit
+from preheat.devices import base
+from preheat.errors import DeviceError, TargetError
 from preheat.program import Program
 
-__all__ = ["Code"]
+__all__ = ["Code", "code_for"]
 
 
 class Code(NamedTuple):
-    """Code to load, and the program it was made from, where that is known; `jit`: by the driver."""
+    """Code to load, and the program that it was compiled from, where that is known.
+
+    `jit` says that the driver has to compile its PTX.
+    """
 
     artifact: Artifact
     program: Program | None = None
     jit: bool = False
+
+
+def code_for(
+    device: base.Device,
+    builder: Builder,
+    program: Program,
+    arch: Arch | None = None,
+    *,
+    strict: bool = False,
+    jit: bool = False,
+) -> Code:
+    """Return the code of a program for a device, compiled where no cache has it.
+
+    `arch` is the architecture to compile for. Without it that is the device's own, and stored code for
+    an architecture that also runs there is accepted, unless `strict`. `jit` allows PTX for a device
+    that is newer than the compiler.
+    """
+    target = arch or device.arch
+    if strict and program.language == "ptx":
+        from preheat.toolchain import lint
+
+        target = Arch.parse(lint.check(program.source, program.label).target[0])
+    why = mismatch(target, device.arch, strict=strict)
+    if why is not None:
+        raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
+    found = builder.lookup(program, target, exact=strict or arch is not None)
+    if isinstance(found, Hit):
+        return Code(found.artifact, program)
+    builder.permit(program, target, found)
+    newest = builder.toolchain.newest(target)
+    if newest == target or program.language == "ptx":
+        return Code(builder.build(program, target, missed=found), program)
+    if newest is None or not jit:
+        known = builder.toolchain.version(program.language)
+        raise DeviceError(
+            f"{device.name} is {target}, which {known} cannot compile for",
+            hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
+            "PTX at every start: PREHEAT_JIT=1",
+        )
+    return Code(builder.build(program, newest), program, jit=True)

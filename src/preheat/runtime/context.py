@@ -1,4 +1,4 @@
-"""One life of a device, and what happens to memory when nobody holds it any more."""
+"""The context of one session of a device: its memory, streams and captures, and their end."""
 
 from __future__ import annotations
 
@@ -31,56 +31,58 @@ _ELSEWHERE = Operation(
 )
 _RESET = "gpu.reset() begins anew; then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
-_PILE = 256  # things finalizers left to do before somebody else than an allocation does them
+_PILE = 256  # queued finalizations after which a launch drains the queue, too
 
 
 class Fill(Protocol):
-    """A way to fill memory."""
+    """A function that may fill memory."""
 
     def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
         """Fill and return True, or return False and do nothing."""
 
 
-class Done(Protocol):
-    """Something that ends."""
+class Completion(Protocol):
+    """Work that completes, such as an event."""
 
     def done(self) -> bool:
-        """Whether it has."""
+        """Return True once the work has completed."""
 
 
 class Holder(Protocol):
-    """Something that holds memory or the like at the device."""
+    """An object that holds a resource of the device, such as memory."""
 
     def release(self) -> None:
-        """Give that back at once: the device is closed, and nobody uses it any more."""
+        """Release the resource now, because the device is closed."""
 
 
-class Loaded(Protocol):
-    """A module as users hold it."""
+class UserModule(Protocol):
+    """A module as users hold it, around the device's own."""
 
     raw: base.Module
 
 
 class _OfThread(threading.local):
-    """What each thread has of its own."""
+    """State of each thread."""
 
     allocator: Allocator | None = None
 
 
 class Context:
-    """One life of a device: what is allocated or loaded in it ends with it.
+    """What is allocated in one session of a device. All of it becomes unusable when the session ends.
 
-    `lost` is None while it lives, then the reason; `recovers` says whether a reset of the device can
-    begin another life. `captures_by_thread` has the active captures. Where there is neither a
-    reason nor a capture, `alert` is None: that is the one thing every launch tests. Finalizers take no
-    lock and call no driver: they append what there is to do to `garbage`, or a module to `unused`, and
-    `drain` does it at the next safe point, which is never inside a capture. Nor do they use a global
-    name: at exit Python sets those to None before it collects what is left. Streams are never
-    destroyed but reused, so nothing can be left holding one that is gone.
+    `lost` is None while the context can be used, and then the reason why not; `recovers` says whether a
+    reset of the device helps. `captures_by_thread` has the active captures. `alert` is None while the
+    context is not lost and no capture is active, and is the only thing that a fast launch tests.
+
+    Finalizers take no lock and do not call the driver. They append the work to `garbage`, or a module
+    to `unused`, and `drain` does the work at the next safe point, which is never inside a capture. They
+    also use no global name, because Python sets those to None at exit before it collects the last
+    objects. Streams are reused and never destroyed, so that nothing can hold a destroyed one.
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
-        self.device, self.events = device, events
+        self.device = device
+        self.events = events
         self.lost: ContextLostError | None = None
         self._cause: DeviceError | None = None
         self.recovers = True
@@ -92,12 +94,10 @@ class Context:
         self.garbage: deque[Callable[[], None]] = deque()
         self.unused: deque[base.Module] = deque()
         self.idle: deque[tuple[int, base.Stream]] = deque()
-        self.capture_streams: deque[base.Stream] = (
-            deque()
-        )  # for captures alone: nothing else is done there
-        self._held: deque[tuple[Done, object]] = deque()
-        self.modules: weakref.WeakSet[Loaded] = weakref.WeakSet()  # what users or memos still hold
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # the same for memory and graphs
+        self.capture_streams: deque[base.Stream] = deque()  # Nothing but captures uses these.
+        self._held: deque[tuple[Completion, object]] = deque()
+        self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # of memory, graphs and the like
         self.resolving = threading.Lock()
         self.of_thread = _OfThread()
         device.on_loss = self.failed
@@ -105,7 +105,7 @@ class Context:
         self.stream = self.order.own(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
         self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
-        # Between a capture that begins and what would spoil it: a wait for the whole device, a free.
+        # Held while a capture begins, and by what would invalidate it: a wait for the device, a free.
         self.gate = threading.RLock()
         self._waiting = False
         fork.register(self)
@@ -113,9 +113,9 @@ class Context:
     # Streams
 
     def new_stream(self, priority: int) -> base.Stream:
-        """A stream of our own besides the first: one that nobody holds any more, or a new one."""
+        """Return a stream of ours beside the first: one that nothing holds any more, or a new one."""
         self.require()
-        with suppress(IndexError):  # another thread took the last one
+        with suppress(IndexError):  # Another thread took the last one.
             for _ in range(len(self.idle)):
                 given = self.idle.popleft()
                 if given[0] == priority:
@@ -124,7 +124,7 @@ class Context:
         return self.order.own(self.device.stream(priority=priority))
 
     def capture_stream(self) -> base.Stream:
-        """A stream for a capture, which gives it back to `capture_streams`."""
+        """Return a stream for a capture, which returns it to `capture_streams`."""
         with suppress(IndexError):
             return self.capture_streams.popleft()
         return self.order.keep(self.device.stream())
@@ -177,7 +177,7 @@ class Context:
         return mine
 
     def allocator(self) -> Allocator | None:
-        """What new arrays of this thread come from; None where that is the device itself."""
+        """Return the allocator for new arrays of this thread; None for the device itself."""
         capture = self.active_capture()
         return self.of_thread.allocator if capture is None else capture.allocator
 
@@ -186,19 +186,19 @@ class Context:
         for capture in self.active_captures():
             capture.refuse(operation, stream)
 
-    # Life and death
+    # Loss of the context
 
     def require(self, again: str = "make what you need again") -> None:
-        """Raise when this context is lost; `again` says how to replace what was to be used."""
+        """Raise when this context is lost; `again` says how to replace the object in use."""
         if self.lost is not None:
             raise fresh(self.lost, hint=self.remedy(again))
 
     def remedy(self, again: str) -> str | None:
-        """What to do once the context is lost; `again` says how to replace what was to be used."""
+        """Return what to do once the context is lost; `again` says how to replace the object."""
         return self._remedy.format(again=again) or None
 
     def failed(self, error: DeviceError) -> None:
-        """Take note of an error that nothing on the device survives.
+        """Record an error that ends this context.
 
         The device may report the same fault again once the line of its source is known.
         """
@@ -209,7 +209,7 @@ class Context:
         self._cause = error
         if self.replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
-        if isinstance(error, ContextLostError):  # The device itself is sound.
+        if isinstance(error, ContextLostError):  # The device itself still works.
             self._lose(str(error), error.hint or "", only_first=True)
         else:
             recovers = self.device.recovers
@@ -232,7 +232,7 @@ class Context:
         run_locked(self._alert_lock, lose)
 
     def close(self) -> None:
-        """Give everything back to the device, once its work has ended."""
+        """Release everything once the work of the device has completed."""
         self.synchronize()
         self.closed()
         for holder in list(self.holders):
@@ -242,17 +242,17 @@ class Context:
         self.order.release()
 
     def reset(self) -> None:
-        """End this life because the device begins a new one."""
+        """End this context, because the device is reset."""
         self._end("it was reset, and what was on it is gone", "the reset has happened already: {again}")
 
     def closed(self) -> None:
-        """End this life for good: the device is given back."""
+        """End this context, because the device is closed."""
         remedy = f"open the device again: preheat.device({self.device.name!r}); then {{again}}"
         self._end("it was closed", remedy, recovers=False)
 
     def forked(self) -> None:
-        """End this life in a forked child, where the device cannot be used."""
-        _leaked.extend((*self.garbage, *self._held))  # what would call the driver at its end
+        """End this context in a forked child, which cannot use the device."""
+        _leaked.extend((*self.garbage, *self._held))  # Their finalizers would call the driver.
         self._end(
             "this process was forked from one that was using the GPU, which CUDA does not allow",
             "start workers with multiprocessing's 'spawn' or 'forkserver' method",
@@ -260,9 +260,9 @@ class Context:
         )
 
     def _end(self, reason: str, remedy: str, *, recovers: bool = True) -> None:
-        """Nothing of this context can be used from now on; what it held is gone or given up.
+        """Make everything in this context unusable, and drop what is queued.
 
-        This replaces an earlier reason: a fault before a reset is not what the caller has to act on.
+        This replaces an earlier reason: after a reset, the caller need not act on the fault before.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
         for queue in (self.garbage, self.unused, self.idle, self.capture_streams, self._held):
@@ -271,9 +271,9 @@ class Context:
     # Memory
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """New memory, after giving back what nobody holds; too little is tried again after a wait.
+        """Allocate memory after freeing what nothing holds; without enough of it, wait and try again.
 
-        The wait is for our own streams: a wait for the whole device would spoil captures of others.
+        The wait is for our own streams. A wait for the device would invalidate captures of others.
         """
         self.require()
         self.forbid(ALLOCATE)
@@ -288,7 +288,7 @@ class Context:
             return self.device.allocate(size, stream)
 
     def free(self, address: int, home: base.Stream, uses: Uses) -> None:
-        """Free memory in its home stream, after all its uses; later, where a capture is in the way."""
+        """Free memory in its home stream after all its uses, or later if a capture prevents it."""
         try:
             self.order.section(home, {uses: True}).enter()
         except CaptureError:
@@ -296,15 +296,15 @@ class Context:
             return
         self.device.free(address, home)
 
-    def hold(self, until: Done, what: object) -> None:
-        """Keep a reference to `what` until the work before an event has ended."""
+    def hold(self, until: Completion, what: object) -> None:
+        """Keep a reference to `what` until the work before an event has completed."""
         self._let_go()
         self._held.append((until, what))
 
     def _let_go(self) -> None:
         if self.captures_by_thread:
             return
-        with suppress(IndexError):  # none is left
+        with suppress(IndexError):  # The queue is empty.
             while True:
                 oldest = self._held.popleft()
                 done = False
@@ -317,20 +317,20 @@ class Context:
                     return
 
     def tidy(self) -> None:
-        """Drain where nobody allocates and much has piled up."""
+        """Drain a long queue in a program that does not allocate."""
         if len(self.garbage) > _PILE:
             self.drain()
 
     def drain(self, *, modules: bool = False) -> None:
-        """Do what finalizers left to do. Unloading modules waits for the device, so only when asked."""
+        """Do the work that finalizers queued. Unloading `modules` waits for the device."""
         if self.active_captures() or not (self.garbage or (modules and self.unused)):
-            return  # nothing to do, or nothing that could be done inside a capture
+            return  # There is nothing to do, or a capture does not permit it.
         if self._waiting:
-            return  # somebody waits for the device: no reason to wait as well
+            return  # Another thread waits for the device, and this one need not.
         try:
-            del self._drain_lock[0]  # in one instruction, which no signal can come behind
+            del self._drain_lock[0]  # One instruction, which no signal can interrupt.
         except KeyError:
-            return  # another thread is at it
+            return  # Another thread is draining.
         try:
             with self.gate:
                 self._empty(modules=modules)
@@ -344,12 +344,12 @@ class Context:
             self.garbage.popleft()()
         if modules and self.unused and self.alert is None:
             doomed = [self.unused.popleft() for _ in range(len(self.unused))]
-            self.device.synchronize()  # after which none of these can be running
+            self.device.synchronize()  # Then none of these can be running.
             for module in doomed:
                 module.unload()
 
     def synchronize(self) -> None:
-        """Wait for the device, then give back everything nobody holds."""
+        """Wait for the device, then free everything that nothing holds."""
         self.require()
         self.forbid(SYNCHRONIZE)
         self.wait()
@@ -362,7 +362,7 @@ class Context:
     def wait(self) -> None:
         """Wait for the device or, while a thread captures, for our streams one by one."""
         library = self.order.capturing_library()
-        if library is not None:  # The wait would spoil its capture.
+        if library is not None:  # The wait would invalidate its capture.
             raise CaptureError(
                 f"synchronising while {library} is capturing a graph",
                 where=caller(),

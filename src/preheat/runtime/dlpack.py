@@ -1,4 +1,4 @@
-"""DLPack, both ways: the exchange of tensors between libraries without a copy."""
+"""DLPack export and import: the exchange of tensors between libraries without a copy."""
 
 from __future__ import annotations
 
@@ -72,25 +72,26 @@ _numbers = itertools.count(1)
 
 
 class Exporter(Protocol):
-    """Memory that is exported."""
+    """An object that exports memory."""
 
-    def let_go(self, lease: Lease) -> None:
-        """Take note that the consumer of this lease released it."""
+    def end_lease(self, lease: Lease) -> None:
+        """Note that the consumer has released this lease."""
 
 
 class Lease:
-    """One export of memory, known by its number, until its consumer releases it."""
+    """One export of memory, identified by its number, until its consumer releases it."""
 
     def __init__(self, owner: Exporter) -> None:
-        self.number, self.owner = next(_numbers), owner
+        self.number = next(_numbers)
+        self.owner = owner
 
     def end(self) -> None:
-        """The consumer released it, or nobody took it."""
-        self.owner.let_go(self)
+        """End the export: the consumer released it, or nobody consumed it."""
+        self.owner.end_lease(self)
 
 
 class _Export(NamedTuple):
-    """What an export needs as long as its consumer may use it."""
+    """Objects that must stay alive while the consumer may use an export."""
 
     managed: _Managed | _Versioned
     extents: object
@@ -100,8 +101,8 @@ class _Export(NamedTuple):
 
 # Exports by number until the consumer calls the deleter.
 _handed_out: dict[int, _Export] = {}
-# Capsules by those numbers until they are consumed. They have no destructor of their own, because it
-# would be Python: run where a consumer has just raised, it would lose that error.
+# Capsules with those numbers until they are consumed. They have no destructor, because it would run
+# Python code, and after a consumer has raised an error that would lose the error.
 _offered: deque[tuple[int, Any]] = deque()
 
 
@@ -112,7 +113,7 @@ class Tensor(NamedTuple):
     device: tuple[int, int]
     dtype: DType | None
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # in elements; None for the usual ones
+    strides: tuple[int, ...] | None  # in elements; None for a contiguous tensor
     read_only: bool
     owner: object
 
@@ -126,7 +127,7 @@ def capsule(
     *,
     versioned: bool,
 ) -> Any:
-    """A capsule for contiguous memory that keeps `lease` until the other library releases it."""
+    """Return a capsule for contiguous memory, which keeps `lease` until its consumer releases it."""
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     strides = (ctypes.c_int64 * max(len(shape), 1))(*steps)
@@ -148,20 +149,20 @@ def capsule(
         managed = _Managed(tensor, number, _delete_legacy)
     _handed_out[number] = _Export(managed, extents, strides, lease)
     if _exiting:
-        _keep_for_ever(_handed_out[number])
+        _keep_forever(_handed_out[number])
     made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
     _offered.append((number, made))
     return made
 
 
 def sweep() -> None:
-    """Let go of what was handed out and dropped without anybody taking it."""
-    alone = object()  # with one reference, as a capsule has that nobody else holds
-    with suppress(IndexError):  # another thread is at it too
+    """End the exports whose capsules were dropped before anybody consumed them."""
+    alone = object()  # An object with one reference, for comparison.
+    with suppress(IndexError):  # Another thread sweeps, too.
         for _ in range(len(_offered)):
             number, given = _offered.popleft()
             if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
-                continue  # consumed: whoever took it calls the deleter
+                continue  # It was consumed, and the consumer calls the deleter.
             if sys.getrefcount(given) > sys.getrefcount(alone):
                 _offered.append((number, given))
             else:
@@ -169,7 +170,7 @@ def sweep() -> None:
 
 
 def open_capsule(given: Any) -> Tensor:
-    """The tensor in a capsule, which is left unconsumed: holding it holds the memory."""
+    """Return the tensor of a capsule, which stays unconsumed and keeps the memory alive."""
     handle = id(given)
     if _is_valid(handle, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
@@ -213,23 +214,23 @@ _exiting = False
 
 
 def _at_exit() -> None:
-    """Give exports that are not released yet a deleter that outlives the interpreter.
+    """Give the remaining exports a deleter that outlives the interpreter.
 
-    The deleters above end with it, and consumers may release memory later than that. What is exported
-    now stays where it is until the process ends.
+    The deleters above end with the interpreter, but consumers may release memory later. Memory that is
+    exported at exit stays allocated until the process ends.
     """
     global _exiting
     _exiting = True
     for export in list(_handed_out.values()):
-        _keep_for_ever(export)
+        _keep_forever(export)
 
 
-# Some consumers call a deleter without asking whether there is one. This one is a C function that takes
-# no argument, has no effect, and can be called at any time.
+# Some consumers call the deleter without a test for NULL. This one is a C function that ignores its
+# argument, has no effect, and can be called at any time.
 _no_deleter = _Deleter(ctypes.cast(_api.Py_IsInitialized, ctypes.c_void_p).value or 0)
 
 
-def _keep_for_ever(export: _Export) -> None:
+def _keep_forever(export: _Export) -> None:
     export.managed.deleter = _no_deleter
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(export))
 

@@ -1,7 +1,7 @@
-"""Fills with patterns of eight bytes, for which the driver has no quick way.
+"""Fills with patterns of eight bytes, which the driver does not have.
 
-The driver fills with one, two or four bytes. Two strided fills make eight, at a five-hundredth of the
-bandwidth, so large fills are done by a kernel, which is compiled when it is first needed.
+The driver fills with one, two or four bytes. Two strided fills make eight, but have a five-hundredth of
+the bandwidth. Large fills therefore use a kernel, which is compiled when it is first needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from preheat.devices import base
 from preheat.errors import PreheatError
-from preheat.runtime.arguments import new_block
+from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.context import Context
 from preheat.runtime.kernel import Kernel
 
@@ -27,34 +27,36 @@ extern "C" __global__ void preheat_fill8(
 """
 _THREADS = 256
 _BLOCKS = 32  # for each processor
-_SMALL = 1 << 17  # elements below which a compile is not worth it
+_SMALL = 1 << 17  # elements; smaller fills do not justify a compile
 
 
 class KernelFill:
     """Fills memory with a pattern of eight bytes by a kernel.
 
-    `load` gives the kernel, or None where nothing may be compiled. The driver's fills are used then.
+    `load` returns the kernel, or None when nothing may be compiled. The driver's fills are used then.
     """
 
     def __init__(
         self, context: Context, load: Callable[[], Kernel | None], *, small: int = _SMALL
     ) -> None:
-        self._context, self._load, self._small = context, load, small
+        self._context = context
+        self._load = load
+        self._small = small
         self._kernel: Kernel | None = None
         self._failed = False
 
     def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
-        """Fill, in `stream`, and return True; or return False and leave it to the driver."""
+        """Fill memory in `stream` and return True, or return False to let the driver do it."""
         plain = len(pattern) != 8 or pattern[:4] == pattern[4:] or count < self._small
         kernel = None if plain else self._ready()
         if kernel is None:
             return False
         blocks = self._context.device.limits.processors * _BLOCKS
         launch = kernel.prepare(min(-(-count // _THREADS), blocks), _THREADS)
-        block = new_block(launch.signature)
-        block.pack(address, int.from_bytes(pattern, "little"), count)
-        status: Any = launch.prepared(stream)(block.pointers, 0)
-        launch.complain(status)
+        buffer = new_param_buffer(launch.signature)
+        buffer.pack(address, int.from_bytes(pattern, "little"), count)
+        status: Any = launch.prepared(stream)(buffer.pointers, 0)
+        launch.raise_for_status(status)
         return True
 
     def _capturing(self) -> bool:
@@ -64,7 +66,7 @@ class KernelFill:
         )
 
     def _ready(self) -> Kernel | None:
-        # Inside a capture nothing can be loaded, and a try would count as an error of the capture.
+        # A capture permits no load, and an attempt would count as an error of the capture.
         if self._kernel is None and not self._failed and not self._capturing():
             try:
                 self._kernel = self._load()

@@ -1,4 +1,4 @@
-"""Values and arrays on the host, as the bytes a device wants."""
+"""Conversion of values and arrays on the host to and from the bytes of device memory."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ _FORMATS = {
 
 @functools.cache
 def packer(dtype: DType) -> Callable[[Any], bytes]:
-    """`element_bytes` for one type, quick for the plain numbers of Python."""
+    """Return `element_bytes` for one type, with a fast path for Python numbers."""
     if dtype.name not in _FORMATS:
         return partial(element_bytes, dtype=dtype)
-    pack, plain = struct.Struct(f"<{_FORMATS[dtype.name]}").pack, (int, float)
+    pack = struct.Struct(f"<{_FORMATS[dtype.name]}").pack
+    plain = (int, float)
 
-    def quick(value: Any) -> bytes:
+    def pack_number(value: Any) -> bytes:
         if type(value) in plain:
             try:
                 return pack(value)
             except (struct.error, OverflowError):
-                return element_bytes(value, dtype)  # which says what is wrong
+                return element_bytes(value, dtype)  # It raises the error.
         return element_bytes(value, dtype)
 
-    return quick
+    return pack_number
 
 
 def element_bytes(value: Any, dtype: DType) -> bytes:
-    """The bytes of one element; a value that does not fit its type is an error."""
+    """Return the bytes of one element; `InputError` for a value that does not fit the type."""
     if dtype.name in _FORMATS:
         try:
             item = value.item() if hasattr(value, "item") else value
@@ -72,7 +73,7 @@ def element_bytes(value: Any, dtype: DType) -> bytes:
 
 
 def bfloat16_bytes(value: float) -> bytes:
-    """The two bytes of the nearest bfloat16, ties to even."""
+    """Return the two bytes of the nearest bfloat16, with ties to even."""
     if value != value:
         return b"\xff\x7f"
     try:
@@ -80,13 +81,13 @@ def bfloat16_bytes(value: float) -> bytes:
     except (struct.error, OverflowError):
         raise InputError(f"{brief(value)} does not fit bfloat16") from None
     (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
-    if near != value:  # a bit for what is cut off, so that it is not rounded twice
+    if near != value:  # A sticky bit for the lost digits prevents double rounding.
         bits = bits - (abs(near) > abs(value)) | 1
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
 def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> np.ndarray[Any, Any]:
-    """Elements of type `held`, copied from a device, as elements of type `wanted`, if one is given."""
+    """Convert elements of type `held`, copied from a device, to `wanted` if it is given."""
     import numpy
 
     if wanted is None or wanted is held:
@@ -99,14 +100,14 @@ def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> 
 
 
 def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """The elements of an array as numbers: raw bits of types NumPy lacks become float32, exactly."""
+    """Return elements as numbers; types that NumPy lacks become float32, which is exact."""
     import numpy
 
     if dtype.name == "bfloat16":
         return (host.astype("uint32") << 16).view("float32")
-    if dtype.name == "float8_e5m2":  # the upper half of a float16
+    if dtype.name == "float8_e5m2":  # It is the upper half of a float16.
         return (host.astype("uint16") << 8).view("float16").astype("float32")
-    if dtype.name == "float8_e4m3fn":  # without infinities: all ones are the one NaN of either sign
+    if dtype.name == "float8_e4m3fn":  # It has no infinities, and all ones mean NaN.
         exponent, fraction = (host >> 3 & 15).astype("int32"), (host & 7).astype("float32")
         normal = numpy.ldexp(fraction + 8, exponent - 10)
         value = numpy.where(exponent == 0, numpy.ldexp(fraction, -9), normal)
@@ -116,7 +117,7 @@ def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def shape_of(shape: object) -> tuple[int, ...]:
-    """A shape as given: one integer or several."""
+    """Return a shape, given as one integer or several, as a tuple."""
     given: Any = shape if isinstance(shape, Sequence) else (shape,)
     try:
         extents = tuple(operator.index(n) for n in given)
@@ -128,13 +129,13 @@ def shape_of(shape: object) -> tuple[int, ...]:
 
 
 def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     flat: Any = host.reshape(-1)
     return memoryview(flat).cast("B")
 
 
 def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
-    """`data` as a contiguous NumPy array whose bytes are those of `dtype`."""
+    """Return `data` as a contiguous NumPy array whose bytes are those of `dtype`."""
     import numpy
 
     try:
@@ -153,12 +154,12 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
         _check_range(host, dtype)
     elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
         raise _lossy(host, dtype)
-    with numpy.errstate(over="ignore"):  # what is too large becomes infinite, as in a launch
+    with numpy.errstate(over="ignore"):  # Too large numbers become infinite, as in a launch.
         return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
 
 
 def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
-    """The error for what NumPy takes for texts or objects; it names the first of them."""
+    """Return the error for data that NumPy reads as text or objects; it names the first one."""
     for found in _others(data):
         return InputError(
             f"cannot read {type(data).__name__} as an array: {brief(found)} is not a number",
@@ -172,7 +173,7 @@ def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
 
 
 def _others(data: object) -> Iterator[object]:
-    """Everything in nested sequences that is not a number."""
+    """Yield everything in nested sequences that is not a number."""
     import numpy
 
     if isinstance(data, list | tuple | numpy.ndarray):
@@ -190,19 +191,19 @@ def _lossy(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
 def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
     import numpy
 
-    room = numpy.iinfo(dtype.numpy())
-    if host.size and (int(host.min()) < room.min or int(host.max()) > room.max):
+    limits = numpy.iinfo(dtype.numpy())
+    if host.size and (int(host.min()) < limits.min or int(host.max()) > limits.max):
         raise InputError(f"values from {host.min()} to {host.max()} do not fit {dtype}")
 
 
 def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Elements of a type NumPy lacks: its own bits as they are, numbers rounded where we know how."""
+    """Return the bits of a type that NumPy lacks: raw bits as they are, numbers rounded."""
     import numpy
 
     if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:
         return numpy.ascontiguousarray(host).view(dtype.numpy())
     if dtype.name != "bfloat16":
-        if host.dtype.kind in "biuf" and not host.any():  # zero has no bits in any type
+        if host.dtype.kind in "biuf" and not host.any():  # Zero has no bits set in any type.
             return numpy.zeros(host.shape, dtype.numpy())
         raise InputError(f"give {dtype} as raw bits ({dtype.host})")
     if host.dtype.kind not in "biuf":
@@ -211,7 +212,7 @@ def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     with numpy.errstate(over="ignore"):
         near = exact.astype("float32")
     bits = near.view("uint32")
-    # A bit for what is cut off, so that it is not rounded twice.
+    # A sticky bit for the lost digits prevents double rounding.
     bits = numpy.where(near == exact, bits, bits - (abs(near) > abs(exact)) | 1)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     rounded = numpy.where(numpy.isnan(near), 0x7FFF, rounded).astype("uint16")

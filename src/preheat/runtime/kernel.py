@@ -14,20 +14,21 @@ from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, brief
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
-from preheat.runtime.arguments import Signature, new_block
+from preheat.runtime.arguments import Signature
+from preheat.runtime.bound import Bound
 from preheat.runtime.context import Context
+from preheat.runtime.fast_launch import fast_launch
 from preheat.runtime.host import converted, host_array, host_bytes
-from preheat.runtime.launch import UNORDERED, Launch, ordered
-from preheat.runtime.quick import quick
+from preheat.runtime.launch import Launch
 from preheat.runtime.stream import raw_stream
 
-__all__ = ["Bound", "Kernel", "Module", "SymbolView"]
+__all__ = ["Kernel", "Module", "SymbolView"]
 
 _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
 _CLUSTER = "cluster= is an integer, or a tuple of up to three: kernel.launch(…, cluster=2)"
 _DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
-_SHAPES = 512  # geometries of one kernel kept ready
+_MOST_LAUNCHERS = 512  # of one kernel
 
 
 class Module:
@@ -36,7 +37,10 @@ class Module:
     def __init__(
         self, context: Context, artifact: Artifact, raw: base.Module, *, blocking: bool = False
     ) -> None:
-        self.context, self.artifact, self.raw, self.blocking = context, artifact, raw, blocking
+        self.context = context
+        self.artifact = artifact
+        self.raw = raw
+        self.blocking = blocking
         self._functions: dict[str, tuple[base.Function, Signature]] = {}
         context.modules.add(self)
 
@@ -50,7 +54,7 @@ class Module:
         return len(self.artifact.entries)
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
-        """The `__device__` or `__constant__` variable called `name`, as elements of `dtype`."""
+        """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`."""
         check_name("a variable", name)
         self.context.require(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
@@ -62,19 +66,19 @@ class Module:
         return SymbolView(self, name, found, dtype_of(dtype))
 
     def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
-        """A kernel of this module, resolved once, with what its parameters take."""
+        """Return a kernel of this module, resolved once, with its signature."""
         found = self._functions.get(entry.name)
         if found is not None:
             return found
         self.context.forbid(RESOLVE_KERNEL)
-        with self.context.resolving:  # one thread does, the others find it
+        with self.context.resolving:  # One thread resolves the kernel, and the others find it.
             if entry.name not in self._functions:
                 self.context.require(_LOAD)
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
-                self._tell(entry)
+                self._emit_resolve(entry)
             return self._functions[entry.name]
 
-    def _tell(self, entry: EntryPoint) -> None:
+    def _emit_resolve(self, entry: EntryPoint) -> None:
         key, program = self.artifact.digest, self.artifact.label
         self.context.events.emit(
             "resolve", key=key, program=program, entry=self.artifact.name_of(entry)
@@ -90,16 +94,18 @@ class Module:
 
 
 class SymbolView:
-    """A variable of a module on the device; it keeps the module loaded."""
+    """A variable of a module on the device. It keeps the module loaded."""
 
     def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
-        self._module, self.name, self.dtype = module, name, dtype
+        self._module = module
+        self.name = name
+        self.dtype = dtype
         self.address, self.nbytes = symbol.address, symbol.size
         if symbol.size % dtype.size:
             raise InputError(f"{name} has {symbol.size} bytes, which are no whole number of {dtype}")
 
     def numpy(self, dtype: object = None) -> Any:
-        """Its value on the host, after all work on the device, converted like `Array.numpy`."""
+        """Copy the value to the host after all work on the device; `dtype` is that of `Array.numpy`."""
         import numpy
 
         wanted = None if dtype is None else dtype_of(dtype)
@@ -107,19 +113,19 @@ class SymbolView:
         context.require(_LOOK_UP)
         context.forbid(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        context.wait()  # whatever stream wrote it
+        context.wait()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
         return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> None:
-        """Set it from the host, between the work before and the work after on the whole device.
+        """Set the value from the host, after all earlier work on the device and before later work.
 
-        `data` is bytes, an array, or numbers of this variable's element type.
+        `data` is bytes, an array, or numbers of the element type.
         """
         context = self._module.context
         context.require(_LOOK_UP)
         context.forbid(FROM_HOST)
-        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # any array, by its bytes
+        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # Take the bytes of any array.
         host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
             hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
@@ -133,40 +139,41 @@ class SymbolView:
 
 
 class Kernel:
-    """A kernel ready to launch: `kernel[grid, block](*args)`.
+    """A kernel that can be launched: `kernel[grid, block](*args)`.
 
-    Two handles for one entry of one loaded program are equal.
+    Two objects for the same entry of the same loaded module are equal.
     """
 
     def __init__(self, module: Module, entry: EntryPoint) -> None:
-        self.module, self.entry = module, entry
+        self.module = module
+        self.entry = entry
         self._context = module.context
         self._function, self._signature = module.function(entry)
         self._launchers: dict[object, Callable[..., None]] = {}
 
     @property
     def name(self) -> str:
-        """Its name as a person would write it."""
+        """The name of the kernel as in the source."""
         return self.entry.title
 
     @property
     def attributes(self) -> base.Attributes:
-        """Registers, memory of each kind, most threads and dynamic shared memory, versions."""
-        self._context.require(Launch.AGAIN)
+        """Registers, sizes of memory, maximum threads and dynamic shared memory, and versions."""
+        self._context.require(Launch.RECREATE)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
-        """How many blocks of this size one processor holds, and what share of its threads that is."""
+        """Return how many blocks of this size one processor runs, and the fraction of its threads."""
         geometry = self._sized(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
     def max_potential_block_size(
         self, shared: int | Callable[[int], int] = 0, *, limit: int | None = None
     ) -> base.BlockSize:
-        """A block size with the best occupancy, and the smallest grid that then fills the device.
+        """Return the block size with the best occupancy, and the smallest grid that fills the device.
 
-        `shared` is dynamic shared memory in bytes, or a function that gives it for a block size;
-        `limit` is the most threads to try. The result can be launched: `kernel[size](…)`.
+        `shared` is dynamic shared memory in bytes, or a function from a block size to it; `limit` is
+        the largest number of threads to try. The result can be launched: `kernel[size](…)`.
         """
         uses, limits = self.attributes, self._context.device.limits
         if limit is not None and (type(limit) is not int or limit < 1):
@@ -175,11 +182,13 @@ class Kernel:
         best, filled = None, 0
         for aligned in range(-(-most // limits.warp) * limits.warp, 0, -limits.warp):
             block = min(aligned, most)
-            room = self._bytes(shared(block) if callable(shared) else shared)
-            if not 0 <= room <= uses.dynamic_shared:
+            dynamic = self._bytes(shared(block) if callable(shared) else shared)
+            if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
-            blocks = self._function.occupancy(block, room).blocks
-            if blocks * block > filled:  # Of equals the largest: it has the fewest blocks.
+            blocks = self._function.occupancy(block, dynamic).blocks
+            if (
+                blocks * block > filled
+            ):  # Of equal ones the largest block wins: it needs the fewest blocks.
                 best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
         if best is None:
             raise LaunchError(
@@ -191,31 +200,31 @@ class Kernel:
 
     @property
     def carveout(self) -> int | None:
-        """The part of a processor's cache preferred as shared memory, in percent; None for any.
+        """The preferred shared memory carveout of the L1 cache in percent; None for no preference.
 
-        It can be set. It is a hint: a launch that needs more shared memory gets it all the same.
+        It can be set, and is a hint: a launch that needs more shared memory gets it.
         """
-        self._context.require(Launch.AGAIN)
+        self._context.require(Launch.RECREATE)
         percent = self._function.carveout()
         return None if percent < 0 else percent
 
     @carveout.setter
     def carveout(self, percent: int | None) -> None:
-        self._context.require(Launch.AGAIN)
+        self._context.require(Launch.RECREATE)
         if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
             why = f"carveout {brief(percent)} is not a percentage"
             raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")
         self._function.set_carveout(-1 if percent is None else percent)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
-        """The launch with this grid and block, each an integer or up to three."""
+        """Return a launcher for this grid and block, each an integer or a tuple of up to three."""
         try:
             return self._launchers[config]
         except (KeyError, TypeError):
             return self._configure(config)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a launch needs a grid and a block."""
+        """Raise `LaunchError`: a launch needs a grid and a block."""
         raise LaunchError(
             self.name, "a launch needs a grid and a block", hint=f"{self.name}[grid, block](…)"
         )
@@ -234,19 +243,19 @@ class Kernel:
                 hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
                 "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
-        return self._keep(config, self._launch(self.geometry(*config), None))
+        return self._remember(config, self._launch(self.geometry(*config), None))
 
-    def _keep(self, key: object, launch: Launch) -> Callable[..., None]:
-        """The launch as a callable that is found again under `key`."""
-        if len(self._launchers) >= _SHAPES:
+    def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
+        """Return the launch as a callable, which `key` finds again."""
+        if len(self._launchers) >= _MOST_LAUNCHERS:
             self._launchers.clear()
         launcher = _Launcher(launch, weakref.ref(self), key)
         self.replace(key, launcher)
         return launcher
 
     def replace(self, key: object, launcher: Callable[..., None]) -> None:
-        """Find `launcher` under `key` from now on."""
-        with suppress(TypeError):  # a geometry given as lists is no key
+        """Let `key` find `launcher` from now on."""
+        with suppress(TypeError):  # A geometry with lists cannot be a key.
             self._launchers[key] = launcher
 
     def launch(
@@ -261,10 +270,11 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> None:
-        """Launch once, with everything a launch can be told.
+        """Launch the kernel with all settings that a launch has.
 
-        `shared` is dynamic shared memory in bytes, `cluster` the blocks of a cluster, `cooperative`
-        allows the grid to synchronise, `programmatic` to start before the launch in front has ended.
+        `shared` is the dynamic shared memory in bytes and `cluster` the size of a cluster in blocks.
+        `cooperative` allows the grid to synchronise; `programmatic` allows the kernel to start before
+        the launch before it completes.
         """
         if named:
             self._signature.refuse_names(named)
@@ -274,7 +284,7 @@ class Kernel:
             launcher = self._launchers[key]
         except (KeyError, TypeError):
             geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
-            launcher = self._keep(key, self._launch(geometry, raw))
+            launcher = self._remember(key, self._launch(geometry, raw))
         launcher(*args)
 
     def bind(
@@ -289,7 +299,7 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> Bound:
-        """Fix everything: `bound()` then launches at close to the price of the bare driver call."""
+        """Fix all arguments and settings: `bound()` then costs little more than the driver call."""
         if named:
             self._signature.refuse_names(named)
         geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
@@ -297,7 +307,7 @@ class Kernel:
         return Bound(launch, args, stream)
 
     def prepare(self, grid: object, block: object) -> Launch:
-        """A launch with this grid and block, for any arguments and stream."""
+        """Return a launch with this grid and block, for any arguments and stream."""
         return self._launch(self.geometry(grid, block), None)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
@@ -318,7 +328,7 @@ class Kernel:
         cooperative: bool = False,
         programmatic: bool = False,
     ) -> base.Geometry:
-        """A geometry this kernel can be launched with on its device; `LaunchError` when it cannot."""
+        """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
         made = self._sized(grid, block, shared)._replace(
             cluster=None if cluster is None else self._dim("cluster", cluster),
             cooperative=bool(cooperative),
@@ -328,7 +338,7 @@ class Kernel:
         return made
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
-        """A geometry whose grid, block and shared memory are within the limits."""
+        """Check grid, block and shared memory against the limits."""
         limits, uses = self._context.device.limits, self.attributes
         made = base.Geometry(
             self._dim("grid", grid, limits.grid),
@@ -372,7 +382,8 @@ class Kernel:
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
-        fixed, most = self.attributes.cluster, self._context.device.limits.cluster
+        fixed = self.attributes.cluster
+        most = self._context.device.limits.cluster
         if fixed is not None and not any(fixed):
             if made.cluster is None:
                 why = "__cluster_dims__() has no size, so every launch needs cluster="
@@ -403,86 +414,28 @@ class Kernel:
 
 
 class _Launcher:
-    """A launch that may be used again: from the second time on its quick function takes its place."""
+    """A launch that `Kernel` keeps. Its second call generates the fast function that replaces it."""
 
-    __slots__ = ("_kernel", "_key", "_launch", "_quick", "_seen")
+    __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
 
     def __init__(self, launch: Launch, kernel: weakref.ref[Kernel], key: object) -> None:
-        self._launch, self._kernel, self._key = launch, kernel, key
+        self._launch = launch
+        self._kernel = kernel
+        self._key = key
         self._seen = False
-        self._quick: Callable[..., None] | None = None
+        self._fast: Callable[..., None] | None = None
 
     def __repr__(self) -> str:
         return f"<launch of {self._launch.signature.kernel}>"
 
     def __call__(self, *args: Any, **named: Any) -> None:
-        if self._quick is not None:  # someone kept this object
-            self._quick(*args, **named)
+        if self._fast is not None:  # The caller kept this object.
+            self._fast(*args, **named)
             return
         self._launch.run(*args, **named)
         if self._seen:
-            made = quick(self._launch, args)
+            made = fast_launch(self._launch, args)
             if (kernel := self._kernel()) is not None:
                 kernel.replace(self._key, made)
-            self._quick = made  # Only now: an interrupt before would leave this object in its place.
+            self._fast = made  # Only now: an interrupt before would leave this object in its place.
         self._seen = True
-
-
-class Bound:
-    """A launch with its arguments fixed. Call it as often as you like; it holds what it uses.
-
-    It refuses to run once memory among its arguments was closed.
-    """
-
-    def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require(Launch.AGAIN)
-        self._stream = launch.choose(args)
-        gathered = launch.gather(args, UNORDERED)  # checked now; each launch orders for itself
-        for array in gathered.arrays.values():
-            array.buffer.tell(self)
-        self._launch, self._args, self._context = launch, args, launch.context
-        self._keep = keep  # the stream, which may be another library's
-        self._uses = gathered.uses
-        self._block = new_block(launch.signature)
-        self._block.pack(*gathered.values)
-        self._pointers, self._submit = self._block.pointers, launch.prepared(self._stream)
-        foreign = bool(gathered.foreign) or not launch.context.order.owns(self._stream)
-        self._careful = launch.blocking or foreign
-        self._claimed = False
-
-    def __call__(self) -> None:
-        """Launch."""
-        if not self._claimed or self._context.alert is not None:
-            self._acquire()
-            return
-        status = self._submit(self._pointers, 0)
-        if status[0]:
-            self._launch.complain(status)
-
-    def _acquire(self) -> None:
-        """Launch with everything checked and ordered; the next one may not need that."""
-        if self._careful or self._context.alert is not None:
-            self._launch.run(*self._args)
-            return
-        gathered = self._launch.gather(self._args, UNORDERED)  # raises where memory is gone
-        with ordered(self._context, gathered, self._stream):
-            status = self._submit(self._pointers, 0)
-        if status[0]:
-            self._launch.complain(status)
-        self._context.order.claim(self, self._stream, self._uses, self._ready)
-
-    def _ready(self) -> None:
-        self._claimed = True
-
-    def revoke(self) -> None:
-        """Another stream used memory of this launch, which has to wait for it now."""
-        self._claimed = False
-
-    def expire(self, reason: str) -> None:
-        """A buffer calls this when memory that the launch uses is closed."""
-        del reason
-        self._claimed = False
-
-    def __repr__(self) -> str:
-        geometry = self._launch.geometry
-        return f"<Bound {self._launch.signature.kernel} grid={geometry.grid} block={geometry.block}>"

@@ -1,7 +1,8 @@
-"""Launches: arguments checked and packed, operands ordered, the kernel submitted.
+"""Launches: arguments are checked and packed, operands are ordered, and the kernel is submitted.
 
-`Launch.run` is the whole story, for any arguments; `preheat.runtime.quick` writes it out as one Python
-function for the arguments most launches have. What other libraries do for us is a `Call` as well.
+`Launch.run` handles any arguments; `preheat.runtime.fast_launch` generates a Python function that does
+the same for the arguments that most launches have. Work that another library submits for us, such as a
+product by cuBLAS, is a `Call`, too.
 """
 
 from __future__ import annotations
@@ -17,52 +18,68 @@ from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, brief
 from preheat.runtime.active_capture import ActiveCapture
-from preheat.runtime.arguments import Block, Refusal, Signature, Slot, new_block
+from preheat.runtime.arguments import (
+    ArgumentMismatch,
+    ParamBuffer,
+    ParamSpec,
+    Signature,
+    new_param_buffer,
+)
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.operands import Kind, Operand, Pointer, Strided, kind_of
-from preheat.runtime.stream import record
+from preheat.runtime.operands import Operand, Pointer, Strided, TensorKind, kind_of
+from preheat.runtime.stream import record_event
 from preheat.runtime.uses import Uses, add_use
 
-UNORDERED = -1  # for DLPack: a stream that needs no ordering, here because it is captured
-MANY_STREAMS = 64  # streams for which one launch, or one graph, is kept prepared
+UNORDERED = -1  # for DLPack: the producer need not order anything, here because of a capture
+MANY_STREAMS = 64  # streams for which one launch, or one graph, stays prepared
 _CONTIGUOUS = "make a copy that is; or preheat.strided(x), for a kernel that takes strides"
 _READ_ONLY = "declare the parameter const, or pass a copy"
 
-__all__ = ["MANY_STREAMS", "UNORDERED", "Call", "Gathered", "Launch", "Loaded", "lent", "ordered"]
+__all__ = [
+    "MANY_STREAMS",
+    "UNORDERED",
+    "Call",
+    "Launch",
+    "LaunchArguments",
+    "LoadedModule",
+    "lent",
+    "ordered",
+]
 
 
 @dataclass(slots=True)
-class Gathered:
-    """The arguments of one call: values to pack, and the memory behind them."""
+class LaunchArguments:
+    """The converted arguments of one call: values to pack, and the memory that they refer to."""
 
     values: list[Any] = field(default_factory=list)
-    uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory, and True where it is written
+    uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory; True for a write
     foreign: list[Operand] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # streams of their libraries, by handle
-    held: list[object] = field(default_factory=list)  # owners of memory whose library does not wait
-    arrays: dict[int, Array] = field(default_factory=dict)  # ours, by position
-    libraries: set[str] = field(default_factory=set)  # others that work in streams of their own
+    others: dict[int, str] = field(default_factory=dict)  # libraries of foreign streams, by handle
+    held: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
+    arrays: dict[int, Array] = field(default_factory=dict)  # ours, by argument position
+    libraries: set[str] = field(default_factory=set)  # foreign ones with streams of their own
 
     def use(self, array: Array, *, write: bool) -> None:
-        """Note that the call reads, or writes, an array of ours."""
+        """Add a read or a write of one of our arrays."""
         add_use(self.uses, array.buffer.uses, write=write)
 
 
-class Loaded(Protocol):
-    """The module of a kernel, which must not be unloaded while a launch of it can run."""
+class LoadedModule(Protocol):
+    """The module of a kernel, which must stay loaded while the kernel can be launched."""
 
     artifact: Artifact
 
 
 class Call(ABC):
-    """Work on arguments that a signature describes, in a stream where the caller named one.
+    """Work with arguments that a signature describes.
 
-    Without one it goes to the stream that the library of its operands (torch, CuPy) is working in, else
-    to the device's own. `AGAIN` says how to replace one whose context is lost.
+    The work goes to the stream that the caller named, else to the current stream of the library whose
+    tensors are among the arguments (torch, CuPy), else to the device's own stream. `RECREATE` is the
+    hint for a call whose context is lost.
     """
 
-    AGAIN: ClassVar[str]
+    RECREATE: ClassVar[str]
 
     def __init__(
         self,
@@ -72,123 +89,132 @@ class Call(ABC):
         *,
         blocking: bool = False,
     ) -> None:
-        self.context, self.signature = context, signature
-        self.stream, self.blocking = stream, blocking
+        self.context = context
+        self.signature = signature
+        self.stream = stream
+        self.blocking = blocking
 
     def run(self, *args: Any, **named: Any) -> None:
-        """Check, order and submit. Raises `LaunchError` before anything happened.
+        """Check the arguments, order the work and submit it; `LaunchError` before anything happens.
 
-        In a thread that captures it becomes part of the capture; what makes its operands is ordered
-        by whoever replays.
+        In a thread that captures, the work becomes part of the capture. The replay orders it with the
+        work that produces its operands.
         """
         if named:
             self.signature.refuse_names(named)
-        self.context.require(self.AGAIN)
+        self.context.require(self.RECREATE)
         capture = self.context.active_capture(self.stream)
         if capture is not None:
             with capture.note_errors():
-                self._capture(self.gather(args, UNORDERED), capture)
+                self._capture(self.convert(args, UNORDERED), capture)
             return
-        stream = self.choose(args)
+        stream = self.choose_stream(args)
         captured = self.context.order.captured(stream)
-        gathered = self.gather(args, UNORDERED if captured else stream.handle)
-        with ordered(self.context, gathered, stream, captured=captured):
-            self._submit(gathered, stream)
+        arguments = self.convert(args, UNORDERED if captured else stream.handle)
+        with ordered(self.context, arguments, stream, captured=captured):
+            self._submit(arguments, stream)
         if self.blocking and not captured:
             self._wait(stream)
 
     @abstractmethod
-    def _submit(self, gathered: Gathered, stream: base.Stream) -> object:
-        """Hand the work to the device."""
+    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> object:
+        """Submit the work to the device."""
 
     @abstractmethod
-    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
-        """Hand it to a capture, and let that know what it uses."""
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
+        """Add the work to a capture, with the memory that it uses."""
 
     # Arguments
 
-    def gather(self, args: tuple[Any, ...], stream: int) -> Gathered:
-        """Every argument as a value to pack, checked against its parameter; for use in `stream`."""
+    def convert(self, args: tuple[Any, ...], stream: int) -> LaunchArguments:
+        """Check and convert every argument for work in the stream with this handle."""
         self.signature.check_count(args)
-        gathered = Gathered()
-        for position, (slot, given) in enumerate(zip(self.signature.slots, args, strict=True)):
+        arguments = LaunchArguments()
+        for position, (param, given) in enumerate(zip(self.signature.params, args, strict=True)):
             try:
-                gathered.values.append(self._value(slot, given, stream, gathered))
+                arguments.values.append(self._value(param, given, stream, arguments))
                 array = given.array if isinstance(given, Strided) else given
                 if isinstance(array, Array):
-                    gathered.use(array, write=slot.writes)
-                    gathered.arrays[position] = array
-            except (Refusal, InputError) as bad:
-                raise self._refused(bad, position) from None
-        return gathered
+                    arguments.use(array, write=param.writes)
+                    arguments.arrays[position] = array
+            except (ArgumentMismatch, InputError) as mismatch:
+                raise self._refused(mismatch, position) from None
+        return arguments
 
-    def _value(self, slot: Slot, given: Any, stream: int, gathered: Gathered) -> Any:
+    def _value(self, param: ParamSpec, given: Any, stream: int, arguments: LaunchArguments) -> Any:
         tensor = given.array if isinstance(given, Strided) else given
-        if slot.pointer and isinstance(tensor, Array):
-            return self._own(slot, tensor)
-        if slot.pointer and (kind := kind_of(tensor)) is not None:
+        if param.pointer and isinstance(tensor, Array):
+            return self._own(param, tensor)
+        if param.pointer and (kind := kind_of(tensor)) is not None:
             found = kind.read(tensor, stream)
             if not found.contiguous and tensor is given:
-                raise Refusal(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
-            return self._foreign(slot, kind, found, tensor, gathered)
-        if slot.pointer and isinstance(given, Pointer):
-            return slot.address(given.address)
-        if slot.pointer and given is None:
+                raise ArgumentMismatch(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
+            return self._foreign(param, kind, found, tensor, arguments)
+        if param.pointer and isinstance(given, Pointer):
+            return param.address(given.address)
+        if param.pointer and given is None:
             return 0
-        if slot.value is not None:
-            return slot.number(given)
-        if slot.pointer:
+        if param.value is not None:
+            return param.number(given)
+        if param.pointer:
             hint = "pass an array, such as gpu.array(…); for a bare address, preheat.Pointer(address)"
-            raise Refusal(f"{slot.title} cannot take {type(given).__name__} {brief(given)}", hint)
-        return slot.block(given)
+            why = f"{param.title} cannot take {type(given).__name__} {brief(given)}"
+            raise ArgumentMismatch(why, hint)
+        return param.struct_bytes(given)
 
-    def _own(self, slot: Slot, array: Array) -> int:
+    def _own(self, param: ParamSpec, array: Array) -> int:
         buffer = array.buffer
         if buffer.lost is not None:
-            raise _Gone(f"{array!r}: {buffer.lost}", array.remedy)
+            raise _FreedMemory(f"{array!r}: {buffer.lost}", array.remedy)
         if buffer.context is not self.context:
-            raise Refusal(f"{array!r} is on another device than the kernel, {self.context.device.name}")
-        if slot.dtypes is not None and array.dtype not in slot.dtypes:
-            raise Refusal(f"{slot.title} cannot take an array of {array.dtype}")
+            raise ArgumentMismatch(
+                f"{array!r} is on another device than the kernel, {self.context.device.name}"
+            )
+        if param.dtypes is not None and array.dtype not in param.dtypes:
+            raise ArgumentMismatch(f"{param.title} cannot take an array of {array.dtype}")
         return array.address
 
-    def _foreign(self, slot: Slot, kind: Kind, found: Operand, given: Any, gathered: Gathered) -> int:
-        here, name = self.context.device, type(given).__name__
+    def _foreign(
+        self, param: ParamSpec, kind: TensorKind, found: Operand, given: Any, arguments: LaunchArguments
+    ) -> int:
+        here = self.context.device
+        name = type(given).__name__
         if not found.reaches(here.dlpack):
             on_host = found.device[0] == ON_HOST
             where = "host memory" if on_host else f"GPU {found.device[1]}"
             hint = "copy it first: gpu.array(…)" if on_host else None
-            raise Refusal(f"{name} is in {where}, the kernel is on {here.name}", hint)
-        if slot.dtypes is not None and found.dtype is not None and found.dtype not in slot.dtypes:
-            raise Refusal(f"{slot.title} cannot take a {name} of {found.dtype}")
-        if not found.writable and slot.writes and slot.parameter.type is not None:
-            raise Refusal(f"{name} is read-only, and {slot.title} may be written", _READ_ONLY)
-        source, current = kind.source, None
-        if source is not None and source.place == here.dlpack[0]:
+            raise ArgumentMismatch(f"{name} is in {where}, the kernel is on {here.name}", hint)
+        if param.dtypes is not None and found.dtype is not None and found.dtype not in param.dtypes:
+            raise ArgumentMismatch(f"{param.title} cannot take a {name} of {found.dtype}")
+        if not found.writable and param.writes and param.parameter.type is not None:
+            raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
+        source = kind.source
+        current = None
+        if source is not None and source.device_type == here.dlpack[0]:
             current = source.current(here.dlpack[1])
-            gathered.libraries.add(source.name)
-            gathered.others[current] = source.name
+            arguments.libraries.add(source.name)
+            arguments.others[current] = source.name
         if found.ready is not None:
-            gathered.others[found.ready] = kind.library
-        gathered.foreign.append(found)
+            arguments.others[found.ready] = kind.library
+        arguments.foreign.append(found)
         if self.stream is not None or current is None:
-            gathered.held.append(found.owner)
+            arguments.held.append(found.owner)
         return found.address
 
-    def _refused(self, bad: Refusal | InputError, position: int) -> LaunchError:
-        kind = StaleBufferError if isinstance(bad, _Gone) else LaunchError
-        return kind(self.signature.kernel, str(bad), argument=position, hint=bad.hint)
+    def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
+        kind = StaleBufferError if isinstance(mismatch, _FreedMemory) else LaunchError
+        return kind(self.signature.kernel, str(mismatch), argument=position, hint=mismatch.hint)
 
     # Streams
 
-    def choose(self, args: tuple[Any, ...]) -> base.Stream:
-        """The stream this goes to."""
+    def choose_stream(self, args: tuple[Any, ...]) -> base.Stream:
+        """Return the stream that the work goes to."""
         if self.stream is not None:
             return self.stream
         place, index = self.context.device.dlpack
         for given in args:
             kind = kind_of(given.array if isinstance(given, Strided) else given)
-            if kind is not None and kind.source is not None and kind.source.place == place:
+            if kind is not None and kind.source is not None and kind.source.device_type == place:
                 return self.context.order.adopt(kind.source.current(index))
         return self.context.stream
 
@@ -203,9 +229,9 @@ class Call(ABC):
 
 
 class Launch(Call):
-    """One kernel with a geometry."""
+    """A kernel with a geometry."""
 
-    AGAIN = "ask for the kernel again: gpu.kernel(…)"
+    RECREATE = "ask for the kernel again: gpu.kernel(…)"
 
     def __init__(
         self,
@@ -215,38 +241,40 @@ class Launch(Call):
         geometry: base.Geometry,
         stream: base.Stream | None,
         *,
-        module: Loaded,
+        module: LoadedModule,
         blocking: bool = False,
     ) -> None:
         super().__init__(context, signature, stream, blocking=blocking)
-        self.function, self.geometry, self.module = function, geometry, module
-        self.submits: dict[int, base.Submit] = {}  # by the number of the stream
-        self.blocks: list[Block] = []  # free ones: a launch takes one, so threads never share
+        self.function = function
+        self.geometry = geometry
+        self.module = module
+        self.submits: dict[int, base.Submit] = {}  # by the handle of the stream
+        self.buffers: list[ParamBuffer] = []  # unused; each launch takes one
 
-    def _submit(self, gathered: Gathered, stream: base.Stream) -> bytes:
-        """Hand the launch to the device; returns the bytes of its parameters."""
+    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> bytes:
+        """Submit the launch to the device and return the bytes of its parameters."""
         try:
-            block = self.blocks.pop()
+            buffer = self.buffers.pop()
         except IndexError:
-            block = new_block(self.signature)
-        block.pack(*gathered.values)
-        with lent(self.context, gathered):
-            status = self.prepared(stream)(block.pointers, 0)
-        data = bytes(block.data[: self.signature.layout.size])
-        self.blocks.append(block)
+            buffer = new_param_buffer(self.signature)
+        buffer.pack(*arguments.values)
+        with lent(self.context, arguments):
+            status = self.prepared(stream)(buffer.pointers, 0)
+        data = bytes(buffer.data[: self.signature.layout.size])
+        self.buffers.append(buffer)
         if status[0]:
-            self.complain(status)
+            self.raise_for_status(status)
         return data
 
-    def _capture(self, gathered: Gathered, capture: ActiveCapture) -> None:
-        capture.add_launch(self, gathered, self._submit(gathered, capture.stream))
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
+        capture.add_launch(self, arguments, self._submit(arguments, capture.stream))
 
-    def complain(self, status: tuple[int, ...]) -> None:
-        """Raise what a status stands for."""
+    def raise_for_status(self, status: tuple[int, ...]) -> None:
+        """Raise the error that the status of a launch means."""
         self.context.device.check(status, f"launch of {self.signature.kernel}")
 
     def prepared(self, stream: base.Stream) -> base.Submit:
-        """The device's prepared launch for one stream."""
+        """Return the device's prepared launch for one stream."""
         found = self.submits.get(stream.handle)
         if found is None:
             if len(self.submits) >= MANY_STREAMS:
@@ -255,12 +283,12 @@ class Launch(Call):
         return found
 
 
-def lent(context: Context, gathered: Gathered) -> AbstractContextManager[object]:
-    """On a device that shares the host's memory: the operands that are in it, for one launch."""
-    if not gathered.foreign or context.device.dlpack[0] != ON_HOST:
+def lent(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
+    """Let a device that works in host memory use the foreign operands during one launch."""
+    if not arguments.foreign or context.device.dlpack[0] != ON_HOST:
         return _NOTHING
     with ExitStack() as lend:
-        for each in gathered.foreign:
+        for each in arguments.foreign:
             lend.enter_context(context.device.lend(each.start, each.nbytes, each.writable))
         return lend.pop_all()
 
@@ -270,19 +298,19 @@ _NOTHING = nullcontext()
 
 @contextmanager
 def ordered(
-    context: Context, gathered: Gathered, stream: base.Stream, *, captured: bool = False
+    context: Context, arguments: LaunchArguments, stream: base.Stream, *, captured: bool = False
 ) -> Iterator[None]:
-    """Order work in `stream` with every other use of its operands, and keep them until it has ended.
+    """Order work in `stream` with every other use of its operands, and keep them until it completes.
 
-    `captured` tells that another library captures the stream: the operands are kept by its graph.
+    `captured` says that another library captures the stream. Its graph keeps the operands then.
     """
     context.tidy()
-    with context.order.section(stream, gathered.uses, gathered.others, captured=captured):
+    with context.order.section(stream, arguments.uses, arguments.others, captured=captured):
         yield
     on_host = context.device.dlpack[0] == ON_HOST
-    if gathered.held and not on_host and not captured:
-        context.hold(record(context, stream), gathered.held)
+    if arguments.held and not on_host and not captured:
+        context.hold(record_event(context, stream), arguments.held)
 
 
-class _Gone(Refusal):
-    """The memory was freed, or lost with its context."""
+class _FreedMemory(ArgumentMismatch):
+    """The memory was freed, or its context was lost."""

@@ -1,7 +1,7 @@
-"""Other libraries that work on the same device: their streams, and how they take part in a capture.
+"""Other libraries that work on the same device: their streams, and their part in a capture.
 
-A library has tensors and a current stream for each device, which its own work goes to. `LIBRARIES` are
-the ones that preheat knows; nothing is imported or asked before the program itself has imported it.
+A library has tensors, and a current stream for each device that its own work goes to. `LIBRARIES` are
+the ones that preheat knows. preheat never imports one: it uses a library once the program has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LIBRARIES", "CuPy", "Library", "Numba", "StreamHandle", "Torch", "co
 
 
 class StreamHandle:
-    """A stream as other libraries take it. `owner` keeps it alive."""
+    """A stream that other libraries accept. `owner` keeps the stream alive."""
 
     def __init__(self, handle: int, owner: object = None) -> None:
         self.handle, self.owner = handle, owner
@@ -33,17 +33,18 @@ class StreamHandle:
 
 
 class Library:
-    """A library whose tensors are on devices of one DLPack type, in streams of its own.
+    """A library with tensors on devices of one DLPack device type, and with streams of its own.
 
-    `current` gives the handle of its current stream on a device by the device's number. `elements` are
-    its names for element types; both are unknown until the library is imported and asked.
+    `current` returns the handle of the current stream on the device with a number. `elements` are the
+    library's own element types. Both are known once the library is imported and inspected.
     """
 
-    api = ""  # which of the ways to read a tensor in `quick` and `operands` it takes
-    directed = True  # whether its work can be sent to another stream
+    api = ""  # names its sections in `fast_launch` and `operands`
+    directed = True  # Its work can be sent to another stream.
 
-    def __init__(self, name: str, *, place: int = ON_GPU) -> None:
-        self.name, self.place = name, place
+    def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
+        self.name = name
+        self.device_type = device_type
         self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
         self.current: Callable[[int], int] = self._learn
 
@@ -62,10 +63,10 @@ class Library:
 
     def working(self, device: tuple[int, int]) -> int | None:
         """Return the handle of its current stream on a device, None where it has no work there."""
-        return self.current(device[1]) if device[0] == self.place and self.ready() else None
+        return self.current(device[1]) if device[0] == self.device_type and self.ready() else None
 
     def learn(self) -> None:
-        """Find out how the library is asked for its stream and what it calls element types."""
+        """Inspect the library: how to get its current stream, and its element types."""
         for dtype, names in self.elements.items():
             names.update(self._element(dtype))
         self.current = self._stream_getter()
@@ -82,11 +83,11 @@ class Library:
         raise NotImplementedError
 
     def consumer(self, index: int) -> StreamHandle:
-        """Return its current stream, kept alive for a later wait."""
+        """Return the current stream, kept alive for a later wait."""
         return StreamHandle(self.current(index))
 
     def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send its work to `stream` until `stack` is closed; return what owns its new memory."""
+        """Send the library's work to `stream` until `stack` closes; return the owner of its memory."""
         del stack, stream, index
         return None
 
@@ -107,11 +108,11 @@ class Torch(Library):
 
     def _stream_getter(self) -> Callable[[int], int]:
         torch = self.module
-        quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
     def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send its work to `stream`, and allocate from a pool of its own on that GPU meanwhile."""
+        """Send torch's work to `stream`, and its allocations to a new memory pool."""
         cuda = self.module.cuda
         spare = _spare.setdefault((self.name, index), [])
         with cuda.device(index):
@@ -121,7 +122,7 @@ class Torch(Library):
         return pool
 
     def reuse(self, pool: object, index: int) -> None:
-        """Keep a pool in which nothing was allocated for the next capture: torch waits to end one."""
+        """Keep an unused pool for the next capture: destroying a pool makes torch wait."""
         _spare.setdefault((self.name, index), []).append(pool)
 
 
@@ -150,12 +151,12 @@ class CuPy(Library):
         return lambda index: int(current(index).ptr)
 
     def consumer(self, index: int) -> StreamHandle:
-        """Return its current stream, kept alive for a later wait."""
+        """Return the current stream, kept alive for a later wait."""
         stream = self.module.cuda.get_current_stream(index)
         return StreamHandle(int(stream.ptr), stream)
 
     def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send its work to `stream`, and allocate from a pool of its own meanwhile, where it can."""
+        """Send CuPy's work to `stream`, and its allocations to a new memory pool."""
         cuda = self.module.cuda
         pool = cuda.MemoryPool()
         stack.enter_context(cuda.Device(index))
@@ -188,7 +189,7 @@ class Numba(Library):
 
 
 _spare: dict[tuple[str, int], list[object]] = {}  # torch's pools, by library and GPU
-atexit.register(_spare.clear)  # while torch can still end them
+atexit.register(_spare.clear)  # while torch can still destroy them
 
 #: The libraries that preheat knows, by name.
 LIBRARIES: dict[str, Library] = {
@@ -203,7 +204,9 @@ def working(device: base.Device) -> Mapping[int, str]:
 
 
 def consumers(device: base.Device) -> list[StreamHandle]:
-    """The same streams, kept alive."""
+    """Return the same streams, kept alive."""
     place, index = device.dlpack
-    known = [library for library in LIBRARIES.values() if library.place == place and library.ready()]
+    known = [
+        library for library in LIBRARIES.values() if library.device_type == place and library.ready()
+    ]
     return [library.consumer(index) for library in known]

@@ -1,4 +1,4 @@
-"""Device memory with a life: owned, used in streams, closed once."""
+"""Device memory: allocated in a stream, used in any, and freed once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _generations = itertools.count(1)
 
 
 class Dependent(Protocol):
-    """Something that becomes useless when memory it relies on is closed."""
+    """An object that cannot be used any more once its memory is closed."""
 
     def expire(self, reason: str) -> None:
-        """Refuse to be used from now on."""
+        """Refuse every later use."""
 
 
 class Buffer:
-    """A piece of device memory. `generation` tells it from any other that had the same address.
+    """An allocation of device memory. `generation` distinguishes it from others at the same address.
 
-    It was allocated in the stream `home` and is freed there, after every use that `uses` has. Memory
-    that another library holds is freed when that library releases it, even if it was closed before.
+    It is allocated in the stream `home` and freed there, after every use in `uses`. Memory that another
+    library holds is freed when that library releases it, even if it was closed before.
     """
 
     __slots__ = (
@@ -38,8 +38,10 @@ class Buffer:
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
         self.open = False  # A failed allocation leaves nothing to free.
-        self.context, self.size, self.home = context, size, home
-        self._backing: tuple[object, ...] = ()  # what the memory of an exported buffer is part of
+        self.context = context
+        self.size = size
+        self.home = home
+        self._backing: tuple[object, ...] = ()  # owner of the memory of an exported buffer
         self._dependents: weakref.WeakSet[Dependent] | None = None
         self.uses = self._new_uses()
         self.address = self._allocate()
@@ -55,31 +57,32 @@ class Buffer:
         return address
 
     def uses_of(self, array: Dependent) -> Uses:
-        """Return the uses that launches of `array` test. A buffer whose arrays can end earlier than
-        its memory tells them.
+        """Return the uses that launches of `array` test.
+
+        A buffer whose arrays can end earlier than its memory notifies them.
         """
         del array
         return self.uses
 
     def release(self) -> None:
-        """Free the memory at once, unless another library holds it: the device is closed."""
+        """Free the memory now, because the device is closed, unless another library holds it."""
         if self.open and not self._backing:
             self.context.device.free(self.address, self.home)
 
     @property
     def lost(self) -> str | None:
-        """Why this memory cannot be used, or None while it can."""
+        """The reason why this memory cannot be used, or None while it can."""
         if not self.open:
             return "its memory was freed"
         return None if self.context.lost is None else str(self.context.lost)
 
     def export(self) -> None:
-        """Keep what the memory is part of: another library gets it."""
+        """Keep the owner of the memory alive, because another library gets the memory."""
         if not self._backing:
             self._backing = (self.context.device.owner(self.address),)
 
     def tell(self, dependent: Dependent) -> None:
-        """Let `dependent` know when this memory is closed."""
+        """Call `dependent.expire` when this memory is closed."""
 
         def add() -> None:
             if self._dependents is None:
@@ -89,13 +92,13 @@ class Buffer:
         self.context.order.run_locked(add)
 
     def dependents(self) -> list[Dependent]:
-        """Return everything that is told when this memory is closed."""
+        """Return the dependents that are notified when this memory is closed."""
         found: list[Dependent] = []
         self.context.order.run_locked(lambda: found.extend(self._dependents or ()))
         return found
 
     def close(self) -> None:
-        """Free the memory after the work now queued and tell what relies on it. Twice is fine."""
+        """Free the memory after the queued work and notify dependents. A second call does nothing."""
         if self.open:
             self.context.forbid(FREE)
         closed: list[bool] = []
@@ -126,5 +129,5 @@ class Buffer:
 
 
 def newest() -> int:
-    """Return a generation that all memory so far is older than, and all memory from now on newer."""
+    """Return a generation between those of all existing and all later allocations."""
     return next(_generations)

@@ -1,4 +1,4 @@
-"""Memory of other libraries, as a kernel argument: torch, CuPy, Numba, JAX, NumPy, without a copy."""
+"""Tensors of other libraries as kernel arguments without a copy: torch, CuPy, Numba, JAX, NumPy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from preheat.errors import InputError
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["Kind", "Operand", "Pointer", "Strided", "kind_of", "strided"]
+__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "kind_of", "strided"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
 
 class Pointer(NamedTuple):
-    """A bare device address, for memory preheat knows nothing about and so cannot check."""
+    """A bare device address, for memory that preheat does not know and cannot check."""
 
     address: int
 
@@ -43,11 +43,11 @@ def strided(array: Any) -> Strided:
 
 
 class Operand(NamedTuple):
-    """Memory as one launch sees it.
+    """Memory of a tensor in one launch.
 
-    `nbytes` reach from its lowest element to the end of the highest; `address` is that of the first
-    one, which is `offset` bytes above the lowest. `ready` is the stream whose work must come first, if
-    any. `owner` keeps the memory, whatever becomes of the tensor.
+    `nbytes` extend from the lowest element to the end of the highest one. `address` is that of the
+    first element, which is `offset` bytes above the lowest. `ready` is the stream whose work must
+    complete first, if any. `owner` keeps the memory alive, independently of the tensor.
     """
 
     address: int
@@ -61,30 +61,30 @@ class Operand(NamedTuple):
     offset: int = 0
 
     def reaches(self, device: tuple[int, int]) -> bool:
-        """Return True when kernels on `device`, in DLPack's terms, can use it."""
+        """Return True when kernels on a device, given as for DLPack, can use the memory."""
         return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
 
     @property
     def start(self) -> int:
-        """The lowest address."""
+        """The address of the lowest element."""
         return self.address - self.offset
 
 
-class Kind(NamedTuple):
-    """How to read the tensors of one type. `source` is their library, if it has streams of its own."""
+class TensorKind(NamedTuple):
+    """How to read tensors of one type. `source` is their library, if it has streams of its own."""
 
     library: str
     read: Callable[[Any, int], Operand]
     source: Library | None = None
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> TensorKind | None:
     """Return how to read `value`, or None when it is no tensor of another library."""
     return kind_of_type(type(value))
 
 
-def kind_of_type(kind: type) -> Kind | None:
-    """The same for all values of a type; found out once."""
+def kind_of_type(kind: type) -> TensorKind | None:
+    """Return how to read values of a type; the result is cached."""
     try:
         return _kinds[kind]
     except KeyError:
@@ -94,18 +94,20 @@ def kind_of_type(kind: type) -> Kind | None:
 def _from_torch(value: Any, stream: int) -> Operand:
     del stream  # The launch itself orders its work with torch's current stream.
     _require_plain(value)
-    place, dtype = (value.get_device(), _torch_dtype(value.dtype))
+    place = value.get_device()
+    dtype = _torch_dtype(value.dtype)
     if place < 0:
         return _from_torch_on_host(value, dtype)
     address, nbytes = value.data_ptr(), value.nbytes
     if nbytes and not address:
         raise InputError(f"{type(value).__name__} has no memory of its own", hint="pass what it wraps")
-    dense, offset = value.is_contiguous(), 0
+    dense = value.is_contiguous()
+    offset = 0
     if not dense:
         steps = [step * value.itemsize for step in value.stride()]
         offset, nbytes, _ = _span(value.shape, steps, value.itemsize)
     device = (_place_of(value), place)
-    owner = value.untyped_storage()  # which `value.data = other` leaves alone
+    owner = value.untyped_storage()  # `value.data = other` does not change it.
     return Operand(address, nbytes, dtype, device, owner, dense, offset=offset)
 
 
@@ -115,7 +117,7 @@ def _place_of(value: Any) -> int:
 
 
 def _require_plain(value: Any) -> None:
-    """Refuse tensors of torch whose memory does not hold their values."""
+    """Raise `InputError` for a tensor of torch whose memory does not hold its values."""
     if value.is_conj():
         raise InputError("the tensor is conjugated, and its memory is not", hint="x.resolve_conj()")
     if value.is_neg():
@@ -128,7 +130,7 @@ def _from_torch_on_host(value: Any, dtype: DType | None) -> Operand:
     if value.device.type != "cpu":
         raise InputError(f"a tensor on {value.device} has no memory that a kernel can use")
     host = value.detach()
-    if dtype is not None and dtype.host != dtype.name:  # NumPy has no such type
+    if dtype is not None and dtype.host != dtype.name:  # NumPy lacks the type.
         host = host.view(getattr(sys.modules["torch"], dtype.host))
     return _from_host(host.numpy(), 0)._replace(dtype=dtype, owner=value.untyped_storage())
 
@@ -136,7 +138,8 @@ def _from_torch_on_host(value: Any, dtype: DType | None) -> Operand:
 def _from_cupy(value: Any, stream: int) -> Operand:
     del stream
     dtype = dtype_of_typestr(value.dtype.str)
-    device, dense = (_place_of(value), value.device.id), bool(value.flags.c_contiguous)
+    device = (_place_of(value), value.device.id)
+    dense = bool(value.flags.c_contiguous)
     offset, nbytes, _ = _span(value.shape, None if dense else value.strides, value.dtype.itemsize)
     return Operand(value.data.ptr, nbytes, dtype, device, value.data, dense, offset=offset)
 
@@ -153,7 +156,7 @@ def _from_cuda_interface(value: Any, stream: int) -> Operand:
         contiguous=dense,
         dtype=dtype_of_typestr(face["typestr"]),
         device=(ON_GPU, index if isinstance(index, int) else 0),
-        owner=(value, getattr(value, "gpu_data", None)),  # Numba's own name for the memory
+        owner=(value, getattr(value, "gpu_data", None)),  # the memory of an array of Numba
         ready=face.get("stream"),
         writable=not read_only,
         offset=offset,
@@ -206,7 +209,7 @@ def _itemsize(face: dict[str, Any]) -> int:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, int, bool]:
-    """Bytes below the first element, bytes from the lowest to the highest, and True without gaps."""
+    """Return the bytes below the first element, the bytes of all, and True if contiguous."""
     if 0 in shape or strides is None:
         return 0, size * math.prod(shape), True
     usual = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -216,25 +219,25 @@ def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tup
     return below, below + sum(step for step in reach if step > 0) + size, dense
 
 
-_kinds: dict[type, Kind | None] = {}
+_kinds: dict[type, TensorKind | None] = {}
 _READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cupy": _from_cupy}
 
 
-def _find(kind: type) -> Kind | None:
+def _find(kind: type) -> TensorKind | None:
     """Return how to read a type. It is called once for each type."""
     for library in LIBRARIES.values():
         if library.makes(kind):
             library.learn()
-            return Kind(library.name, _READERS[library.api], library)
+            return TensorKind(library.name, _READERS[library.api], library)
     library_name = kind.__module__.partition(".")[0]
     if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):
-        return Kind(library_name, _from_host)
-    if library_name in ("numpy", "preheat"):  # scalars, and arrays of our own
+        return TensorKind(library_name, _from_host)
+    if library_name in ("numpy", "preheat"):  # scalars of NumPy, and our arrays
         return None
     if hasattr(kind, "__dlpack__"):
-        return Kind(library_name, _from_dlpack)
+        return TensorKind(library_name, _from_dlpack)
     if hasattr(kind, "__cuda_array_interface__"):
-        return Kind(library_name, _from_cuda_interface, LIBRARIES.get(library_name))
+        return TensorKind(library_name, _from_cuda_interface, LIBRARIES.get(library_name))
     return None
 
 

@@ -1,6 +1,6 @@
-"""Orders the uses of memory on one device: every use passes through a `Section`.
+"""The order of the uses of memory on one device: every use passes through a `Section`.
 
-`docs/ordering.md` states the model, and `preheat.runtime.uses` has the record of each piece of memory.
+`docs/ordering.md` describes the model. `preheat.runtime.uses` has the uses of each allocation.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ class Order:
         libraries: Callable[[], Mapping[int, str]],
         discard: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._device, self._libraries, self._discard = device, libraries, discard
+        self._device = device
+        self._libraries = libraries
+        self._discard = discard
         self._lock: DictLock = {0: True}
         self._holder = 0  # the thread that holds the lock
         self._own: dict[int, Timeline] = {}  # streams of ours, by id
         self._capture_streams: dict[int, Timeline] = {}  # streams for captures, by id
-        self._kept: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
+        self._by_handle: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
         self._others: weakref.WeakValueDictionary[int, Timeline] = weakref.WeakValueDictionary()
 
     # Streams
 
     def own(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        self._own[stream.id] = self._kept[stream.handle] = Timeline(stream, self._discard, True)
+        self._own[stream.id] = self._by_handle[stream.handle] = Timeline(stream, self._discard, True)
         return stream
 
     def keep(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that its handle leads back to this very object."""
-        self._capture_streams[stream.id] = self._kept[stream.handle] = Timeline(
+        self._capture_streams[stream.id] = self._by_handle[stream.handle] = Timeline(
             stream, self._discard, False
         )
         return stream
@@ -70,12 +72,12 @@ class Order:
         return self._adopted(handle).stream
 
     def _adopted(self, handle: int) -> Timeline:
-        kept = self._kept.get(handle)  # These are never destroyed, so the handle tells.
+        kept = self._by_handle.get(handle)  # These are never destroyed, so the handle tells.
         if kept is not None:
             return kept
         found = self.timeline(self._device.adopt(handle))
         if handle in LEGACY_STREAMS:
-            self._kept[handle] = found
+            self._by_handle[handle] = found
         return found
 
     def timeline(self, stream: base.Stream) -> Timeline:
@@ -100,7 +102,7 @@ class Order:
     # Uses
 
     def uses(self, home: base.Stream) -> Uses:
-        """Return the record of new memory, which `home` may use without waiting."""
+        """Return the uses of new memory, which `home` may use without waiting."""
         return Uses(self.timeline(home))
 
     def section(
@@ -211,7 +213,7 @@ class Order:
 
         self.run_locked(add)
 
-    # Life
+    # Lifetime
 
     def renew(self) -> None:
         """Renew the lock in a forked child."""
@@ -244,7 +246,10 @@ class Section:
         others: Mapping[Timeline, str],
         captured: bool,
     ) -> None:
-        self._order, self._line, self._uses, self._captured = order, line, uses, captured
+        self._order = order
+        self._line = line
+        self._uses = uses
+        self._captured = captured
         self._others = {other: name for other, name in others.items() if other is not line}
         self._ungranted: dict[Uses, bool] = {}  # uses without a right, which end with this work
 
@@ -288,7 +293,8 @@ class Section:
                 )
 
     def _enter(self) -> None:
-        line, marks = self._line, dict[Timeline, int]()
+        line = self._line
+        marks = dict[Timeline, int]()
         for uses in self._uses:
             self._order.absorb_released(uses)
         for other in self._others:

@@ -1,4 +1,4 @@
-"""Streams and events as users hold them: given back by themselves, known to other libraries."""
+"""Streams and events as users hold them. Other libraries accept them, too."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from preheat.errors import InputError
 from preheat.runtime.active_capture import RECORD_EVENT, SYNCHRONIZE
 from preheat.runtime.context import Context
 
-__all__ = ["Event", "Stream", "raw_stream", "record"]
+__all__ = ["Event", "Stream", "raw_stream", "record_event"]
 
-_AGAIN = "make the stream again: gpu.stream()"
+_RECREATE = "make the stream again: gpu.stream()"
 
 
 class Event:
-    """A point in a stream's work. Dropping it gives it back."""
+    """A point in the work of a stream. The event is destroyed when the object is dropped."""
 
     __slots__ = ("_context", "raw")
 
@@ -21,25 +21,25 @@ class Event:
         self._context, self.raw = context, raw
 
     def done(self) -> bool:
-        """Whether the work before it has ended."""
+        """Return True once the work before the event has completed."""
         self.require()
         self._context.forbid(SYNCHRONIZE)
         return self.raw.done()
 
     def synchronize(self) -> None:
-        """Wait until it has; an error of that work comes out here."""
+        """Wait until the event has completed, and raise the errors of the work before it."""
         self.require()
         self._context.forbid(SYNCHRONIZE)
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
-        """Seconds from `since` to this event, once both are done; both need `timing=True`."""
+        """Return the seconds from `since` to this event; both are complete and have `timing=True`."""
         self.require()
         since.require()
         return self.raw.elapsed(since.raw)
 
     def require(self) -> None:
-        """Raise when the context it was recorded in is lost."""
+        """Raise when the context of the event is lost."""
         self._context.require("record the event again: gpu.record()")
 
     def __repr__(self) -> str:
@@ -50,42 +50,44 @@ class Event:
             self._context.garbage.append(self.raw.close)
 
 
-def record(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
-    """An event after everything submitted to `stream` so far."""
+def record_event(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
+    """Return an event after everything submitted to `stream` so far."""
     context.tidy()
     return Event(context, stream.record(timing=timing))
 
 
 class Stream:
-    """Work in order, beside the work of other streams. `with` and dropping it give it back.
+    """Work that runs in order, concurrently with the work of other streams.
 
-    Other libraries take it as it is: it has `__cuda_stream__`.
+    `close`, the end of a `with` block and dropping the object release the stream. Other libraries
+    accept it through `__cuda_stream__`.
     """
 
     def __init__(self, context: Context, priority: int = 0) -> None:
-        self._context, self._priority = context, priority
+        self._context = context
+        self._priority = priority
         self._raw: base.Stream | None = context.new_stream(priority)
 
     @property
     def raw(self) -> base.Stream:
-        """The device's own stream."""
-        self._context.require(_AGAIN)
+        """The stream of the device interface."""
+        self._context.require(_RECREATE)
         if self._raw is None:
-            raise InputError("this stream is closed", hint=_AGAIN)
+            raise InputError("this stream is closed", hint=_RECREATE)
         return self._raw
 
     @property
     def handle(self) -> int:
-        """The number by which the driver and other libraries know it."""
+        """The number by which the driver and other libraries know the stream."""
         return self.raw.handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self.handle)
 
     def record(self, *, timing: bool = False) -> Event:
-        """An event after everything submitted so far."""
+        """Return an event after everything submitted to this stream so far."""
         self._context.forbid(RECORD_EVENT, self.raw)
-        return record(self._context, self.raw, timing=timing)
+        return record_event(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
@@ -94,17 +96,17 @@ class Stream:
         self.raw.wait(event.raw)
 
     def done(self) -> bool:
-        """Whether everything submitted has ended."""
+        """Return True once all submitted work has completed."""
         self._context.forbid(SYNCHRONIZE, self.raw)
         return self.raw.done()
 
     def synchronize(self) -> None:
-        """Wait until it has; an error of that work comes out here."""
+        """Wait for all submitted work, and raise its errors."""
         self._context.forbid(SYNCHRONIZE, self.raw)
         self.raw.synchronize()
 
     def close(self) -> None:
-        """Give it back; its work goes on. Twice is fine."""
+        """Release the stream; its work continues. A second call does nothing."""
         raw, self._raw = self._raw, None
         if raw is not None:
             self._context.idle.append((self._priority, raw))
@@ -125,9 +127,9 @@ class Stream:
 
 
 def raw_stream(context: Context, stream: object) -> base.Stream:
-    """The device's stream that `stream` means: ours, or anything that says its `__cuda_stream__`."""
+    """Return the device's stream for one of ours, or for any object with `__cuda_stream__`."""
     if isinstance(stream, Stream):
-        raw = stream.raw  # which a stream from before a reset does not have
+        raw = stream.raw  # A stream from before a reset has none.
         if stream._context is not context:
             raise InputError(f"{stream!r} does not belong to {context.device.name}")
         return raw
@@ -135,9 +137,9 @@ def raw_stream(context: Context, stream: object) -> base.Stream:
     if protocol is not None:
         version, handle = protocol() if callable(protocol) else protocol
         if version != 0:
-            raise InputError(f"{stream!r} speaks version {version} of __cuda_stream__, not 0")
+            raise InputError(f"{stream!r} has version {version} of __cuda_stream__, not 0")
         return context.order.adopt(handle)
-    for attribute in ("cuda_stream", "ptr"):  # torch and CuPy before they spoke that protocol
+    for attribute in ("cuda_stream", "ptr"):  # torch and CuPy before they had the protocol
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):
             return context.order.adopt(handle)

@@ -1,7 +1,7 @@
 """Which streams used a piece of memory, and which may use it without waiting.
 
-Timeline   one stream: the marks recorded in it, and the marks of other streams it waited for
-Uses       one piece of memory: the streams that may use it at once, and the last uses in the others
+Timeline   one stream: the marks in it, and the marks of other streams that it has waited for
+Uses       one allocation: the streams that may use it without waiting, and the last uses in the others
 
 A piece of memory is in one of three states.
 
@@ -52,7 +52,9 @@ class Timeline:
     __slots__ = ("__weakref__", "_discard", "_event", "own", "position", "seen", "stream")
 
     def __init__(self, stream: base.Stream, discard: Callable[[Callable[[], None]], None], own: bool):
-        self.stream, self.own, self._discard = stream, own, discard
+        self.stream = stream
+        self.own = own
+        self._discard = discard
         self.position = 0
         self.seen: dict[int, int] = {}
         self._event: base.Event | None = None
@@ -137,7 +139,7 @@ class Uses:
         return not self.closed and not self.shared and not self.released
 
     def parts(self) -> Iterator[Uses]:
-        """This record, and those of the parts that ended."""
+        """Yield these uses, and those of the parts that have ended."""
         yield self
         for part in list(self.inherited.values()):
             yield from part.parts()
@@ -151,7 +153,7 @@ class Uses:
             self.released[stream.handle] = stream
         del self.leases[lease]
 
-    # The following run inside the turn of the device's `Order`.
+    # The following run under the lock of the device's `Order`.
 
     def allows(self, line: Timeline, *, write: bool) -> bool:
         """Return True when `line` has the right to this use."""

@@ -1,4 +1,4 @@
-"""From source to machine code, without a GPU."""
+"""Compile source to machine code, without a GPU."""
 
 from preheat.toolchain.compiler import Toolchain
 

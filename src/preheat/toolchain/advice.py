@@ -1,4 +1,4 @@
-"""What to do about errors that every newcomer to NVRTC meets: headers of the host, above all."""
+"""Hints for errors that newcomers to NVRTC meet, above all for headers of the host."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ __all__ = ["ADVICE", "advice"]
 _PRINTF = "printf is built in: remove the include"
 _ASSERT = "assert is built in: remove the include"
 _MATH = "the mathematical functions are built in: remove the include, or use <cuda/std/cmath>"
-_BUILT_IN = "what it declares is built in: remove the include"
-_CONTAINER = (
-    "device code has no containers of the host: pass pointers and sizes, or use <cuda/std/array>"
-)
+_BUILT_IN = "its declarations are built in: remove the include"
+_CONTAINER = "device code cannot use host containers: pass pointers and sizes, or use <cuda/std/array>"
 _STREAM = "device code has no streams or files; printf is built in"
-_HOST = "it is for host code only: leave it out of the source of kernels"
+_HOST = "this header is for host code only: remove it from the source of kernels"
 
-#: Headers that compilers for the host have and NVRTC has not. A name stands for the header to include
-#: instead, which CCCL has; a sentence says what else to do.
+#: Headers that host compilers have and NVRTC does not have, and what to do: include the header of CCCL
+#: with this name instead, or follow the sentence.
 ADVICE: Mapping[str, str] = {
     **{
         name: f"cuda/std/{name}"
@@ -59,7 +57,7 @@ ADVICE: Mapping[str, str] = {
         _HOST,
     ),
 }
-# Packages that need not be installed: how the names of their headers begin, and one that each has.
+# Optional packages: how the names of their headers begin, and one header of each.
 _PACKAGES = {
     "nvidia-cuda-crt": (("crt/",), "crt/host_defines.h"),
     "nvidia-cuda-cccl": (("cub/", "cuda/", "thrust/"), "cub/version.cuh"),
@@ -70,9 +68,9 @@ _UNRESOLVED = re.compile(r"Unresolved extern (?:function|variable) '([^']+)'")
 
 
 def advice(rows: Iterable[Diagnostic], roots: Iterable[str]) -> str | None:
-    """A hint about the first of a compiler's errors for which there is one.
+    """Return a hint about the first error that has one, or None.
 
-    `roots` are the include directories there were.
+    `roots` are the include directories of the compile.
     """
     for row in rows:
         if missing := _MISSING.search(row.message):
@@ -93,4 +91,4 @@ def _about_header(name: str, roots: list[Path]) -> str:
     for package, (starts, witness) in _PACKAGES.items():
         if name.startswith(starts) and not any((root / witness).exists() for root in roots):
             return f"pip install {package}, or 'preheat[cu13]' for all headers of CUDA"
-    return f"name the directory that has {name}: include=[…], or -I DIR"
+    return f"name the directory that contains {name}: include=[…], or -I DIR"

@@ -1,4 +1,4 @@
-"""The compilers behind one call, found once and started only when something must be compiled."""
+"""The compilers behind one interface, located once and started when something must be compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.toolchain.locate import Library, Located, locate
 
-if TYPE_CHECKING:  # loaded only when something must be compiled
+if TYPE_CHECKING:  # Imported only when something must be compiled.
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
@@ -24,19 +24,22 @@ _COMPILER = {"cuda": "nvrtc", "ptx": "nvJitLink"}
 class Toolchain:
     """NVRTC for CUDA C++, nvJitLink for PTX, both in worker processes.
 
-    `memo_dir` is where the place of the compilers is remembered between processes.
+    `memo_dir` is where the locations of the compilers are cached between processes.
     """
 
     def __init__(self, events: Events, *, timeout: float, memo_dir: Path | None = None) -> None:
-        self._events, self._timeout, self._memo_dir = events, timeout, memo_dir
+        self._events = events
+        self._timeout = timeout
+        self._memo_dir = memo_dir
         self._located: Located | None = None
         self._pool: WorkerPool | None = None
         self._looked_again = False
-        self._lock, self._pool_lock = Lock(), Lock()
+        self._lock = Lock()
+        self._pool_lock = Lock()
 
     @property
     def pool(self) -> WorkerPool:
-        """The worker processes; none is started before the first request."""
+        """The worker processes. The first request starts one."""
         with no_fork:
             from preheat.toolchain.pool import WorkerPool
 
@@ -47,7 +50,7 @@ class Toolchain:
 
     @property
     def located(self) -> Located:
-        """Where the compilers are; looked up once."""
+        """The locations of the compilers, which are looked up once."""
         if self._located is None:
             with self._lock:
                 if self._located is None:
@@ -55,23 +58,23 @@ class Toolchain:
         return self._located
 
     def identity(self, language: str) -> str:
-        """What keys say about the compiler of `language`: its name and the build of its library."""
+        """Return the compiler of `language` as keys contain it: its name and its build."""
         return f"{_COMPILER[language]} {self._library(language).build}"
 
     def version(self, language: str) -> str:
-        """The same for people: `NVRTC 13.4.92`."""
+        """Return the name and the version of the compiler, such as `NVRTC 13.4.92`."""
         library = self._library(language)
         return f"{library.title} {library.version}"
 
     def roots(self, program: Program) -> dict[str, str]:
-        """Include directories by label, in search order: the program's own, then the toolkit's."""
+        """Return include directories by label, in search order: the program's, then the toolkit's."""
         own = {str(index): directory for index, directory in enumerate(program.include)}
         return {**own, **self.located.roots}
 
     def compile(self, program: Program, arch: Arch) -> Compiled:
         """Compile CUDA C++ or assemble PTX.
 
-        Raises `CompileError` when the compiler says no, another `ToolchainError` when it fails.
+        Raises `CompileError` if the compiler rejects the program, another `ToolchainError` if it fails.
         """
         with no_fork:
             from preheat.toolchain import translate
@@ -81,47 +84,47 @@ class Toolchain:
         if self.newest(arch) != arch:
             known = ", ".join(f"sm_{number}" for number in self.located.archs)
             title = self.version("cuda")
-            raise InputError(f"{title} cannot compile for {arch}", hint=f"it knows {known}")
+            raise InputError(f"{title} cannot compile for {arch}", hint=f"it supports {known}")
         roots = self.roots(program)
         return self._checked("cuda", translate.compile_cuda(self.pool, program, arch, roots))
 
     def newest(self, arch: Arch) -> Arch | None:
-        """`arch` itself when CUDA C++ can be compiled for it, else the newest before it that can."""
+        """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""
         known = [Arch.parse(str(number)) for number in self.located.archs]
         if arch.plain in known:
             return arch
         return max((each for each in known if each < arch), default=None)
 
     def look_again(self) -> None:
-        """Forget where the compilers are: one of them was replaced."""
+        """Locate the compilers again, because one of them was replaced."""
         self.close()
         self._looked_again = True
         with self._lock:
             self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
 
     def _library(self, language: str) -> Library:
-        """The compiler of `language`; looked for once more when it was missing at an earlier time."""
+        """Return the compiler of `language`. If it was missing before, look for it once more."""
         name = _COMPILER[language]
         if name not in self.located.libraries and not self._looked_again:
             self.look_again()
         return self.located.library(name)
 
     def _checked(self, language: str, compiled: Compiled) -> Compiled:
-        """What was compiled, unless by another build than keys are made for."""
+        """Return `compiled`, or raise if another build of the compiler made it than keys contain."""
         library = self._library(language)
         if compiled.build != library.build:
             raise ToolchainChangedError(
-                f"{library.title} is now build {compiled.build}, keys say {library.build}",
+                f"{library.title} is now build {compiled.build}, but keys contain {library.build}",
                 hint="an upgrade was installed while this process was running",
             )
         return compiled
 
     def close(self) -> None:
-        """End the worker processes; another request starts new ones."""
+        """End the worker processes. A later request starts new ones."""
         if self._pool is not None:
             self._pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: start with workers of its own."""
+        """Forget the workers of the parent process, in a forked child."""
         if self._pool is not None:
             self._pool.after_fork()

@@ -1,4 +1,4 @@
-"""The identity of a shared library, read from the file without loading it."""
+"""Read the build id of a shared library from its file, without loading it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 __all__ = ["PT_NOTE", "build_id", "gnu_build_id"]
 
-PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
+PT_NOTE = 4
+_NT_GNU_BUILD_ID = 3
 
 
 def build_id(path: Path) -> str:
-    """The GNU build id of an ELF file; for a file that has none, a hash of its contents."""
+    """Return the GNU build id of an ELF file, or a hash of the contents of a file that has none."""
     with path.open("rb") as file:
         head = file.read(64)
-        if head[:6] == b"\x7fELF\x02\x01":  # 64 bit, little-endian: every platform CUDA 13 has
+        if head[:6] == b"\x7fELF\x02\x01":  # 64 bit, little-endian, as on every platform of CUDA 13.
             offset, size, entries = struct.unpack_from("<Q14xHH", head, 32)
             file.seek(offset)
             table = file.read(size * entries)
@@ -30,11 +31,12 @@ def build_id(path: Path) -> str:
 
 
 def gnu_build_id(notes: bytes) -> str | None:
-    """The build id among the notes of an ELF file."""
+    """Return the build id among the notes of an ELF file, or None."""
     at = 0
     while at + 12 <= len(notes):
         name_size, size, kind = struct.unpack_from("<III", notes, at)
-        name_at, at = at + 12, at + 12 + _padded(name_size)
+        name_at = at + 12
+        at = name_at + _padded(name_size)
         if kind == _NT_GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0":
             return notes[at : at + size].hex()
         at += _padded(size)

@@ -1,11 +1,11 @@
-"""The content of files by hash, and when a time stamp is enough to believe that it is unchanged.
+"""Content hashes of files, and when an unchanged stamp proves unchanged content.
 
-No stamp is ever compared with the clock of this machine: a file server has a clock of its own, and a
-file may be dated tomorrow. A hash is believed without reading the file again when
+Stamps are never compared with the clock of this machine: a file server has its own clock, and a file
+may have a time in the future. A cached hash is trusted without reading the file if
 
 - the stamp of the file is the same as when it was hashed: size, times, inode, device and mount, and
-- it was hashed at least two seconds after that stamp was first seen, so that the clock of the file
-  system has moved on and a later change must get another stamp.
+- the file was hashed at least two seconds after that stamp was first seen, so that the clock of the
+  file system has advanced and a later change gets a different stamp.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from preheat.locks import no_fork
 
 __all__ = ["Evidence", "Memo", "View"]
 
-_SETTLED = 2.0  # seconds, more than the resolution of the time stamps of any file system in use
-_MOST_BYTES = 1 << 26  # of a header; what is larger is data
-_TRIES = 3  # to read a file that somebody is writing
-_NO_PROOF = -1  # in the place of a mount whose stamps prove nothing
-_MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, from Linux 6.8
-_STATX_SIZE, _MOUNT_ID_AT = 256, 144  # of struct statx
+_SETTLED = 2.0  # Seconds. The time stamps of every file system in use are finer.
+_MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
+_TRIES = 3  # Attempts to read a file while another process writes it.
+_NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
+_MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, since Linux 6.8.
+_STATX_SIZE, _MOUNT_ID_AT = 256, 144  # Size and offset in struct statx.
 
 
 class Evidence(NamedTuple):
-    """One look at a file: its stamp and the SHA-256 of its content."""
+    """The stamp of a file and the SHA-256 of its content."""
 
     stamp: tuple[int, ...]
     digest: str
 
 
 class _Row(NamedTuple):
-    """What is known about a file. `settled` says that the stamp alone is believed from now on."""
+    """A cached hash. `settled` says that an equal stamp proves equal content."""
 
     stamp: tuple[int, ...]
     digest: str
-    seen: float  # when the stamp was first seen, in seconds since the machine was started
+    seen: float  # When the stamp was first seen, in seconds since boot.
     settled: bool
 
 
 def _now() -> float:
-    """Seconds since the machine was started: a clock that nobody sets, the same in every process."""
+    """Return the seconds since boot. No one sets this clock, and all processes share it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Memo:
-    """Hashes by path. `note` is where the last process left off; stamps of an earlier boot are void."""
+    """A cache of hashes by path. `note` is that of an earlier process; another boot makes it void."""
 
     def __init__(self, note: bytes | None = None, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _now
@@ -77,18 +77,19 @@ class Memo:
             self.changed = True
 
     def note(self) -> bytes:
-        """What to keep for the next process."""
-        rows = dict(self._rows)  # a copy: other threads may be learning more
+        """Return the bytes to store for the next process."""
+        rows = dict(self._rows)  # A copy, because other threads may add rows.
         return json.dumps((_boot(), rows), separators=(",", ":")).encode()
 
     def known(self, path: str, stamp: tuple[int, ...]) -> str | None:
-        """The hash of the file at `path`, where its stamp is proof enough."""
+        """Return the hash of the file at `path` if its stamp proves it, else None."""
         row = self._rows.get(path)
         return row.digest if row is not None and row.settled and row.stamp == stamp else None
 
     def learn(self, path: str, stamp: tuple[int, ...], digest: str) -> None:
-        """Remember the hash of a file that has just been read."""
-        now, row = self._clock(), self._rows.get(path)
+        """Store the hash of a file that has just been read."""
+        now = self._clock()
+        row = self._rows.get(path)
         if row is None or (row.stamp, row.digest) != (stamp, digest):
             self._rows[path] = _Row(stamp, digest, now, settled=False)
         elif now - row.seen >= _SETTLED:
@@ -99,19 +100,19 @@ class Memo:
 
 
 class View:
-    """The file system as it is during one lookup or one step of a build. Mounts are asked for once."""
+    """Reads files during one lookup or one step of a build, and queries each mount only once."""
 
     def __init__(self, memo: Memo) -> None:
         self._memo = memo
-        self._mounts: dict[str, int] = {}  # by directory
+        self._mounts: dict[str, int] = {}  # By directory.
 
     def evidence(self, path: str) -> Evidence:
-        """The content of a regular file; `OSError` when it cannot be read."""
+        """Return stamp and hash of a regular file, or raise `OSError`."""
         stamp = self._stamp(path, os.stat(path))
         if digest := self._memo.known(path, stamp):
             return Evidence(stamp, digest)
         for _ in range(_TRIES):
-            # Without O_NONBLOCK opening a pipe would wait for its writer.
+            # Without O_NONBLOCK, opening a pipe would wait for its writer.
             with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
@@ -131,7 +132,7 @@ class View:
         return Evidence(stamp, digest)
 
     def _stamp(self, path: str, found: os.stat_result) -> tuple[int, ...]:
-        """What must be equal for content to be equal; the mount comes last."""
+        """Return the stamp of a file. The mount id comes last."""
         directory = os.path.dirname(path)
         mount = self._mounts.get(directory)
         if mount is None:
@@ -144,11 +145,10 @@ def _times(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _mount(path: str) -> int:
-    """A number that no other mount since the machine was booted has.
+    """Return a mount id that is unique since boot.
 
-    Where the kernel gives no such number, it is 0 for a mount that can be written, on which the kernel
-    itself sets the times of changes. On any other mount no stamp proves anything: it may be an image
-    that was built with any times.
+    If the kernel has no such id, it is 0 for a writable mount, where the kernel itself sets the times
+    of changes. On a read-only mount no stamp proves anything: it may be an image with arbitrary times.
     """
     unique = _unique_mount(path)
     if unique is not None:
@@ -168,9 +168,9 @@ def _unique_mount(path: str) -> int | None:
 
 @functools.cache
 def _statx() -> tuple[Any, Any]:
-    """The C library's `statx`, None where it has none, and the type of its result."""
+    """Return the C library's `statx`, or None, and the type of its result."""
     with no_fork:
-        import ctypes  # costs a millisecond that programs without headers need not spend
+        import ctypes  # Importing takes a millisecond, which programs without headers need not spend.
 
     return getattr(ctypes.CDLL(None), "statx", None), ctypes.c_char * _STATX_SIZE
 
@@ -179,7 +179,7 @@ _boots: list[str] = []
 
 
 def _boot() -> str:
-    """What tells this start of the machine from others."""
+    """Return the id of the current boot."""
     if not _boots:
         try:
             with open("/proc/sys/kernel/random/boot_id", "rb") as file:

@@ -1,4 +1,4 @@
-"""Messages between a process and its compiler worker: a JSON part and named byte blocks, framed."""
+"""The frames between a process and its compiler workers: a JSON message and named byte blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _HEAD = struct.Struct("<IQ")
 
 
 class Frame(NamedTuple):
-    """One message."""
+    """A message and its byte blocks."""
 
     message: dict[str, Any]
     blocks: dict[str, bytes]
 
 
 def encode(message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> bytes:
-    """A frame as bytes."""
+    """Return a frame as bytes."""
     blocks = blocks or {}
     table = [[name, len(block)] for name, block in blocks.items()]
     text = json.dumps({"message": message, "blocks": table}).encode()
@@ -29,9 +29,10 @@ def encode(message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None
 
 
 def decode(text: bytes, body: bytes) -> Frame:
-    """A frame from its two parts."""
+    """Return the frame that consists of these two parts."""
     head = json.loads(text)
-    blocks, at = {}, 0
+    blocks = {}
+    at = 0
     for name, length in head["blocks"]:
         blocks[name] = body[at : at + length]
         at += length
@@ -39,6 +40,6 @@ def decode(text: bytes, body: bytes) -> Frame:
 
 
 def read(exactly: Callable[[int], bytes]) -> Frame:
-    """The next frame, taking bytes from `exactly(n)`, which raises `EOFError` when they end."""
+    """Return the next frame. `exactly(n)` returns the next n bytes, or raises `EOFError`."""
     text_size, body_size = _HEAD.unpack(exactly(_HEAD.size))
     return decode(exactly(text_size), exactly(body_size))

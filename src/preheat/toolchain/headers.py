@@ -1,36 +1,33 @@
-"""Header files by content: what a compile opened, and whether all of it is still so.
+"""Track header files by content: which files a compile opened, and whether they are unchanged.
 
-A compile is described by the files it opened, each as (include root, name there, content hash), and
-by the names it would have preferred had they been files. It can be used again while the first are
-unchanged and the second are still no files.
+A `HeaderState` describes a compile by the files that it opened, each as (include root, name in it,
+content hash), and by the names that would have been found first if they had been files. The result of
+the compile is valid while those files are unchanged and those names are still not files.
 
-What the compiler reports is the truth. The text of a program is read only to learn where a file would
-have to appear to be found first, and before a compile to learn which files to look at: a file counts
-as read by the compiler when it was the same before and after.
+The compiler's report decides which files were opened. The text of a program is read for two purposes
+only: to learn at which names a new file would be found first, and to scan the files before the compile
+(`survey.py`). A file counts as read by the compiler if it was the same before and after the compile.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from preheat.artifact import Header
 from preheat.cache import codec
-from preheat.errors import InputError
 from preheat.lexer import joined, pasted
-from preheat.program import Program, clock_macro
-from preheat.toolchain.evidence import Evidence, Memo, View
-from preheat.toolchain.includes import QUESTIONS, Include, includes, line_names, questions, wrappers
+from preheat.program import clock_macro
+from preheat.toolchain.evidence import Memo, View
+from preheat.toolchain.includes import QUERIES, Include, has_include_queries
+from preheat.toolchain.survey import ABSOLUTE, HOME, Place, Survey
 
 __all__ = [
     "TOOLKIT",
     "HeaderState",
-    "Survey",
     "Unexpected",
     "Untrackable",
     "change",
@@ -42,58 +39,51 @@ __all__ = [
 
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
-#: The root of names that were included by absolute path.
-ABSOLUTE = "/"
-#: Where programs seem to lie, see worker.py: a quoted include looks there first, should it exist.
-HOME = (ABSOLUTE, "preheat")
 
-_NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # some of which never end
-_MOST = 5000  # files looked at before a compile; of more the compiler's report says which matter
-
-_LIST = b'{"meta":{"kind":"headers",'  # the JSON of `pack_states` begins so: it has its keys in order
-
-Place = tuple[str, str]  # an include root and a name in it
+_LIST = (
+    b'{"meta":{"kind":"headers",'  # The JSON of `pack_states` begins with this: its keys are sorted.
+)
 
 
-class Untrackable(Exception):  # noqa: N818  (a finding, not a failure: the compile is good)
-    """Why a compile cannot be described by the files it opened."""
+class Untrackable(Exception):  # noqa: N818  (The compile itself succeeded.)
+    """A compile cannot be described by the files that it opened, for the given reason."""
 
 
-class Unexpected(Exception):  # noqa: N818  (as above)
-    """The compiler opened files that had not been looked at before; now they have."""
+class Unexpected(Exception):  # noqa: N818  (As above.)
+    """The compiler opened files that had not been scanned before the compile. They have been now."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderState:
-    """The files one compile depended on, and the names that would hide one of them.
+    """The files that a compile depended on, and the names that would hide one of them.
 
-    A name in `absent` must not be a file. One that ends in "/" must not exist at all.
+    A name in `absent` must not be a file. A name that ends in "/" must not exist at all.
     """
 
     headers: tuple[Header, ...]
     absent: tuple[Place, ...]
-    roots: tuple[str, ...] = ()  # the include roots there were, in search order
+    roots: tuple[str, ...] = ()  # Labels of the include roots, in search order.
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
-        """The key parts that tell this state from others of the same program."""
+        """Yield the key parts that distinguish this state from others of the same program."""
         yield "roots", " ".join(self.roots).encode()
         for header in self.headers:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
 
 
 def pack_states(digest: str, label: str, states: Sequence[tuple[HeaderState, str]]) -> bytes:
-    """The entry of a header list: what leads from a request to its code, by the files there are."""
+    """Return the bytes of a header list, which maps header states to the entries with the code."""
     meta = {"kind": "headers", "label": label, "states": encode_states(states)}
     return codec.pack(digest, meta, {})
 
 
 def is_header_list(front: bytes) -> bool:
-    """Whether an entry that begins like this is a header list."""
+    """Return whether an entry that begins with `front` is a header list."""
     return front.startswith(_LIST, codec.JSON_AT)
 
 
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
-    """Header states, each with the digest of its entry, as they are stored."""
+    """Return header states, each with the digest of its entry, in the form that is stored."""
     return [
         {
             "entry": digest,
@@ -106,7 +96,7 @@ def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, A
 
 
 def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
-    """The same read back; `DamagedEntryError` when it is something else."""
+    """Return the states of a stored header list, or raise `DamagedEntryError`."""
     try:
         if type(meta["states"]) is not list:
             raise TypeError("its states are not a list")
@@ -116,13 +106,14 @@ def decode_states(meta: Mapping[str, Any]) -> list[tuple[HeaderState, str]]:
 
 
 def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
-    """One state and the digest of its entry; each field may be anything, and only the right will do."""
-    headers, absent = codec.rows(row["headers"], 3), codec.rows(row["absent"], 2)
+    """Return one state and the digest of its entry. The fields are untrusted and checked."""
+    headers = codec.rows(row["headers"], 3)
+    absent = codec.rows(row["absent"], 2)
     (roots,) = codec.rows([row["roots"]], len(row["roots"]))
     if any("\0" in name for root, name, *_ in (*headers, *absent)):
-        raise ValueError("a name has a NUL character in it")
+        raise ValueError("a name contains a NUL character")
     digest = codec.text(row["entry"])
-    if not re.fullmatch("[0-9a-f]{64}", digest):  # it names a file
+    if not re.fullmatch("[0-9a-f]{64}", digest):  # The digest becomes a file name.
         raise ValueError(f"{digest!r} is not a digest")
     state = HeaderState(
         tuple(map(Header._make, headers)),
@@ -132,13 +123,13 @@ def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
     return state, digest
 
 
-# Looking a compile up
+# Checking a state
 
 
 def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
-    """What is no longer as `state` found it, in words; None when everything is."""
+    """Return what has changed since `state` was observed, or None if nothing has."""
     if tuple(roots) != state.roots:
-        return "other include directories, which may hide a tracked header"
+        return "the include directories differ, and another one may hide a tracked header"
     view = View(memo)
     for root, name, digest in state.headers:
         path = _path(roots, root, name)
@@ -153,13 +144,13 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
 
 
 def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | None:
-    """Which header file that a compile would find now is not as `state` says; None when there is none.
+    """Return which header that a compile would find now differs from `state`, or None.
 
-    A file that cannot be found at all is no mismatch: this machine need not have it.
+    A header that is not found at all is not a mismatch: this machine need not have it.
     """
     view = View(memo)
     for root, name, digest in state.headers:
-        # With the same include roots it is looked for where it was: it may lie beside another header.
+        # With the same include roots, look where it was found: it may lie beside another header.
         same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
         candidates = [root] if same_root else list(roots)
         for candidate in candidates:
@@ -175,7 +166,7 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
 
 
 def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
-    """A name that would hide a tracked header, in words."""
+    """Return a message about a new file that would hide a tracked header, or None."""
     for root, name in state.absent:
         path = _path(roots, root, name)
         if path is None:
@@ -185,151 +176,17 @@ def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
     return None
 
 
-# Describing a compile
-
-
-class _Text(NamedTuple):
-    """Something that includes: where a quoted include looks first, and what it includes."""
-
-    beside: Place | None
-    includes: tuple[Include, ...]
-
-
-class _File(NamedTuple):
-    """A file before the compile. `text` is kept of files that are not the toolkit's."""
-
-    evidence: Evidence
-    includes: tuple[Include, ...]
-    text: str | None
-
-
-class Survey:
-    """The files that a compile may open, as they are before it.
-
-    `roots` maps labels to directories in search order, `toolkit` names those that are the toolkit's.
-    """
-
-    def __init__(
-        self, program: Program, roots: Mapping[str, str], toolkit: Iterable[str], memo: Memo
-    ) -> None:
-        self.program, self.roots, self._memo = program, roots, memo
-        places = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
-        self.theirs = {label for label in roots if os.path.realpath(roots[label]) in places}
-        self.in_memory = dict(program.headers)
-        self.texts = [_Text(HOME, tuple(includes(program.source)))]
-        for name, text in program.headers:
-            beside = (ABSOLUTE, os.path.dirname(name).lstrip("/")) if name.startswith("/") else None
-            self.texts.append(_Text(beside, tuple(includes(text))))
-        self.files: dict[Place, _File] = {}
-        self.macros: set[str] = set()  # of the toolkit, that ask as `__has_include` does
-        self._is_file: dict[str, bool] = {}
-        self._view = View(memo)
-        self._follow(self.texts)
-
-    def add(self, places: Iterable[Place]) -> None:
-        """Look at files that the texts do not lead to; what is a file is looked at anew."""
-        self._view = View(self._memo)
-        self._is_file.clear()
-        texts = []
-        for place in places:
-            if place not in self.files:
-                self._look(place)
-                texts.append(self.text(place))
-        self._follow(texts)
-
-    def text(self, place: Place) -> _Text:
-        """What a file that was looked at includes, and from where."""
-        root, name = place
-        return _Text((root, os.path.dirname(name)), self.files[place].includes)
-
-    def find(self, include: Include, beside: Place | None) -> tuple[Place | None, list[Place]]:
-        """The file that an include leads to, and the names before it that are no files."""
-        name = include.name
-        passed: list[Place] = []
-        if name is None or name in self.in_memory:
-            return None, []
-        if os.path.isabs(name):
-            place = (ABSOLUTE, name.lstrip("/"))
-            return (place, []) if self.is_file(place) else (None, [])
-        candidates = [(root, name) for root in self.roots]
-        if include.quoted and beside is not None:
-            candidates.insert(0, (beside[0], os.path.join(beside[1], name)))
-        for place in candidates:
-            if self.is_file(place):
-                return place, passed
-            passed.append(place)
-        return None, passed
-
-    def is_file(self, place: Place) -> bool:
-        """Whether there was a file before the compile."""
-        path = self.path(place)
-        if path not in self._is_file:
-            self._is_file[path] = _is_file(path)
-        return self._is_file[path]
-
-    def path(self, place: Place) -> str:
-        root, name = place
-        return f"{self.roots.get(root, '')}/{name}"
-
-    def is_real(self, name: str) -> bool:
-        """Whether a name in the compiler's report is that of a file.
-
-        It is not for a header in memory, nor for a name that `#line` made up. Such a name counts only
-        where it could be no file: those that are found have an absolute name or begin with `@`.
-        """
-        if name in self.in_memory:
-            return name.startswith("/") and os.path.isfile(name)
-        return name.startswith(("/", "@")) or not any(name in line_names(text) for text in self._own())
-
-    def _own(self) -> Iterator[str]:
-        """All text that is not the toolkit's."""
-        yield from self.program.texts
-        for place, file in self.files.items():
-            if self.mine(place):
-                yield file.text or ""
-
-    def mine(self, place: Place) -> bool:
-        """Whether a file is not the toolkit's."""
-        return place[0] not in self.theirs
-
-    def _follow(self, texts: Iterable[_Text]) -> None:
-        """Look at every file that includes lead to, in branches that are not taken as well."""
-        queue = deque(texts)
-        while queue and len(self.files) < _MOST:
-            beside, found = queue.popleft()
-            for include in found:
-                place, _ = self.find(include, beside)
-                if place is None or place in self.files:
-                    continue
-                try:
-                    self._look(place)
-                except OSError:  # the compiler will say so, if it needs the file
-                    continue
-                queue.append(self.text(place))
-
-    def _look(self, place: Place) -> None:
-        path, mine = self.path(place), self.mine(place)
-        if os.path.realpath(path).startswith(_NOT_FILES):
-            raise OSError("the kernel makes it up")
-        evidence = self._view.evidence(path)
-        with open(path, encoding="utf-8", errors="replace", newline="") as file:
-            text = file.read()
-        if not mine:
-            self.macros |= wrappers(text, [*QUESTIONS, *self.macros])
-        self.files[place] = _File(
-            evidence,
-            tuple(includes(text, exact=mine)),
-            text if mine or "__has_include" in text else None,
-        )
+# Observing a compile
 
 
 def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
-    """Describe a finished compile by the files it opened, as the compiler named them (`@0/x.h`).
+    """Describe a finished compile by the files that it opened, under the compiler's names (`@0/x.h`).
 
-    Raises `Untrackable` when no honest description exists, `Unexpected` when the survey did not look
-    at one of the files: it has now, so another compile can be described.
+    Raises `Untrackable` if no state describes the compile reliably, and `Unexpected` if one of the
+    files had not been scanned before the compile. The survey then contains it, so a second compile
+    can be described.
     """
-    places = [_located(name, survey.roots) for name in opened if survey.is_real(name)]
+    places = [_place(name, survey.roots) for name in opened if survey.is_real(name)]
     surprising = [place for place in places if place not in survey.files]
     if surprising:
         try:
@@ -337,22 +194,22 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
         except OSError as fault:
             raise Untrackable(f"header {surprising[0][1]} cannot be read back: {fault}") from None
         raise Unexpected(", ".join(name for _, name in surprising))
-    watch = _Watch(survey)
+    names = _AbsentNames(survey)
     headers = {place: Header(*place, survey.files[place].evidence.digest) for place in places}
-    _require_no_clock(survey, places)
+    _require_no_clock_macro(survey, places)
     view = View(memo)
-    for place in watch.questions(places):
+    for place in names.has_include_queries(places):
         if place not in headers:
             headers[place] = Header(*place, _digest(survey, place, view))
-    watch.includes(places)
+    names.includes(places)
     for place in headers:
         if place in survey.files and not _same(survey, place, view):
             raise Untrackable(f"header {place[1]} changed while the program was compiled")
-    return HeaderState(tuple(headers.values()), tuple(sorted(watch.absent)), tuple(survey.roots))
+    return HeaderState(tuple(headers.values()), tuple(sorted(names.absent)), tuple(survey.roots))
 
 
 def _same(survey: Survey, place: Place, view: View) -> bool:
-    """Whether a file is what it was before the compile, by content and by identity."""
+    """Return whether a file has the content and the identity that it had before the compile."""
     try:
         return view.evidence(survey.path(place)) == survey.files[place].evidence
     except OSError:
@@ -360,23 +217,23 @@ def _same(survey: Survey, place: Place, view: View) -> bool:
 
 
 def _digest(survey: Survey, place: Place, view: View) -> str:
-    """The content of a file whose existence was asked for."""
+    """Return the content hash of a file whose existence `__has_include` tested."""
     try:
         return view.evidence(survey.path(place)).digest
     except OSError as fault:
         raise Untrackable(f"header {place[1]} cannot be read back: {fault}") from None
 
 
-def _require_no_clock(survey: Survey, places: Sequence[Place]) -> None:
-    texts = {place: survey.files[place].text or "" for place in places if survey.mine(place)}
+def _require_no_clock_macro(survey: Survey, places: Sequence[Place]) -> None:
+    texts = {place: survey.files[place].text or "" for place in places if survey.is_user_file(place)}
     macro = clock_macro(*texts.values(), *survey.program.texts)
     if macro is not None:
         where = next((name for (_, name), text in texts.items() if clock_macro(text)), "a header")
         raise Untrackable(f"header {where} uses {macro}, which reads the clock")
 
 
-class _Watch:
-    """Collects the names that would change what a compile finds, were they to become files."""
+class _AbsentNames:
+    """Collects the names that would change what a compile finds if they became files."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
@@ -385,13 +242,17 @@ class _Watch:
         self.absent: set[Place] = set()
 
     def includes(self, places: Sequence[Place]) -> None:
-        """Watch what would come before the files in `places`, which the compiler opened."""
+        """Collect the names that would be found before the files in `places`, which were opened."""
         survey = self._survey
         explained: set[Place] = set()
-        unreadable: set[Place] = set()  # places from which a macro includes
+        unreadable: set[Place] = set()  # Directories of files that include a name given by a macro.
         for text in (*survey.texts, *map(survey.text, places)):
             for include in text.includes:
-                if include.name is None and text.beside is not None and survey.mine(text.beside):
+                if (
+                    include.name is None
+                    and text.beside is not None
+                    and survey.is_user_file(text.beside)
+                ):
                     unreadable.add(text.beside)
                 found, passed = survey.find(include, text.beside)
                 if found is not None:
@@ -399,42 +260,46 @@ class _Watch:
                     self._must_stay_absent(passed)
         for place in places:
             self._must_stay_absent(self._earlier(place))
-            by_macro = any(root == place[0] for root, _ in unreadable)  # found beside, perhaps
+            by_macro = any(
+                root == place[0] for root, _ in unreadable
+            )  # It may have been found beside its includer.
             if place not in explained and not by_macro and not self._by_next(place, places):
                 self._require_first(place)
-        for name in survey.in_memory:  # a file of that name would be found beside its includer
+        for name in survey.in_memory:  # A file of that name would be found first, beside its includer.
             if name.startswith("/"):
                 self._must_stay_absent([(ABSOLUTE, name.lstrip("/"))])
-        beside = {(root, os.path.dirname(name)) for root, name in places if root not in survey.theirs}
+        beside = {
+            (root, os.path.dirname(name)) for root, name in places if root not in survey.toolkit_roots
+        }
         for place in places:
-            # An include that cannot be read, or that was not seen, may look beside any file.
+            # An include whose name is a macro, or that was not seen, may search beside any file.
             for root, directory in unreadable if place in explained else {*unreadable, *beside, HOME}:
                 self._must_stay_absent([(root, os.path.join(directory, place[1]))])
 
-    def questions(self, places: Sequence[Place]) -> Iterator[Place]:
-        """The files that `__has_include` found; `Untrackable` where its answer cannot be followed."""
+    def has_include_queries(self, places: Sequence[Place]) -> Iterator[Place]:
+        """Yield the files that `__has_include` found, or raise `Untrackable` if that is unknown."""
         survey = self._survey
-        mine = [survey.files[place].text or "" for place in places if survey.mine(place)]
+        mine = [survey.files[place].text or "" for place in places if survey.is_user_file(place)]
         own = [*mine, *survey.program.texts]
-        if name := pasted(own, [*QUESTIONS, *survey.macros]):
-            raise Untrackable(f"{name} may be put together by ##, which cannot be followed")
+        if name := pasted(own, [*QUERIES, *survey.macros]):
+            raise Untrackable(f"{name} may be composed by ##, which cannot be tracked")
         for text in own:
-            for asked in questions(text, [*QUESTIONS, *survey.macros]):
+            for asked in has_include_queries(text, [*QUERIES, *survey.macros]):
                 if asked is None:
-                    raise Untrackable(
-                        "__has_include of a name that is not spelled out cannot be followed"
-                    )
+                    raise Untrackable("__has_include of a name that is not a literal cannot be tracked")
                 if asked in survey.in_memory:
                     continue
                 found = self._ask(asked)
-                if found is None or survey.mine(found):
-                    raise Untrackable(f"__has_include of {asked}, which is not the toolkit's")
+                if found is None or survey.is_user_file(found):
+                    raise Untrackable(
+                        f"__has_include of {asked}, which is not a toolkit header, cannot be tracked"
+                    )
                 yield found
         for place in places:
-            if survey.mine(place):
+            if survey.is_user_file(place):
                 continue
-            for asked in questions(survey.files[place].text or ""):
-                if asked is None or asked in survey.in_memory:  # the toolkit wraps its own questions
+            for asked in has_include_queries(survey.files[place].text or ""):
+                if asked is None or asked in survey.in_memory:  # The toolkit wraps it in macros.
                     continue
                 found = self._ask(asked)
                 if found is not None:
@@ -446,18 +311,18 @@ class _Watch:
         return found
 
     def _by_next(self, place: Place, places: Iterable[Place]) -> bool:
-        """Whether `#include_next`, which starts behind the including file, may have led to a file."""
+        """Return whether `#include_next`, which searches after its includer, may have found it."""
         texts = (self._survey.files[each].text for each in places)
         return any("include_next" in joined(text) and place[1] in text for text in texts if text)
 
     def _require_first(self, place: Place) -> None:
-        """`Untrackable` when a file of this name came first before the compile and was passed over."""
+        """Raise `Untrackable` if an earlier include root had a file of this name before the compile."""
         for earlier in self._earlier(place):
             if self._survey.is_file(earlier):
-                raise Untrackable(f"header {place[1]} was not found where it lay before the compile")
+                raise Untrackable(f"header {place[1]} was not found where it was before the compile")
 
     def _earlier(self, place: Place) -> Iterator[Place]:
-        """The same name in the include directories before the one where a file was found."""
+        """Yield the same name in the include roots before the one where the file was found."""
         root, name = place
         if root == ABSOLUTE:
             return
@@ -471,40 +336,29 @@ class _Watch:
             if place not in self._seen:
                 self._seen.add(place)
                 if not self._survey.is_file(place):
-                    self._watch(place)
+                    self._add(place)
 
-    def _watch(self, place: Place) -> None:
-        """Watch the shortest leading part of a name that does not exist: one look covers many."""
+    def _add(self, place: Place) -> None:
+        """Add the shortest leading part of a name that does not exist: one check covers many names."""
         root, name = place
         if os.path.isfile(self._survey.path(place)):
             raise Untrackable(f"header {name} appeared while the program was compiled")
         steps = name.split("/")
         for count in range(1, len(steps)):
             lead = "/".join(steps[:count])
-            if not self._there(self._survey.path((root, lead))):
+            if not self._path_exists(self._survey.path((root, lead))):
                 self.absent.add((root, f"{lead}/"))
                 return
         self.absent.add(place)
 
-    def _there(self, path: str) -> bool:
+    def _path_exists(self, path: str) -> bool:
         if path not in self._exists:
             self._exists[path] = os.path.lexists(path)
         return self._exists[path]
 
 
-def _is_file(path: str) -> bool:
-    """Whether there is a regular file; `InputError` for what a compiler would wait for."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return False
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        raise InputError(f"an include leads to {path}, a pipe for which the compiler would wait")
-    return stat.S_ISREG(mode)
-
-
-def _located(spelled: str, roots: Mapping[str, str]) -> Place:
-    """`@0/sub/x.h` as ("0", "sub/x.h"), an absolute path under the root "/"."""
+def _place(spelled: str, roots: Mapping[str, str]) -> Place:
+    """Return `@0/sub/x.h` as ("0", "sub/x.h"), and an absolute path under the root "/"."""
     if spelled.startswith("/"):
         return ABSOLUTE, spelled.lstrip("/")
     label, _, name = spelled.removeprefix("@").partition("/")

@@ -1,4 +1,4 @@
-"""What a text asks the preprocessor to look for: by `#include` and by `__has_include`."""
+"""Find the files that a text names in `#include` directives and `__has_include` operators."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from preheat.lexer import certain, joined, readings, stripped
 
-__all__ = ["QUESTIONS", "Include", "includes", "line_names", "questions", "wrappers"]
+__all__ = ["QUERIES", "Include", "has_include_queries", "includes", "line_names", "wrappers"]
 
-#: Operators that ask whether a file exists. The compiler does not report what it answered.
-QUESTIONS = ("__has_include", "__has_include_next")
+#: Operators that test whether a file exists. The compiler does not report their results.
+QUERIES = ("__has_include", "__has_include_next")
 
 _BLANK = r"[ \t\v\f\r]*+"
 _DIRECTIVE = re.compile(
@@ -20,26 +20,26 @@ _DIRECTIVE = re.compile(
 )
 _LINE = re.compile(rf'^{_BLANK}(?:#|%:){_BLANK}(?:line\b)?+{_BLANK}\d++{_BLANK}"([^"\n]+)"', re.M)
 _NAME = re.compile(rf'{_BLANK}\({_BLANK}(?:<([^<>\n]+)>|"([^"\n]+)"){_BLANK}\)')
-# What stands before a name that is only asked for or defined: its directive, from the line's start.
+# Matches the directive before a name that is only tested or defined, from the start of its line.
 _DEFINED = re.compile(
     r"(?:\A|\n)[ \t]*+(?:#|%:)[ \t]*+"
     r"(?:(?:el)?if\b[^\n]*\bdefined[ \t]*+\(?|(?:el)?ifn?def\b|define\b)[ \t]*+\Z"
 )
-_BEFORE = 200  # characters in which such a directive must begin
+_BEFORE = 200  # Such a directive begins within this many characters.
 _MACRO = re.compile(rf"^{_BLANK}#{_BLANK}define{_BLANK}(\w+)([^\n]*)", re.M)
 
 
 class Include(NamedTuple):
-    """An `#include`. `name` is None where a macro names the file."""
+    """An `#include` directive. `name` is None if a macro gives the name."""
 
     name: str | None
     quoted: bool = True
 
 
 def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
-    """The includes of `text`, in branches that are not taken as well.
+    """Yield the includes of `text`, also those in branches that are not taken.
 
-    Unless `exact`, comments are not looked for: then one that holds a directive counts as it does.
+    Unless `exact`, comments are not removed, so a directive inside a comment counts as well.
     """
     for reading in readings(text):
         code = joined(reading)
@@ -52,7 +52,7 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
 
 
 def line_names(text: str) -> set[str]:
-    """The names that `#line` gives to parts of `text`: compilers report them as if they were files."""
+    """Return the names set by `#line` in `text`. Compilers report them as if they were files."""
     if '"' not in text or "#" not in text:
         return set()
     found: set[str] = set()
@@ -61,8 +61,8 @@ def line_names(text: str) -> set[str]:
     return found
 
 
-def questions(text: str, names: Collection[str] = QUESTIONS) -> Iterator[str | None]:
-    """The file that each use of an operator in `names` asks for; None where that is not spelled out."""
+def has_include_queries(text: str, names: Collection[str] = QUERIES) -> Iterator[str | None]:
+    """Yield the file that each use of an operator in `names` tests; None if it is not a literal."""
     if not any(name in joined(reading) for reading in readings(text) for name in names):
         return
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
@@ -76,8 +76,8 @@ def questions(text: str, names: Collection[str] = QUESTIONS) -> Iterator[str | N
                 yield None
 
 
-def wrappers(text: str, names: Collection[str] = QUESTIONS) -> set[str]:
-    """The macros that `text` defines by an operator in `names`, and that ask the same therefore."""
+def wrappers(text: str, names: Collection[str] = QUERIES) -> set[str]:
+    """Return the macros that `text` defines with an operator of `names` in their body."""
     if not any(name in text for name in names):
         return set()
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")

@@ -1,4 +1,4 @@
-"""Which lines of the CUDA source an instruction comes from, by the `.loc` directives of PTX."""
+"""Find the CUDA source lines of an instruction, by the `.loc` directives of PTX."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\\n]|\\.)*)"', re.M)
 _LOC = re.compile(r"\.loc (?P<at>\d+ (?P<line>\d+) \d+)(?:.* inlined_at (?P<outer>\d+ \d+ \d+))?")
 _DIRECTORY = re.compile(rf"^(?:{re.escape(LABELS)}/|{re.escape(HOME)}/(?:@\w+/)?)")
 
-Chain = tuple[str, ...]  # "file line column" of a place, then of each call around it, outwards
+Chain = tuple[str, ...]  # "file line column" of an instruction, then of each inlined call around it.
 
 
 def has_lines(code: bytes) -> bool:
-    """Whether a PTX text has line information."""
+    """Return whether a PTX text has line information."""
     return _LINED.search(code) is not None
 
 
 class Lines:
-    """The line information of a PTX text; `sources` are the texts of its files by the names there."""
+    """The line information of a PTX text. `sources` maps its file names to their texts."""
 
     def __init__(self, text: str, sources: Mapping[str, str]) -> None:
         self._files = dict(_FILE.findall(text))
@@ -34,10 +34,10 @@ class Lines:
         self._module = ptx.parse(text)
 
     def of(self, function: ptx.Function, line: int) -> tuple[SourceLine, ...]:
-        """Where the instruction on a line of `function` comes from: its own line, then inlined calls.
+        """Return the source line of the instruction on a line of `function`, then of inlined calls.
 
-        `function` may be from a text without line information. The result is empty where that is other
-        code, and where the compiler named no line.
+        `function` may be from the same code without line information. The result is empty if the code
+        differs, and if the compiler gave no line.
         """
         mine = [statement for statement in function.statements if statement.is_instruction]
         rows = self._instructions.get(function.name, [])
@@ -48,7 +48,7 @@ class Lines:
 
     @lazy
     def _instructions(self) -> dict[str, list[tuple[str, Chain]]]:
-        return {function.name: list(_placed(function)) for function in self._module.functions}
+        return {function.name: list(_located(function)) for function in self._module.functions}
 
     def _shown(self, place: str) -> SourceLine:
         file, line, _ = place.split()
@@ -57,15 +57,15 @@ class Lines:
         return SourceLine(_DIRECTORY.sub("", name), int(line), text[0].strip() if text else None)
 
 
-def _placed(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
-    """The instructions of a function, each with its place as the last `.loc` before it says."""
+def _located(function: ptx.Function) -> Iterator[tuple[str, Chain]]:
+    """Yield the instructions of a function, each with the location of the last `.loc` before it."""
     chain: Chain = ()
-    known: dict[str, Chain] = {}  # the place of a call has a `.loc` before those of what it calls
+    known: dict[str, Chain] = {}  # A call has a `.loc` before the instructions inlined from it.
     for statement in function.statements:
         if loc := _LOC.match(statement.text):
             outer = known.get(loc["outer"], (loc["outer"],)) if loc["outer"] else ()
             known[loc["at"]] = here = (loc["at"], *outer)
-            if loc["line"] != "0":  # the code of line 0 is the compiler's own
+            if loc["line"] != "0":  # Code of line 0 comes from the compiler itself.
                 chain = here
         elif statement.is_instruction:
             yield statement.text, chain

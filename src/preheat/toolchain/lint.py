@@ -1,4 +1,4 @@
-"""PTX checked before it is assembled: mistakes that assemblers report badly, late or not at all."""
+"""Check PTX before it is assembled, for mistakes that assemblers report badly, late or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from preheat.toolchain import ptx
 
 __all__ = ["check"]
 
-#: Registers the machine itself defines. One declared under such a name hides the real one.
+#: Special registers. A register declared with such a name hides the special register.
 SPECIAL = frozenset(
     "%tid %ntid %laneid %warpid %nwarpid %ctaid %nctaid %smid %nsmid %gridid %clusterid %nclusterid "
     "%cluster_ctaid %cluster_nctaid %cluster_ctarank %cluster_nctarank %is_explicit_cluster "
@@ -33,7 +33,7 @@ _DECLARED = re.compile(r"(%[\w$]+)\s*(?:<\s*(\d{1,9})\s*>)?")
 
 
 def check(text: str, program: str) -> ptx.Module:
-    """The parsed module, or a `PtxError` with the line of the first rule it breaks."""
+    """Return the parsed module, or raise a `PtxError` with the line of the first violation."""
     lines = text.split("\n")
 
     def fault(rule: str, line: int, message: str) -> PtxError:
@@ -80,7 +80,7 @@ def _numbered(special: str, base: str, count: int) -> bool:
 
 
 def _unrounded(opcode: str) -> bool:
-    """A float division, square root or reciprocal that does not say how it rounds."""
+    """Return whether this is a float division, square root or reciprocal without rounding mode."""
     base, *modifiers = opcode.split(".")
     floating = {"f32", "f64"} & set(modifiers)
     return base in ("div", "sqrt", "rcp") and bool(floating) and not _ROUNDED & set(modifiers)

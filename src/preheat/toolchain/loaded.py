@@ -1,4 +1,4 @@
-"""The libraries of this process as they are in memory. Runs in the worker process only."""
+"""Read the build ids of the libraries loaded in this process. Runs in the worker process only."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_si
 
 
 def loaded_builds() -> dict[str, str]:
-    """The build id of every library of this process, by the path of its file; empty where it has none.
+    """Return the build id of every loaded library by the path of its file, or "" if it has none.
 
-    Ids come from memory: the file may have been replaced since the library was loaded.
+    The ids are read from memory, because the file may have been replaced after it was loaded.
     """
     found: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Where the compilers are and which builds they are, without loading them."""
+"""Find the compilers and their builds, without loading them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate"]
 
-#: What pathfinder's search depends on, besides the installed packages. The last two name the user's
-#: site-packages, which it searches too.
+#: The variables that pathfinder's search depends on, besides the installed packages. The last two
+#: decide where the user's site-packages are, which it searches as well.
 SEARCH_VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
@@ -40,10 +40,10 @@ _TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A compiler library: its files, the build id that keys carry, its version for people."""
+    """A compiler library: its files, the build id that keys contain, and the version to display."""
 
     title: str
-    files: tuple[str, ...]  # its own, then those that it loads
+    files: tuple[str, ...]  # Its own file, then those that it loads.
     build: str
     version: str
 
@@ -54,15 +54,15 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The toolchain of this machine. `roots` are its include directories, by label."""
+    """The toolchain of this machine. `roots` are its include directories by label."""
 
     libraries: Mapping[str, Library]
     missing: Mapping[str, str]
     roots: Mapping[str, str]
-    archs: tuple[int, ...] = ()  # compute capabilities NVRTC compiles for, 90 for 9.0
+    archs: tuple[int, ...] = ()  # The compute capabilities that NVRTC compiles for: 90 is 9.0.
 
     def library(self, name: str) -> Library:
-        """The library called `name`, or an error that says how to get it."""
+        """Return the library `name`, or raise an error with a hint how to install it."""
         if name in self.libraries:
             return self.libraries[name]
         raise ToolchainNotFoundError(
@@ -72,7 +72,7 @@ class Located:
 
 
 def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
-    """Find the compilers: from the memo while nothing it depends on changed, else by a worker."""
+    """Return the compilers from the memo if it is still valid, else search for them in a worker."""
     memo = None if memo_dir is None else _Memo(memo_dir, _surroundings())
     if memo is not None and not fresh and (known := memo.recall()):
         return known
@@ -92,15 +92,15 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
 
 
 def _surroundings() -> str:
-    """A fingerprint of everything that decides where the search would look, and of who looks."""
+    """Return a hash of everything that decides where the search looks, and of the user."""
     env = environ()
-    seen: list[object] = [os.geteuid(), sys.prefix, sys.executable, sys.flags.no_user_site]
-    seen += [env.get(variable, "") for variable in SEARCH_VARIABLES]
+    parts: list[object] = [os.geteuid(), sys.prefix, sys.executable, sys.flags.no_user_site]
+    parts += [env.get(variable, "") for variable in SEARCH_VARIABLES]
     for place in sys.path:
-        if place.endswith("-packages"):  # installing or removing a package changes its stamp
+        if place.endswith("-packages"):  # Installing or removing a package changes its time.
             with suppress(OSError):
-                seen += [place, os.stat(place).st_mtime_ns]
-    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+                parts += [place, os.stat(place).st_mtime_ns]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _stamps(located: Located) -> list[list[int]]:
@@ -109,32 +109,32 @@ def _stamps(located: Located) -> list[list[int]]:
 
 
 def _build_of(library: Library) -> str:
-    """The build that the files of a library have now."""
+    """Return the build of the files of a library as they are now."""
     return "+".join(build_id(Path(file)) for file in library.files)
 
 
 class _Memo:
-    """What was found in these surroundings, in a file with a checksum: it names libraries to load."""
+    """The result of a search, cached in a file with a checksum, because it names libraries to load."""
 
     def __init__(self, directory: Path, surroundings: str) -> None:
-        # Earlier releases kept plain JSON under this name. Each takes the other's file for damaged.
+        # Earlier releases stored plain JSON under this name. Each treats the other's file as damaged.
         self._path = f"{directory}/toolchain-{surroundings[:16]}.json"
         self._digest = surroundings
 
     def recall(self) -> Located | None:
-        """What was found before; None when the file is missing, damaged, or no longer true."""
+        """Return the cached result, or None if the file is missing, damaged or outdated."""
         try:
             row = json.loads(codec.unpack(self._digest, read_file(self._path)[0]).sections["memo"])
-            known, stamps = _decoded(row), row["stamps"]
-            return known if _stamps(known) == stamps else None
+            known = _decode(row)
+            return known if _stamps(known) == row["stamps"] else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def remember(self, located: Located) -> None:
-        """Keep it for the next process; without that it searches again."""
+        """Store the result for the next process. If that fails, the next process searches again."""
         with suppress(OSError):
             if any(_build_of(library) != library.build for library in located.libraries.values()):
-                return  # replaced since the worker loaded them
+                return  # The files were replaced after the worker had loaded them.
             row = {
                 "libraries": {name: asdict(library) for name, library in located.libraries.items()},
                 "missing": dict(located.missing),
@@ -142,12 +142,14 @@ class _Memo:
                 "archs": located.archs,
                 "stamps": _stamps(located),
             }
-            sections = {"memo": json.dumps(row).encode()}  # a section: the order of roots matters
+            sections = {
+                "memo": json.dumps(row).encode()
+            }  # A section, because the order of roots matters.
             replace(self._path, [codec.pack(self._digest, {}, sections)], durable=False)
 
 
-def _decoded(row: Mapping[str, Any]) -> Located:
-    """What a memo says; `ValueError`, `KeyError`, `TypeError` or `AttributeError` for nonsense."""
+def _decode(row: Mapping[str, Any]) -> Located:
+    """Return the result in a memo. Invalid data raises a built-in error, which `recall` catches."""
     libraries = {
         name: Library(
             text(fields["title"]),

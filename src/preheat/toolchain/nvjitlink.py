@@ -11,7 +11,7 @@ __all__ = ["Assembled", "assemble"]
 
 
 class Assembled(NamedTuple):
-    """What nvJitLink made of a PTX text; no bytes when it did not succeed."""
+    """The result of nvJitLink. `cubin` is empty if it failed."""
 
     status: str
     log: str
@@ -23,7 +23,7 @@ def assemble(ptx: bytes, name: str, options: Sequence[str]) -> Assembled:
     try:
         link = nvjitlink.create(len(options), list(options))
     except nvjitlink.nvJitLinkError as error:
-        return Assembled(_name(error), f"nvJitLink does not take the options {' '.join(options)}")
+        return Assembled(_name(error), f"nvJitLink does not accept the options {' '.join(options)}")
     try:
         nvjitlink.add_data(link, nvjitlink.InputType.PTX, ptx, len(ptx), name)
         nvjitlink.complete(link)

@@ -12,18 +12,18 @@ from cuda.bindings import nvrtc
 
 __all__ = ["CANARY", "Compiled", "compile_program", "opened_headers", "version_and_archs"]
 
-#: NVRTC opens this header first in every compile. A trace without it has gone blind.
+#: NVRTC opens this header first in every compile. A trace without it is incomplete.
 CANARY = "__nv_nvrtc_builtin_header.h"
 
 
 class Compiled(NamedTuple):
-    """What NVRTC made of a program; empty bytes when it did not succeed."""
+    """The result of NVRTC. `cubin` and `ptx` are empty if it failed."""
 
     status: str
     log: str
     cubin: bytes = b""
     ptx: bytes = b""
-    lowered: dict[str, str] = {}  # noqa: RUF012  (a NamedTuple default, never changed)
+    lowered: dict[str, str] = {}  # noqa: RUF012  (A NamedTuple default that is never changed.)
 
 
 def compile_program(
@@ -62,18 +62,18 @@ def compile_program(
 
 
 def _lowered(program: Any, names: Sequence[str]) -> dict[str, str]:
-    """The mangled name of each expression; `LookupError` where the compiler has none."""
+    """Return the mangled name of each expression, or raise `LookupError` if there is none."""
     found = {}
     for expression in names:
         _, lowered = nvrtc.nvrtcGetLoweredName(program, expression.encode())
-        if lowered is None:  # the text ends inside a literal, and what follows it was not read
-            raise LookupError(f"nothing is known of __nv_name_map {expression}")
+        if lowered is None:  # The source ends inside a literal, so NVRTC did not read the expression.
+            raise LookupError(f"__nv_name_map has no entry for {expression}")
         found[expression] = lowered.decode()
     return found
 
 
 def version_and_archs() -> tuple[str, list[int]]:
-    """The exact version, which only the banner of its PTX tells, and what NVRTC compiles for."""
+    """Return the exact version, which is only in the banner of its PTX, and the architectures."""
     _, archs = nvrtc.nvrtcGetSupportedArchs()
     target = [f"--gpu-architecture=compute_{archs[0]}"]
     banner = compile_program(b"", "/preheat/version.cu", target, names=(), headers={}).ptx
@@ -85,7 +85,7 @@ def version_and_archs() -> tuple[str, list[int]]:
 
 
 def opened_headers(trace: Path) -> list[str] | None:
-    """The headers a compile opened, as it named them, each once; None when that is not known."""
+    """Return the headers that a compile opened, under its names and once each, or None if unknown."""
     try:
         events = json.loads(trace.read_bytes())["traceEvents"]
         opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
@@ -104,5 +104,5 @@ def _bytes(program: Any, size_of: Any, get: Any) -> bytes:
 
 
 def _text(program: Any, size_of: Any, get: Any) -> str:
-    # What the front end and the assembler say is joined with a NUL byte.
+    # The logs of the front end and of the assembler are joined with a NUL byte.
     return _bytes(program, size_of, get).replace(b"\0", b"").decode("utf-8", "replace")

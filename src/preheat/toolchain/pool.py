@@ -1,4 +1,4 @@
-"""Compiler processes, kept warm and thrown away after any failure."""
+"""A pool of compiler processes, which are reused and replaced after any failure."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ from preheat.toolchain.locate import SEARCH_VARIABLES
 __all__ = ["WorkerPool"]
 
 # The environment of a worker. NVRTC and nvJitLink read variables that change their output (such as
-# NV_NVVM_VERSION, NVVM_IR_VER_CHK, LLVM_OVERRIDE_PRODUCER and CAN_FINALIZE_DEBUG), and no key says
-# which values they had. So a worker gets these variables of ours and no others:
+# NV_NVVM_VERSION, NVVM_IR_VER_CHK, LLVM_OVERRIDE_PRODUCER and CAN_FINALIZE_DEBUG), and no key contains
+# their values. So a worker gets only these variables of this process:
 _PASSED = (
-    # Where the compilers and the toolkit's headers are found. The key has the build of the compiler
-    # that was found, and the contents of headers are checked on lookup.
+    # The locations of the compilers and of the toolkit's headers. The key contains the build of the
+    # compiler that was found, and the contents of headers are checked on lookup.
     *SEARCH_VARIABLES,
-    # What the interpreter needs to start and to import what it imports here; the compilers read none.
+    # The interpreter needs these to start and to import the same modules. The compilers read none.
     "PYTHONHOME",
     "PYTHONPLATLIBDIR",
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONPYCACHEPREFIX",
-    # Where directories for compiles are made. Their names reach neither the compiler nor the binary.
+    # The location of scratch directories. Their names reach neither the compiler nor the binary.
     "TMPDIR",
 )
-# Not passed, though many processes have them: PATH (no program is started by name), LD_PRELOAD (a
-# preloaded library can change the output), LANG and LC_* (fixed below), PREHEAT_* (a request says all
-# that a worker must know).
+# Deliberately not passed: PATH (no program is started by name), LD_PRELOAD (a preloaded library can
+# change the output), LANG and LC_* (fixed below), PREHEAT_* (a request contains all settings).
 _FIXED = {
     "LC_ALL": "C",
-    # NVRTC writes the current directory into debug information, by this name when it is one for it.
+    # NVRTC writes the current directory into debug information, under this name if it is valid.
     "PWD": "/proc/self/cwd",
     "PYTHONSAFEPATH": "1",
     "PYTHONUTF8": "1",
 }
 
-_RETRIES = 3  # times that a compile is started again because somebody killed the compiler
-# Signals by which a process ends because of what it did itself. After these a retry does the same.
+_RETRIES = 3  # How often a compile is repeated because another process killed the compiler.
+# Signals that a process causes itself. A retry would end in the same way.
 _OWN_SIGNALS = {
     signal.SIGABRT,
     signal.SIGBUS,
@@ -63,32 +62,33 @@ _OWN_SIGNALS = {
     signal.SIGXCPU,
     signal.SIGXFSZ,
 }
-_LONGEST_WAIT = 3600.0  # seconds of one wait of many: the kernel takes at most 2**31 milliseconds
+_LONGEST_WAIT = 3600.0  # Seconds of a single wait: the kernel accepts at most 2**31 milliseconds.
 
 
 class WorkerPool:
-    """Runs requests in worker processes: an idle one when there is one, else a new one.
+    """Runs requests in worker processes: in an idle one, or in a new one if none is idle.
 
-    Safe from any thread and after fork. At most as many compile at once as there are processors.
+    Safe from any thread and after fork. The number of concurrent compiles is limited to the CPU count.
     """
 
     def __init__(self, events: Events, *, timeout: float) -> None:
-        self._events, self._timeout = events, timeout
+        self._events = events
+        self._timeout = timeout
         self._idle: list[_Worker] = []
-        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # all of them
+        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # Idle and busy ones.
         self._lock = Lock()
         self._slots = Lock(places=os.cpu_count() or 1)
-        weakref.finalize(self, _end, self._idle)  # also when the interpreter exits
+        weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
         self, message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None
     ) -> frames.Frame:
-        """The reply to one request.
+        """Return the reply to a request.
 
-        A worker that somebody else kills is replaced, and the request made again, three times at most.
-        Raises `CompilerCrashError` when the worker dies of itself or is killed every time, and
-        `CompilerTimeoutError` when it takes too long. Whatever ends the wait early, Ctrl-C included,
-        ends the worker too.
+        If another process kills the worker, the request is repeated in a new one, at most three times.
+        Raises `CompilerCrashError` if the worker crashes or is killed every time, and
+        `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C,
+        also ends the worker.
         """
         request = frames.encode(message, blocks)
         killed = 0
@@ -107,10 +107,10 @@ class WorkerPool:
                         return reply
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
-        """The reply of one worker; None when it turns out to have left, idle for long enough."""
+        """Return the reply of one worker, or None if it had exited because it was idle."""
         try:
             reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
-        except _LeftError:
+        except _IdleExitError:
             self._drop(worker, "idle")
             return None
         except BaseException as failure:
@@ -129,7 +129,7 @@ class WorkerPool:
             _end(self._idle)
 
     def after_fork(self) -> None:
-        """In a forked child: the workers belong to the parent, so let go of them."""
+        """Forget the workers in a forked child: they belong to the parent."""
         for worker in list(self._workers):
             worker.abandon()
         self._workers.clear()
@@ -142,21 +142,21 @@ class WorkerPool:
                     worker = self._idle.pop()
                     if worker.alive():
                         return worker
-                    worker.end()  # it had been idle for long enough to leave
+                    worker.end()  # It had exited because it was idle.
             scratch.sweep()
             worker = self._start()
             with self._lock:
-                if worker in self._idle:  # else another thread was quicker
+                if worker in self._idle:  # Otherwise another thread has taken it.
                     self._idle.remove(worker)
-                    return worker  # even one that has died already: the request tells how
+                    return worker  # Even if it has died already: the request will report how.
 
     def _start(self) -> _Worker:
-        """Add an idle worker and return it, started by a thread of its own.
+        """Start a worker in a thread of its own, add it to the idle ones and return it.
 
-        Interrupts arrive in the main thread, where they would lose the process, or its pipes, between
-        the lines of `subprocess`. Whatever interrupts the wait for the thread, the worker is added.
+        Interrupts arrive in the main thread, where they could lose the process or its pipes inside
+        `subprocess`. If the wait for the thread is interrupted, the worker is still added.
         """
-        made: list[_Worker] = []
+        workers: list[_Worker] = []
         failures: list[BaseException] = []
         started = _thread.allocate_lock()
         started.acquire()
@@ -166,7 +166,7 @@ class WorkerPool:
                 with no_fork:
                     worker = _Worker()
                     self._workers.add(worker)
-                    made.append(worker)
+                    workers.append(worker)
                     self._idle.append(worker)
                 self._events.emit("worker", what="started", reason="")
             except BaseException as failure:
@@ -176,12 +176,12 @@ class WorkerPool:
 
         try:
             _thread.start_new_thread(start, ())
-        except RuntimeError:  # no thread can be started, as in an exit handler of Python 3.12
+        except RuntimeError:  # No thread can be started, for example in an exit handler of Python 3.12.
             start()
         started.acquire()
         if failures:
             raise failures.pop()
-        return made[0]
+        return workers[0]
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
@@ -194,21 +194,21 @@ def _end(workers: list[_Worker]) -> None:
         workers.pop().end()
 
 
-#: Replies after which a worker can be used again. After a failed compile NVRTC's header traces go
-#: blind, so a failure ends its worker.
+#: The statuses after which a worker can be reused. After a failed compile, header traces of NVRTC are
+#: incomplete, so a failure ends its worker.
 _CLEAN = (None, "NVRTC_SUCCESS", "SUCCESS")
 
 
 def _killed(last: CompilerCrashError, tries: int) -> CompilerCrashError:
     return CompilerCrashError(
-        f"the compiler was tried {tries} times and killed each time: {last}",
+        f"the compiler was started {tries} times and killed each time: {last}",
         killed=True,
-        hint="the kernel kills processes when memory runs out: see the kernel's log",
+        hint="the kernel kills processes when memory runs out: see the kernel log",
     )
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a worker: what it imports is what this process would import."""
+    """Return the environment of a worker, in which it imports the same modules as this process."""
     ours = environ()
     env = {name: ours[name] for name in _PASSED if name in ours}
     if sys.flags.no_user_site:
@@ -217,8 +217,8 @@ def _environment() -> dict[str, str]:
     return {**env, **_FIXED, "PYTHONPATH": path}
 
 
-class _LeftError(Exception):
-    """A worker that had been idle left just when it was wanted again."""
+class _IdleExitError(Exception):
+    """A worker exited because it was idle, just before it was used again."""
 
 
 class _Worker:
@@ -226,38 +226,39 @@ class _Worker:
 
     def __init__(self) -> None:
         self._served = False
-        # The worker writes its last words into memory: a pipe nobody drains would block it.
-        self._words = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
+        # The worker writes stderr to memory: a pipe that no one reads would block it.
+        self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "preheat.toolchain.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._stderr,
                 cwd="/",
                 env=_environment(),
-                start_new_session=True,  # Ctrl-C at the terminal is ours to handle
+                start_new_session=True,  # Only this process handles Ctrl-C of the terminal.
             )
         except OSError as fault:
-            self._words.close()
+            self._stderr.close()
             raise ToolchainError(
                 f"cannot start a compiler process with {sys.executable or 'no Python'}: {fault}"
             ) from fault
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._in = self._process.stdin
+        self._out = self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         os.set_blocking(self._out.fileno(), False)
 
     def __del__(self) -> None:
-        if hasattr(self, "_out"):  # it was started, and lost to an interrupt or ended already
+        if hasattr(self, "_out"):  # The process was started. An interrupt may have lost it.
             self.end()
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def call(self, request: bytes, deadline: float, allowed: float) -> frames.Frame:
-        """Send the request and wait for the reply, both ways bounded by `deadline`."""
+        """Send the request and wait for the reply until `deadline`."""
         with selectors.DefaultSelector() as ready:
 
             def wait(pipe: Any, event: int) -> None:
@@ -296,15 +297,15 @@ class _Worker:
             return reply
 
     def end(self) -> None:
-        """Stop the process whatever it is doing, and reap it."""
+        """Kill the process if it runs, and reap it."""
         if self.alive():
             self._process.kill()
         self._process.wait()
         self._close()
 
     def abandon(self) -> None:
-        """Forget a process that is not our child: close the pipes, leave it to its parent."""
-        self._process.returncode = 0  # keeps Popen from warning that the child was never reaped
+        """Close the pipes to a process that is not a child of this process, and leave it running."""
+        self._process.returncode = 0  # Otherwise Popen warns that the child was never reaped.
         self._close()
 
     def _close(self) -> None:
@@ -312,20 +313,20 @@ class _Worker:
             self._in.close()
         with suppress(OSError):
             self._out.close()
-        self._words.close()
+        self._stderr.close()
 
     def _died(self) -> NoReturn:
         code = self._process.wait()
         if code == 0 and self._served:
-            raise _LeftError
+            raise _IdleExitError
         how = f"exit status {code}"
         if code < 0:
             how = f"signal {-code}"
             with suppress(ValueError):
                 how = signal.Signals(-code).name
         killed = code < 0 and -code not in _OWN_SIGNALS
-        size = os.fstat(self._words).st_size
-        last = os.pread(self._words, 2000, max(size - 2000, 0))
-        words = last.decode("utf-8", "replace").strip()
-        message = f"the compiler process died ({how})" + (f": {words}" if words else "")
+        size = os.fstat(self._stderr).st_size
+        last = os.pread(self._stderr, 2000, max(size - 2000, 0))
+        output = last.decode("utf-8", "replace").strip()
+        message = f"the compiler process died ({how})" + (f": {output}" if output else "")
         raise CompilerCrashError(message, killed=killed)

@@ -1,7 +1,7 @@
-"""The one PTX parser: module directives, variables, functions with their parameter layout, statements.
+"""The PTX parser: module directives, variables, functions with their parameter layout, statements.
 
-Heads are parsed at once; bodies and variables are taken apart only when asked for, because compilers
-emit megabytes of them and a signature needs none.
+Function heads are parsed at once. Bodies and variables are parsed on first use, because compilers emit
+megabytes of them and a signature needs none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "parse",
 ]
 
-#: Types whose values only textures and surfaces can read.
+#: Types whose values only texture and surface instructions can read.
 OPAQUE = ("texref", "samplerref", "surfref")
 #: Size in bytes of each type.
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)} | {
@@ -43,25 +43,25 @@ _VERSION = re.compile(r"(?<!\S)\.version\s+(\d{1,9})\.(\d{1,9})")
 _TARGET = re.compile(r"(?<!\S)\.target\s+(\w[\w, \t]*)")
 _ADDRESS_SIZE = re.compile(r"(?<!\S)\.address_size\s+(\d{1,9})")
 _BRACE = re.compile(r"[{}]")
-# No pattern below can take long: each quantifier that another one could share text with is possessive,
-# nothing between brackets may contain an opening one, and linkage has a bound.
+# No pattern below backtracks much: each quantifier that could share text with another is possessive,
+# text between brackets cannot contain an opening bracket, and the length of linkage is limited.
 _LINKAGE = r"(?P<linkage>(?:\.(?:visible|extern|weak|common)\s++){0,4}+)"
 _INSIDE = r"[^(){};]*+"
-_ARGUMENT = rf"\({_INSIDE}(?:\({_INSIDE}\){_INSIDE})?+\)"  # of an attribute: `(.unified(19, 95))`
+_ARGUMENT = rf"\({_INSIDE}(?:\({_INSIDE}\){_INSIDE})?+\)"  # Of an attribute: `(.unified(19, 95))`.
 _HEAD = re.compile(
     rf"{_LINKAGE}\.(?P<kind>entry|func)\b"
     rf"(?P<attributes>(?:\s*+\.(?:noreturn|attribute\s*+{_ARGUMENT}))*+)"
     rf"\s*+(?:\((?P<returns>{_INSIDE})\))?+"
     rf"\s*+(?P<name>{_NAME})\s*+(?:\((?P<params>{_INSIDE})\))?+"
 )
-# At the start of a statement a brace opens or closes a scope; after an opcode it holds a vector.
+# A brace at the start of a statement opens or closes a scope; after an opcode it encloses a vector.
 _STATEMENT = re.compile(
     r"\s*(?:"
-    r"\.(?:loc|file)\b[^\n;]*(?:\n|\Z)"  # ends with its line
-    rf"|{_NAME}\s*:(?!:)"  # a label
+    r"\.(?:loc|file)\b[^\n;]*(?:\n|\Z)"  # Ends with its line.
+    rf"|{_NAME}\s*:(?!:)"  # A label.
     r"|[{}]"
     r"|[^;]*;"
-    r"|[^;]+\Z)"  # the last one lost its semicolon
+    r"|[^;]+\Z)"  # The last statement without a semicolon.
 )
 _NO_INSTRUCTION = re.compile(rf"[.{{}}]|{_NAME}\s*+:(?!:)")
 _GUARD = re.compile(rf"^@\s*+(!?)\s*+({_NAME})\s+")
@@ -82,8 +82,8 @@ _REGISTERS = re.compile(r"\.reg\s*+\.(?:(?P<vector>v[24])\s*+\.)?+(?P<kind>\w++)
 _REGISTER = re.compile(rf"(?P<name>{_NAME})\s*+(?:<\s*+(?P<count>\d{{1,9}})\s*+>)?+")
 
 
-class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into PtxError above)
-    """The text has no shape this parser knows. `line` counts from 1."""
+class SyntaxFault(ValueError):  # noqa: N818  (Callers turn it into a PtxError.)
+    """The text is not valid PTX. `line` counts from 1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -92,21 +92,21 @@ class SyntaxFault(ValueError):  # noqa: N818  (a fact about text, turned into Pt
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter: where it lies in the parameter block and what PTX calls it."""
+    """One parameter: its name and type in PTX, and its offset in the parameter buffer."""
 
     name: str
     kind: str  # "f32", "u64", "b8"
     offset: int
     size: int
     align: int
-    pointer: bool = False  # marked `.ptr`; older dialects leave pointers as plain u64
+    pointer: bool = False  # Marked `.ptr`. Older PTX declares pointers as plain u64.
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable in memory: how much of it there is, and what it holds at first.
+    """A variable in memory, with its size and initial value.
 
-    `initial` has one text for each element that is given: a number, or an address such as `table` or
+    `initial` has one text for each initialised element: a number, or an address such as `table` or
     `generic(table)+4`. The rest of the variable is zero.
     """
 
@@ -114,7 +114,7 @@ class Variable:
     space: str  # "global", "const", "shared", "local", "param"
     kind: str
     align: int
-    size: int  # 0 for an array without extent: the launch says how much there is
+    size: int  # 0 for an array without extent, whose size the launch decides.
     initial: tuple[str, ...]
     linkage: tuple[str, ...]
     line: int
@@ -122,25 +122,25 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One instruction, label, directive or brace, with comments gone and white space folded."""
+    """One instruction, label, directive or brace, without comments and with white space folded."""
 
     line: int
     text: str
 
     @property
     def is_instruction(self) -> bool:
-        """Whether this is an instruction, and no label, directive or brace."""
+        """Whether this is an instruction, as opposed to a label, directive or brace."""
         return _NO_INSTRUCTION.match(self.text) is None
 
     @property
     def guard(self) -> str | None:
-        """The predicate in front, such as `%p1` or `!%p1`."""
+        """The guard predicate, such as `%p1` or `!%p1`, or None."""
         match = _GUARD.match(self.text)
         return f"{match[1]}{match[2]}" if match else None
 
     @property
     def opcode(self) -> str:
-        """`fma.rn.f32` of `@%p1 fma.rn.f32 %f4, %f2, %f1, %f3`."""
+        """The opcode, such as `fma.rn.f32` in `@%p1 fma.rn.f32 %f4, %f2, %f1, %f3`."""
         return self._split[0]
 
     @property
@@ -167,28 +167,28 @@ class Function:
     returns: tuple[Param, ...]
     directives: tuple[str, ...]  # `.maxntid 128, 1, 1`, …
     line: int
-    body: str | None  # blanked text between the braces; None for a declaration
+    body: str | None  # The text between the braces without comments; None for a declaration.
     body_line: int
 
     @lazy
     def statements(self) -> tuple[Statement, ...]:
-        """The body, one statement at a time."""
+        """The statements of the body."""
         return () if self.body is None else tuple(_statements(self.body, self.body_line))
 
 
 @dataclass(frozen=True)
 class Module:
-    """A PTX text taken apart."""
+    """A parsed PTX text."""
 
     version: tuple[int, int]
     target: tuple[str, ...]  # `("sm_90a",)`, possibly with `texmode_unified` or `debug`
     address_size: int
     functions: tuple[Function, ...]
-    outside: tuple[tuple[int, str], ...] = ()  # blanked text between functions, with its first line
+    outside: tuple[tuple[int, str], ...] = ()  # Text between functions, each with its first line.
 
     @lazy
     def variables(self) -> dict[str, Variable]:
-        """The variables of the module, by name; a definition wins over a declaration."""
+        """The variables of the module by name. A definition replaces a declaration."""
         found: dict[str, Variable] = {}
         for line, text in self.outside:
             for variable in declared_variables(text, line):
@@ -198,7 +198,7 @@ class Module:
 
     @lazy
     def bodies(self) -> dict[str, Function]:
-        """The functions that are defined here, by name; `.alias` gives a function another name."""
+        """The functions defined in the module, by name and by the names that `.alias` adds."""
         found = {f.name: f for f in self.functions if f.body is not None}
         for _, text in self.outside:
             for alias in _ALIAS.finditer(text):
@@ -208,14 +208,15 @@ class Module:
 
     @lazy
     def entries(self) -> dict[str, Function]:
-        """The kernels that are defined here, by name."""
+        """The kernels defined in the module, by name."""
         return {f.name: f for f in self.functions if f.kind == "entry" and f.body is not None}
 
 
 def parse(text: str) -> Module:
-    """Take a PTX text apart; `SyntaxFault` where it has no such shape."""
+    """Parse a PTX text, or raise `SyntaxFault`."""
     clean = blanked(text)
-    version, target = _VERSION.search(clean), _TARGET.search(clean)
+    version = _VERSION.search(clean)
+    target = _TARGET.search(clean)
     if version is None or target is None:
         raise SyntaxFault(f"no .{'target' if version else 'version'} directive", 1)
     size = _ADDRESS_SIZE.search(clean)
@@ -231,8 +232,9 @@ def parse(text: str) -> Module:
 
 
 def declared_variables(clean: str, first_line: int = 1) -> Iterator[Variable]:
-    """The variables that a blanked text declares; `SyntaxFault` for one without type or name."""
-    line, counted = first_line, 0
+    """Yield the variables that a text without comments declares, or raise `SyntaxFault`."""
+    line = first_line
+    counted = 0
     for match in _DECLARATION.finditer(clean):
         line += clean.count("\n", counted, match.start("space"))
         counted = match.start("space")
@@ -248,15 +250,16 @@ def declared_variables(clean: str, first_line: int = 1) -> Iterator[Variable]:
             if named is None:
                 raise SyntaxFault(f"{row!r} declares no variable", line)
             extents = [int(n or 0) for n in re.findall(_EXTENT, named["extents"])] + [wide]
-            size, linkage = SIZES[kind] * math.prod(extents), tuple(match["linkage"].split())
+            size = SIZES[kind] * math.prod(extents)
+            linkage = tuple(match["linkage"].split())
             initial = tuple(_elements((named["initial"] or "").strip(), extents))
             yield Variable(named["name"], match["space"], kind, align, size, initial, linkage, line)
 
 
 def _elements(initial: str, extents: list[int]) -> Iterator[str]:
-    """What a variable holds at first, element by element; what a row does not give is 0."""
+    """Yield the initial elements of a variable. Elements that a row omits are 0."""
     nested = initial.startswith("{") and "{" in initial[1:]
-    if not nested:  # by far the most, and some of them long
+    if not nested:  # Most initialisers, including the long ones.
         items = initial.replace("{", " ").replace("}", " ").split(",")
         yield from filter(None, (" ".join(item.split()) for item in items))
         return
@@ -268,9 +271,9 @@ def _elements(initial: str, extents: list[int]) -> Iterator[str]:
 
 
 def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, str]]:
-    """Name, count and kind of each register of a `.reg` statement; `%r<5>` counts 5, `hl` None.
+    """Yield name, count and type of each register of a `.reg` statement.
 
-    The kind of a vector register is that of its elements behind their number: `v4.f32`.
+    The count is 5 for `%r<5>` and None for `hl`. The type of a vector register is such as `v4.f32`.
     """
     declared = _REGISTERS.fullmatch(statement.text)
     for row in split_commas(declared["rest"]) if declared else ("",):
@@ -282,8 +285,9 @@ def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, 
 
 
 def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
-    """The statements of a blanked body; a scope's braces are statements of their own."""
-    line, at = first_line, 0
+    """Yield the statements of a body without comments. The braces of a scope are statements."""
+    line = first_line
+    at = 0
     while match := _STATEMENT.match(clean, at):
         piece = match[0]
         if folded := " ".join(piece.rstrip().removesuffix(";").split()):
@@ -294,8 +298,9 @@ def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
 
 
 def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]:
-    """The functions of a blanked text; what lies between them is left in `outside`."""
-    at, breaks = 0, [found.start() for found in re.finditer("\n", clean)]
+    """Yield the functions of a text without comments, and append the text between them to `outside`."""
+    at = 0
+    breaks = [found.start() for found in re.finditer("\n", clean)]
     while match := _HEAD.search(clean, at):
         outside.append((bisect_left(breaks, at) + 1, clean[at : match.start()]))
         end = _head_end(clean, match.end())
@@ -321,7 +326,7 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
 
 
 def _head_end(clean: str, start: int) -> int:
-    """Where a function's head ends: at its `{`, or at the `;` of a declaration."""
+    """Return where a function head ends: at its `{`, or at the `;` of a declaration."""
     for found in _HEAD_END.finditer(clean, start):
         if not found[0].startswith(".pragma"):
             return found.start()
@@ -340,13 +345,14 @@ def _matching_brace(clean: str, opening: int) -> int:
 def _params(text: str, line: int) -> Iterator[Param]:
     offset = 0
     for row in filter(None, (part.strip() for part in text.split(","))):
-        # `.align` before `.ptr` is the parameter's own, after it the pointee's.
+        # `.align` before `.ptr` is that of the parameter, after it that of the pointee.
         own, pointer, _ = row.partition(".ptr")
         kind = next((word for word in re.findall(r"\.(\w+)", own) if word in SIZES), None)
         named = _PARAM.search(row)
         if kind is None or named is None:
             raise SyntaxFault(f"parameter {row!r} has no known type", line)
-        extent, stated = named["extent"], _ALIGN.search(own)
+        extent = named["extent"]
+        stated = _ALIGN.search(own)
         size = SIZES[kind] * (1 if extent is None else int(extent or 0))
         align = (int(stated[1]) if stated else 0) or SIZES[kind]
         offset = -(-offset // align) * align

@@ -1,4 +1,4 @@
-"""What compilers say, as values: diagnostics, resource use, and the part that varies by run."""
+"""Parse the logs of compilers: diagnostics, resource usage and timing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _INSTANCE = re.compile(r'\s+(?:detected during )?instantiation of "(?P<name>.*)"
 _CARET = re.compile(r"\s*\^")
 _ROOT = re.compile(r"(?<![\w/])@(\w+)/")
 _PROGRAM = re.compile(r"(?<![\w/.-])/preheat/")
-_NAME_MAP = "__nv_name_map"  # the file in which NVRTC places name expressions
-_ECHO = ". Input name expression was:"  # what follows repeats the expression
-_SAYS_NOTHING = "Error in parsing name expression for lowered name lookup"
+_NAME_MAP = "__nv_name_map"  # The file in which NVRTC places name expressions.
+_ECHO = ". Input name expression was:"  # The rest repeats the expression.
+_UNINFORMATIVE = "Error in parsing name expression for lowered name lookup"
 _TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.M)
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for")
@@ -42,11 +42,12 @@ _FIELDS = {
 
 
 def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
-    """The rows of a compiler's log that name something wrong, with the line shown under them.
+    """Return the errors and warnings in a compiler's log, each with the source line below it.
 
-    The assembler shows no source: its line is taken from the program, where that is the PTX it read.
+    The log of the assembler contains no source. The line is taken from the program if that is PTX.
     """
-    rows, lines = [], log.split("\n")
+    rows = []
+    lines = log.split("\n")
     for index, line in enumerate(lines):
         match = _FRONT.match(line) or _PTX_LINE.match(line) or _PLAIN.match(line)
         if match is None:
@@ -55,7 +56,8 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
         number = int(found["line"]) if found.get("line") else None
         source, column = _shown(lines, index + 1)
         if match.re is _PTX_LINE and program.language == "ptx":
-            found["file"], source = program.label, _line_of(program.source, number)
+            found["file"] = program.label
+            source = _line_of(program.source, number)
         elif match.re is _PTX_LINE:
             found["file"] = f"PTX of {program.label}"
         rows.append(
@@ -73,7 +75,7 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
 
 
 def _context(lines: Iterable[str]) -> Iterator[str]:
-    """What the compiler says about a diagnostic in the lines below it."""
+    """Yield the notes and instantiations in the lines below a diagnostic."""
     for line in lines:
         if _FRONT.match(line) or not line:
             return
@@ -91,29 +93,29 @@ def _line_of(text: str, number: int | None) -> str | None:
 def name_faults(
     rows: Iterable[Diagnostic], names: Iterable[str], probes: Mapping[str, str]
 ) -> dict[str, str]:
-    """Why the compiler could not use name expressions: its words, by name.
+    """Return why the compiler rejected name expressions: its messages, by name.
 
-    Of two expressions with the same fault, the compiler explains that of one: what it says about the
-    probe of a name counts for the name. Empty when something else is wrong as well: the names may be
-    unknown because of that.
+    The compiler explains only one of two expressions with the same error, so the message about the
+    probe of a name counts for the name. The result is empty if there are other errors, which may be
+    the reason why the names are unknown.
     """
     errors = [row for row in rows if row.severity != "warning"]
     if any(row.file != _NAME_MAP for row in errors):
         return {}
-    words: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for row in errors:
         expression = (row.source or "").removeprefix("#pragma nv_mangled_name").strip()
-        words.setdefault(expression, []).append(row.message.partition(_ECHO)[0])
+        messages.setdefault(expression, []).append(row.message.partition(_ECHO)[0])
     faults = {}
     for name in names:
-        if name in words:
-            told = dict.fromkeys([*words.get(probes.get(name, ""), ()), *words[name]])
-            faults[name] = "; ".join(text for text in told if text != _SAYS_NOTHING)
+        if name in messages:
+            unique = dict.fromkeys([*messages.get(probes.get(name, ""), ()), *messages[name]])
+            faults[name] = "; ".join(text for text in unique if text != _UNINFORMATIVE)
     return faults
 
 
 def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
-    """The source line and caret column NVRTC prints, two spaces in, under a diagnostic."""
+    """Return the source line and the column of the caret that NVRTC prints under a diagnostic."""
     for index in range(start, min(start + 8, len(lines) - 1)):
         source, caret = lines[index], lines[index + 1]
         if _FRONT.match(source):
@@ -124,7 +126,7 @@ def _shown(lines: list[str], start: int) -> tuple[str | None, int | None]:
 
 
 def localized(log: str, roots: Mapping[str, str]) -> str:
-    """A log with the worker's `@0/x.h` and `/preheat/k.cu` turned into names the user knows."""
+    """Return a log in which `@0/x.h` and `/preheat/k.cu` are replaced by the user's names."""
 
     def directory(match: re.Match[str]) -> str:
         return f"{roots[match[1]]}/" if match[1] in roots else match[0]
@@ -133,12 +135,12 @@ def localized(log: str, roots: Mapping[str, str]) -> str:
 
 
 def split_timing(log: str) -> tuple[str, str]:
-    """A log without its timing lines, and those lines: they differ from run to run."""
+    """Return a log without its timing lines, which differ between runs, and these lines."""
     return _TIMING.sub("", log), "".join(_TIMING.findall(log))
 
 
 def resources(log: str) -> dict[str, Resources]:
-    """Registers, memory and spills of each entry, from `ptxas -v`."""
+    """Return registers, memory and spills of each entry, from the output of `ptxas -v`."""
     entry, about = "", ""
     found: dict[str, dict[str, int]] = {}
     for line in log.split("\n"):

@@ -1,7 +1,7 @@
-"""Private directories for one compile each, gone afterwards whatever happens to its processes.
+"""Temporary directories for single compiles, which are removed whatever happens to the processes.
 
-A worker holds a lock on the directory it compiles in. The kernel gives the lock back when the worker
-dies, so a directory whose lock is free belongs to nobody, and whoever finds it removes it.
+A worker holds a lock on the directory that it compiles in. The kernel releases the lock when the worker
+dies, so a directory whose lock is free is left over, and any process that finds it removes it.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from preheat.files import Descriptor, opened
 __all__ = ["Scratch", "make", "remove_all", "sweep"]
 
 _PREFIX = "preheat-compile-"
-_TRIES = 10  # to make a directory before another process takes it for one that was left behind
-_mine: set[Scratch] = set()  # those of this process that still exist
+_TRIES = 10  # Attempts to lock a new directory before another process removes it as left over.
+_mine: set[Scratch] = set()  # The directories of this process that still exist.
 
 
 class Scratch:
     """A directory of this process, locked until it is removed."""
 
     def __init__(self, path: str, lock: Descriptor) -> None:
-        self.path, self.lock = path, lock
+        self.path = path
+        self.lock = lock
         _mine.add(self)
 
     def remove(self) -> None:
-        """Remove the directory with all that is in it."""
+        """Remove the directory and its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         _mine.discard(self)
         self.lock.close()
 
 
 def make(links: Mapping[str, str]) -> Scratch | None:
-    """A new directory that holds these symbolic links, in the first place that can take them.
+    """Create a directory with these symbolic links in the first location that works, or return None.
 
-    Nothing but links is put there, so that it needs no bytes, which a place in memory may not have.
-    None when no place will do.
+    The directory contains only links, which take no space: a file system in memory may be full.
     """
     for place in _places():
         for _ in range(_TRIES):
             try:
                 return _make_in(place, links)
-            except (FileNotFoundError, BlockingIOError):  # a sweep took it before it was locked
+            except (
+                FileNotFoundError,
+                BlockingIOError,
+            ):  # Another process swept it before it was locked.
                 continue
             except OSError:
                 break
@@ -59,7 +62,7 @@ def _make_in(place: str, links: Mapping[str, str]) -> Scratch:
     path = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
     try:
         made = Scratch(path, _locked(path))
-    except OSError:  # another process may have taken it for one that was left behind
+    except OSError:  # Another process may have swept it.
         shutil.rmtree(path, ignore_errors=True)
         raise
     try:
@@ -72,13 +75,13 @@ def _make_in(place: str, links: Mapping[str, str]) -> Scratch:
 
 
 def remove_all() -> None:
-    """Remove every directory of this process, which is about to end and then gives back the locks."""
+    """Remove every directory of this process, which is about to exit and to release the locks."""
     for made in list(_mine):
         shutil.rmtree(made.path, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Remove what workers left behind that died amid a compile."""
+    """Remove the directories of workers that died during a compile."""
     for place in _places():
         with suppress(OSError), os.scandir(place) as found:
             for entry in found:
@@ -93,7 +96,7 @@ def _remove_if_free(path: str) -> None:
 
 
 def _locked(path: str) -> Descriptor:
-    """A descriptor that holds the lock of our directory `path`; `OSError` when it cannot be had."""
+    """Return a descriptor that holds the lock of the directory `path`, or raise `OSError`."""
     directory = opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     found = os.fstat(directory)
     if found.st_uid != os.getuid():
@@ -105,9 +108,9 @@ def _locked(path: str) -> Descriptor:
 
 
 def _places() -> Iterator[str]:
-    """Where directories are made: in memory where there is such a place, else the temporary directory.
+    """Yield the locations for directories: in memory if possible, else the temporary directory.
 
-    Not `tempfile.gettempdir`, which holds a lock that a forked child may find taken for ever.
+    `tempfile.gettempdir` is not used: it takes a lock that a forked child may find held for ever.
     """
     for place in dict.fromkeys(("/dev/shm", environ().get("TMPDIR", ""), "/tmp")):
         with suppress(OSError):
@@ -116,6 +119,6 @@ def _places() -> Iterator[str]:
 
 
 def _is_safe(found: os.stat_result) -> bool:
-    """Whether nobody else can rename what we put there: it is ours or root's, and sticky if shared."""
+    """Return whether no other user can rename our files in a directory with this status."""
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return found.st_uid in (os.geteuid(), 0) and (not shared or bool(found.st_mode & stat.S_ISVTX))

@@ -1,4 +1,4 @@
-"""Entry points of a compiled program: layout from its PTX, C++ types from its mangled names."""
+"""Entry points of a compiled program: parameter layout from PTX, C++ types from mangled names."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from preheat.toolchain.text import split_commas
 
 __all__ = ["PROBE", "declared", "entry_points", "probe_names", "probes"]
 
-#: Appended to a program: instantiated with a function's type, its mangled name spells that type out,
-#: which `extern "C"` names do not.
+#: Appended to a program. Instantiated with the type of a function, its mangled name contains that type,
+#: which the names of `extern "C"` functions do not.
 PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
 _PROBE_NAME = "__preheat_sig"
 _TOKEN = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\w+|::|[(){};<>]')
-_KERNEL = {"__global__", "void"}  # in either order
-_ATTRIBUTE = re.compile(r"__\w+__")  # such as `__launch_bounds__`, which takes arguments as well
+_KERNEL = {"__global__", "void"}  # In either order.
+_ATTRIBUTE = re.compile(r"__\w+__")  # Such as `__launch_bounds__`, which takes arguments as well.
 
 
 def probe_names(program: Program) -> tuple[str, ...]:
-    """Functions whose C++ types only a probe can tell: `extern "C"` kernels and name expressions.
+    """Return the functions whose C++ types need a probe: `extern "C"` kernels and name expressions.
 
-    Found by reading the source, so it may guess wrong; the caller compiles without probes then.
+    The source is only scanned, so the result may be wrong. Then the caller compiles without probes.
     """
     found = dict.fromkeys(program.names)
     if '"C"' in program.source:
@@ -35,10 +35,10 @@ def probe_names(program: Program) -> tuple[str, ...]:
 
 
 def declared(program: Program) -> tuple[list[str], list[str]]:
-    """The kernels and the kernel templates that the texts of `program` declare, for messages.
+    """Return the kernels and the kernel templates that the texts of `program` declare, for messages.
 
-    A template has its parameters: `ns::tk<class T, int N>`. What is declared in header files, or by
-    macros, is not among them.
+    Templates include their parameters: `ns::tk<class T, int N>`. Declarations in header files or by
+    macros are not found.
     """
     texts = (program.source, *(text for _, text in program.headers))
     found = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
@@ -47,7 +47,7 @@ def declared(program: Program) -> tuple[list[str], list[str]]:
 
 
 class _Kernel(NamedTuple):
-    """A kernel as a text declares it. `template` has the parameters of a template."""
+    """A declared kernel. `template` contains the parameters of a template."""
 
     name: str
     template: str | None
@@ -55,25 +55,27 @@ class _Kernel(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What a block that is open means for the declarations in it."""
+    """An open block: the qualifier and the linkage of the declarations in it."""
 
-    qualifier: str = ""  # such as `outer::inner::`
+    qualifier: str = ""  # Such as `outer::inner::`.
     extern_c: bool = False
 
 
 def _kernels(source: str) -> Iterator[_Kernel]:
-    """The kernels that a text declares, in one pass over its tokens."""
+    """Yield the kernels that a text declares, in one pass over its tokens."""
     if "__global__" not in source:
         return
     text = stripped(source, strings=True)
-    blocks, declaration, parentheses, angles, opened = [_Block()], _Declaration(), 0, 0, 0
+    blocks = [_Block()]
+    declaration = _Declaration()
+    parentheses = angles = opened = 0
     for found in _TOKEN.finditer(text):
         token = found[0]
         if token == "(":
             parentheses += 1
             if parentheses == 1 and not angles and declaration.names_kernel:
                 yield declaration.kernel(blocks[-1])
-                declaration = _Declaration()  # up to the body nothing else is declared
+                declaration = _Declaration()  # Nothing else is declared before the body.
         elif token == ")":
             parentheses = max(parentheses - 1, 0)
         elif token in "{};":
@@ -81,7 +83,8 @@ def _kernels(source: str) -> Iterator[_Kernel]:
                 blocks.append(declaration.block(blocks[-1]))
             elif token == "}" and len(blocks) > 1:
                 blocks.pop()
-            declaration, parentheses, angles = _Declaration(), 0, 0
+            declaration = _Declaration()
+            parentheses = angles = 0
         elif parentheses:
             continue
         elif token == "<" and (angles or declaration.takes_arguments):
@@ -96,17 +99,17 @@ def _kernels(source: str) -> Iterator[_Kernel]:
 
 
 class _Declaration:
-    """What is known of a declaration that has been read up to some word."""
+    """A declaration that has been read up to some word."""
 
     def __init__(self) -> None:
         self.last = ""
         self.extern_c = False
-        self._before: set[str] = set()  # those of `_KERNEL` that came before the last word
-        self._template: str | None = None  # the parameters of a template
-        self._namespace: str | None = None  # the name of a namespace that is opened here
+        self._before: set[str] = set()  # The words of `_KERNEL` before the last word.
+        self._template: str | None = None  # The parameters of a template.
+        self._namespace: str | None = None  # The name of the namespace that is opened here.
 
     def add(self, word: str) -> None:
-        """Read one word more."""
+        """Read one more word."""
         if self._namespace is not None:
             self._namespace += word
         elif word == "namespace":
@@ -117,9 +120,9 @@ class _Declaration:
         self.last = word
 
     def add_arguments(self, inside: str) -> None:
-        """Read what stands in angle brackets: parameters of a template, or arguments of an instance."""
+        """Read the text in angle brackets: parameters of a template or arguments of an instance."""
         if self.last == "template":
-            self._template = inside or None  # `template <>` specialises, and declares one kernel
+            self._template = inside or None  # `template <>` specialises and declares one kernel.
         else:
             self.last += f"<{inside}>"
 
@@ -130,23 +133,23 @@ class _Declaration:
 
     @property
     def names_kernel(self) -> bool:
-        """Whether the last word is the name of a kernel, if a parenthesis follows it."""
+        """Whether the last word is the name of a kernel, provided that a parenthesis follows."""
         return self._before == _KERNEL and not _ATTRIBUTE.fullmatch(self.last)
 
     def kernel(self, block: _Block) -> _Kernel:
-        """The kernel that is declared here, in `block`."""
+        """Return the kernel that is declared here, in `block`."""
         extern_c = self.extern_c or block.extern_c
         name = self.last if extern_c else f"{block.qualifier}{self.last}"
         return _Kernel(name, self._template, extern_c)
 
     def block(self, outer: _Block) -> _Block:
-        """The block that begins here, in `outer`."""
+        """Return the block that begins here, in `outer`."""
         inner = f"{self._namespace}::" if self._namespace else ""
         return _Block(outer.qualifier + inner, outer.extern_c or self.extern_c)
 
 
 def probes(names: Iterable[str]) -> dict[str, str]:
-    """The name expression that probes each function."""
+    """Return the name expression that probes each function."""
     return {name: f"&{_PROBE_NAME}<decltype({name})>" for name in names}
 
 
@@ -156,9 +159,9 @@ def entry_points(
     signatures: Mapping[str, str],
     resources: Mapping[str, Resources],
 ) -> tuple[EntryPoint, ...]:
-    """The kernels of a module.
+    """Return the kernels of a module.
 
-    `demangled` gives C++ spellings by mangled name, `signatures` demangled probes by entry name.
+    `demangled` maps mangled names to C++ names, `signatures` maps entry names to demangled probes.
     """
     found = []
     for name, function in module.entries.items():
@@ -182,7 +185,7 @@ def entry_points(
 
 
 def _parameter_types(spelled: str) -> tuple[str, ...]:
-    """The types in the last parenthesis of a demangled function or probe; none when it has none."""
+    """Return the types in the last parentheses of a demangled function or probe, if any."""
     if spelled.startswith(f"{_PROBE_NAME}<"):
         spelled = spelled.removeprefix(f"{_PROBE_NAME}<").removesuffix(">")
     if not spelled.endswith(")"):
@@ -192,14 +195,14 @@ def _parameter_types(spelled: str) -> tuple[str, ...]:
 
 
 def _qualified_name(spelled: str) -> str:
-    """`ns::inner` of `ns::inner(int)`, `tk<float, 3>` of `void tk<float, 3>(float*)`."""
+    """Return `ns::inner` for `ns::inner(int)`, and `tk<float, 3>` for `void tk<float, 3>(float*)`."""
     if not spelled.endswith(")"):
         return spelled
     return spelled[: _opening(spelled)].removeprefix("void ").strip()
 
 
 def _opening(spelled: str) -> int:
-    """Where the last parenthesis of a text that ends in one was opened."""
+    """Return where the last parenthesis of a text was opened, if the text ends with it."""
     depth = 0
     for at in range(len(spelled) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(spelled[at], 0)

@@ -1,4 +1,4 @@
-"""The sources of programs with line information, kept with their code for debuggers and profilers."""
+"""The sources of programs with line information, stored with the code for debuggers and profilers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HOME", "LABELS", "own_texts", "sources_of"]
 
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
 
-#: What debug information calls the directory of sources, and that of headers. See `worker.py`.
+#: The directories of sources and of headers in debug information. See `worker.py`.
 LABELS, HOME = "/preheat", "/proc/self/cwd"
 
 
@@ -23,10 +23,10 @@ def sources_of(
     roots: Mapping[str, str],
     toolkit: Collection[str],
 ) -> dict[str, str]:
-    """The texts that the debug information of `program` refers to, by the names it has for them.
+    """Return the texts that the debug information of `program` refers to, by their names in it.
 
-    Empty for a program without debug information. Headers of the toolkit are left out, and so is a
-    header that has changed since the compile.
+    The result is empty for a program without debug information. It contains neither headers of the
+    toolkit nor headers that have changed since the compile.
     """
     if program.language != "cuda" or _OPTIONS.isdisjoint(program.options):
         return {}
@@ -40,13 +40,13 @@ def sources_of(
 
 
 def own_texts(program: Program) -> dict[str, str]:
-    """The texts that a program consists of, by the names that debug information has for them."""
+    """Return the texts of a program by their names in debug information."""
     texts = {f"{LABELS}/{program.label}": program.source}
     return texts | {f"{HOME}/{name}": text for name, text in program.headers}
 
 
 def _text(path: Path, digest: str) -> str | None:
-    """The text of a file whose content still has this hash."""
+    """Return the text of a file if its content still has this hash, else None."""
     try:
         content = path.read_bytes()
     except OSError:

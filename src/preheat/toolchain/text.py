@@ -1,4 +1,4 @@
-"""Small text tools shared by the parsers."""
+"""Text functions that the parsers share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DEPTH = {**dict.fromkeys("([{<", 1), **dict.fromkeys(")]}>", -1)}
 
 
 def split_commas(text: str) -> Iterator[str]:
-    """The parts of `text` between commas that no bracket encloses, white space stripped."""
+    """Yield the parts of `text` between commas outside brackets, without surrounding white space."""
     depth, start = 0, 0
     for at, char in enumerate(text):
         depth += _DEPTH.get(char, 0)

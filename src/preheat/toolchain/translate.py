@@ -1,4 +1,4 @@
-"""One compile: the request to a worker, and what its reply means."""
+"""One compile: make the request to a worker and interpret its reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from preheat.toolchain.pool import WorkerPool
 
 __all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
 
-#: Statuses with which a compiler says no. Anything else is its own trouble, not the program's.
+#: The statuses with which a compiler rejects a program. Any other one is a failure of the compiler.
 _REJECTED = {
     "NVRTC_ERROR_COMPILATION",
     "NVRTC_ERROR_INVALID_OPTION",
@@ -36,13 +36,13 @@ _REJECTED = {
     "ERROR_INVALID_INPUT",
     "ERROR_INCORRECT_INPUT_TYPE",
 }
-_EXECUTABLE = 2  # the type of an ELF file that is linked
+_EXECUTABLE = 2  # The type of a linked ELF file.
 _UNKNOWN_ARCH = {"ERROR_UNSUPPORTED_ARCH", "ERROR_UNRECOGNIZED_ARCH"}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What one compile gave. `opened` is None when the compiler could not tell its headers."""
+    """The result of a compile. `opened` is None if the headers are unknown."""
 
     cubin: bytes
     ptx: bytes
@@ -51,15 +51,15 @@ class Compiled:
     log: str
     timing: str
     seconds: float
-    build: str  # of the compiler that ran
+    build: str  # Of the compiler that ran.
     opened: tuple[str, ...] | None
-    templates: tuple[str, ...] = ()  # kernel templates that the source declares
+    templates: tuple[str, ...] = ()  # The kernel templates that the source declares.
 
 
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
     """Compile CUDA C++ with NVRTC.
 
-    Raises `CompileError` when the compiler says no, another `ToolchainError` when it fails.
+    Raises `CompileError` if the compiler rejects the program, another `ToolchainError` if it fails.
     """
     for directory in program.include:
         if not Path(directory).is_dir():
@@ -69,18 +69,18 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
         return _nvrtc(pool, program, arch, roots, probes)
     except CompileError as error:
         _require_names(program, probes, error.rows)
-        # Probes come from reading the source, which can guess wrong: then do without them.
+        # Probes come from scanning the source and may be wrong. Then compile without them.
         if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
             raise
     return _nvrtc(pool, program, arch, roots, {})
 
 
 def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
-    """Raise `UnknownEntryError` when nothing is wrong but name expressions."""
+    """Raise `UnknownEntryError` if name expressions are the only errors."""
     faults = report.name_faults(rows, program.names, probes)
     kernels, templates = signature.declared(program) if faults else ([], [])
     for name, reason in faults.items():
-        if name not in kernels:  # one that is declared is overloaded: the compiler says it better
+        if name not in kernels:  # A declared one is overloaded, and the compiler's message is better.
             raise UnknownEntryError(
                 name, program.label, kernels, templates=templates, reason=reason
             ) from None
@@ -129,13 +129,13 @@ def _nvrtc(
 
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
-    """The reply to a request, with a trace of the headers where that can be had."""
+    """Return the reply to a request, with a trace of the headers if possible."""
     try:
         return pool.call({**message, "trace": True}, blocks)
     except CompilerCrashError as error:
         if error.killed:
             raise
-    # An unwritable trace aborts NVRTC. Once more without it tells that from a real crash.
+    # NVRTC aborts if it cannot write the trace. A second attempt without it detects a real crash.
     try:
         return pool.call({**message, "trace": False}, blocks)
     except CompilerCrashError as error:
@@ -145,9 +145,9 @@ def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, b
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
-    """Assemble PTX with nvJitLink, after the checks that it makes badly or not at all.
+    """Assemble PTX with nvJitLink, after checks that nvJitLink makes badly or not at all.
 
-    Raises `PtxError` or `TargetError` for those, else as `compile_cuda`.
+    Raises `PtxError` or `TargetError` if a check fails, and the errors of `compile_cuda`.
     """
     module = lint.check(program.source, program.label)
     message = {
@@ -174,7 +174,7 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
 
 
 def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool = False) -> Arch:
-    """What to assemble for: the device's architecture, or the PTX's own where that has a suffix."""
+    """Return the target to assemble for: that of the device, or that of the PTX if it has a suffix."""
     target = Arch.parse(module.target[0])
     if why := mismatch(target, arch, strict=strict):
         raise TargetError(label, str(target), str(arch), why)
@@ -182,17 +182,17 @@ def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool
 
 
 def _require_loadable(program: Program, cubin: bytes) -> None:
-    """Refuse code that no device loads, such as options to the assembler make it."""
+    """Raise for code that no device can load, which some options of the assembler produce."""
     if cubin[:4] != b"\x7fELF" or struct.unpack_from("<H", cubin, 16)[0] != _EXECUTABLE:
         options = " ".join(program.options)
         raise InputError(
-            f"{program.label}: with {options} the compiler makes code that no device can load",
-            hint="leave out the option that stops before linking, or makes another kind of code",
+            f"{program.label}: with {options} the compiler produces code that no device can load",
+            hint="remove the option that stops before linking or selects another kind of output",
         )
 
 
 def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
-    """The log of a compile that succeeded; one that did not raises."""
+    """Return the log of a compile that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], reply["log"]
     if status in ("NVRTC_SUCCESS", "SUCCESS"):
         return str(log)

@@ -1,7 +1,7 @@
-"""The compiler process: reads requests from stdin, compiles, writes replies.
+"""The compiler process: reads requests from stdin, compiles, and writes replies to stdout.
 
-It is the only place where NVRTC and nvJitLink are loaded. Whatever they do to their process (abort,
-hang, lose track of headers after an error) they do here, and `pool.py` starts another one.
+Only this process loads NVRTC and nvJitLink. If they abort, hang or lose track of headers after an
+error, only this process is affected, and `pool.py` starts another one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from preheat.toolchain.elf import build_id
 
 __all__ = ["main"]
 
-_IDLE = 120.0  # seconds without a request after which the worker ends by itself
-# `-v` tells resource use. The compilers' own caches, which they keep where there is a driver, would
-# swallow that report. A fixed seed keeps the names of anonymous namespaces the same in every process.
+_IDLE = 120.0  # Seconds without a request after which the worker exits.
+# `-v` reports resource usage. The compilers' own caches, which exist where there is a driver, would
+# suppress that report. A fixed seed keeps the names of anonymous namespaces the same in every process.
 _NVRTC_OPTIONS = ("-Xptxas=-v", "--no-cache", "--frandom-seed=preheat")
 _NVJITLINK_OPTIONS = ("-Xptxas=-v", "-no-cache")
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
 
 
 def main() -> None:
-    """Answer requests until stdin closes or nothing was asked for a while."""
+    """Answer requests until stdin closes or no request arrives for a while."""
     requests = sys.stdin.fileno()
-    # Replies get a descriptor of their own: what a compiler prints must not end up between them.
+    # Replies have their own descriptor: the output of a compiler must not get between them.
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _leave_with_parent(requests: int) -> None:
-    """End at once, even amid a compile, when the process that asked for it is gone."""
+    """Exit at once, even during a compile, when the parent process is gone."""
     hang_up = select.poll()
     hang_up.register(requests, 0)
     hang_up.poll()
@@ -71,7 +71,7 @@ Answer = tuple[dict[str, Any], dict[str, bytes]]
 
 
 def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Where the compilers and the CUDA headers are on this machine."""
+    """Locate the compilers and the CUDA headers on this machine."""
     del message, blocks
     from cuda.pathfinder import (
         DynamicLibNotFoundError,
@@ -79,7 +79,8 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         load_nvidia_dynamic_lib,
     )
 
-    found, missing = [], {}
+    found = []
+    missing = {}
     for name in ("nvrtc", "nvJitLink"):
         try:
             load_nvidia_dynamic_lib(name)
@@ -106,14 +107,14 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
 
 def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Compile CUDA C++ to cubin and PTX, with every header that was opened."""
+    """Compile CUDA C++ to cubin and PTX, and report every header that was opened."""
     from preheat.toolchain import nvrtc
 
     options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
     roots: dict[str, str] = message["roots"]
-    # A directory of links, `@0`, `@cuda`, …, is what the compiler sees of the include roots: no path
-    # of this machine reaches the binary, and what it opened comes back as (root, name). The trace
-    # goes through a link into memory: NVRTC aborts when it cannot write it.
+    # The compiler sees the include roots through a directory of links `@0`, `@cuda`, …, so that no path
+    # of this machine reaches the binary, and opened files are reported as (root, name). The trace is
+    # written through a link into memory: NVRTC aborts if it cannot write it.
     trace = os.memfd_create("preheat-trace", os.MFD_CLOEXEC)
     links = {f"@{label}": directory for label, directory in roots.items()}
     links["trace.json"] = f"/proc/self/fd/{trace}"
@@ -174,14 +175,14 @@ _ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
 
 @functools.cache
 def _build(name: str) -> str:
-    """The build of the compiler that this process really uses, which keys must agree with."""
+    """Return the build of the compiler that this process has loaded. Keys must contain the same."""
     return str(_files_and_build(name)["build"])
 
 
 def _files_and_build(name: str) -> dict[str, Any]:
-    """The files of a compiler that has compiled, its own first, and the build of them all.
+    """Return the files of a compiler that has compiled, its own first, and the build of all of them.
 
-    NVRTC is two libraries: with its first compile it loads the built-ins of its own version.
+    NVRTC consists of two libraries: its first compile loads the built-ins of the same version.
     """
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -198,12 +199,14 @@ def _files_and_build(name: str) -> dict[str, Any]:
 
 
 def _demangle(name: str) -> str | None:
-    """The C++ spelling of a mangled name, by the C++ runtime's own demangler."""
+    """Return the C++ name of a mangled name, from the demangler of the C++ runtime, or None."""
     if not name.startswith("_Z"):
         return None
     runtime = ctypes.CDLL("libstdc++.so.6")
-    demangle, release = runtime.__cxa_demangle, ctypes.CDLL(None).free
-    demangle.restype, release.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    demangle = runtime.__cxa_demangle
+    demangle.restype = ctypes.c_void_p
+    release = ctypes.CDLL(None).free
+    release.argtypes = [ctypes.c_void_p]
     found = demangle(name.encode(), None, None, None)
     if not found:
         return None

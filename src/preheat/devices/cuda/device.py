@@ -1,4 +1,4 @@
-"""An NVIDIA GPU behind the seam."""
+"""The device interface for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from preheat.errors import ContextLostError, DeviceError, NoGpuError
 
 __all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
 
-_KEEP = 2**64 - 1  # bytes a pool keeps before it gives memory back to the driver by itself
+_KEEP = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
-_NOT_CURRENT = (201, 400)  # how a launch in a default stream fails under another context
-_DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)  # of whichever context is current
+_NOT_CURRENT = (201, 400)  # status of a launch in a default stream under another context
+_DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)  # of the context that is current
 _Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
 def count() -> int:
-    """How many GPUs this process can see; `NoGpuError` when there is no driver."""
+    """Return how many GPUs this process can see; `NoGpuError` without a driver."""
     return int(call("cuDeviceGetCount"))
 
 
 def visible() -> list[Visible]:
-    """The GPUs this process can see, without a context on any of them."""
-    return [_look(index) for index in range(count())]
+    """List the GPUs that this process can see, without creating a context."""
+    return [_describe(index) for index in range(count())]
 
 
 def driver_version() -> str:
-    """The newest CUDA version the driver supports, such as 13.0."""
+    """Return the newest CUDA version that the driver supports, such as 13.0."""
     number = int(call("cuDriverGetVersion"))
     return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -69,7 +69,7 @@ class Visible(NamedTuple):
     arch: Arch
 
 
-def _look(index: int) -> Visible:
+def _describe(index: int) -> Visible:
     device = call("cuDeviceGet", index)
     model = call("cuDeviceGetName", 256, device).split(b"\0")[0].decode()
     major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
@@ -96,10 +96,10 @@ def _limits(device: Any) -> Limits:
 
 
 class CudaDevice:
-    """One GPU, by its number, used through its primary context as torch and CuPy use it.
+    """One GPU, used through its primary context, as torch and CuPy use it.
 
-    Calls that name a stream of ours need no current context, so allocations and copies work from any
-    thread whatever another library made current there; the others push the context for the call.
+    Calls that name one of our streams need no current context, so allocations and copies work in any
+    thread, whatever context another library made current. Other calls push the context first.
     """
 
     forks = recovers = False
@@ -108,8 +108,9 @@ class CudaDevice:
         there = count()
         if not 0 <= index < there:
             raise NoGpuError(f"there is no GPU {index}: this process can see {there}", hint=WITHOUT_GPU)
-        self.index, self.dlpack = index, (2, index)
-        self.name, self.model, self.arch = _look(index)
+        self.index = index
+        self.dlpack = (2, index)
+        self.name, self.model, self.arch = _describe(index)
         self._device = call("cuDeviceGet", index)
         self.limits = _limits(self._device)
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
@@ -124,7 +125,7 @@ class CudaDevice:
         self._staging = Staging(self._pinned)
 
     def _new_pool(self) -> Any:
-        """A pool of our own: the device's default one belongs to everybody in the process."""
+        """Create a memory pool: the default one is shared with every library in the process."""
         cu = library()
         properties = cu.CUmemPoolProps()
         properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -137,7 +138,7 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this device's context the thread's current one for a while."""
+        """Make the context of this device current in this thread for a while."""
         call("cuCtxPushCurrent", self.context)
         try:
             yield
@@ -146,14 +147,14 @@ class CudaDevice:
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """The same, for calls of another library that would spoil captures in other threads."""
+        """Do the same for calls of another library that would invalidate captures of other threads."""
         with self.current(), relaxed_capture_mode():
             yield
 
     def in_context(self, work: _Call, stream: Stream) -> _Call:
-        """Prepared work for any stream: in a default one it runs with its context current.
+        """Return prepared work that makes the context current when it runs in a default stream.
 
-        Without that a replay and a fill run in the default stream of another context.
+        Otherwise a replay or a fill would run in the default stream of another context.
         """
         if stream.handle not in _DEFAULT_STREAMS:
             return work
@@ -165,9 +166,10 @@ class CudaDevice:
         return cast(_Call, in_context)
 
     def launch_in_context(self, launch: _Call, stream: Stream) -> _Call:
-        """The same for a kernel, which belongs to a context: the driver refuses to mix the two.
+        """Do the same for a launch, and make the context current only after a failure.
 
-        So the common case, in which the context is current already, costs nothing.
+        A kernel belongs to a context, so the driver refuses the launch under another one. The common
+        case, in which the context is current, therefore costs nothing.
         """
         if stream.handle not in _DEFAULT_STREAMS:
             return launch
@@ -190,35 +192,35 @@ class CudaDevice:
     def load(
         self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None
     ) -> CudaModule:
-        """Load a verified cubin or, for `jit`, its PTX through the driver's own compiler."""
-        del lines  # the driver's errors name no instruction
+        """Load a verified cubin or, with `jit`, its PTX through the compiler of the driver."""
+        del lines  # Errors of the driver name no instruction.
         return CudaModule(self, artifact, jit=jit)
 
     def stream(self, *, priority: int = 0) -> CudaStream:
-        """A new stream that does not wait for the legacy default stream."""
+        """Return a new stream, which does not wait for the legacy default stream."""
         with self.current():
             handle = int(call("cuStreamCreateWithPriority", 1, priority))
         return CudaStream(self, handle, owned=True)
 
     def adopt(self, handle: int) -> CudaStream:
-        """A stream of another library."""
+        """Return the stream of another library that has this handle now."""
         return CudaStream(self, handle, owned=False)
 
     # Memory
 
     def allocate(self, size: int, stream: Stream) -> int:
-        """Address of new memory, from this device's own pool."""
+        """Allocate memory from the pool of this device and return its address."""
         collect()
         with relaxed_capture_mode():
             return int(call("cuMemAllocFromPoolAsync", size, self._pool, stream.handle))
 
     def free(self, address: int, stream: Stream) -> None:
-        """Give memory back to the pool after the work now in `stream`."""
+        """Return memory to the pool after the work that is now in `stream`."""
         with relaxed_capture_mode():
             call("cuMemFreeAsync", address, stream.handle)
 
     def copy_in(self, address: int, data: memoryview, stream: Stream) -> None:
-        """Bytes from the host by way of pinned memory; returns before they have arrived."""
+        """Copy bytes from the host through pinned memory; the call does not wait for the copy."""
         for start in range(0, len(data), Staging.SIZE):
             piece = data[start : start + Staging.SIZE]
             chunk = self._staging.take()
@@ -227,12 +229,13 @@ class CudaDevice:
             self._staging.give_back(chunk, stream.record())
 
     def copy_out(self, data: memoryview, address: int, stream: Stream) -> None:
-        """Bytes to the host by way of pinned memory, the next piece under way while one is taken."""
+        """Copy bytes to the host through pinned memory, two pieces at a time."""
         arriving: deque[tuple[Chunk, memoryview, Event]] = deque()
         for start in range(0, len(data), Staging.SIZE):
             if len(arriving) == 2:
                 self._arrive(*arriving.popleft())
-            chunk, piece = self._staging.take(), data[start : start + Staging.SIZE]
+            chunk = self._staging.take()
+            piece = data[start : start + Staging.SIZE]
             call("cuMemcpyDtoHAsync", chunk.address, address + start, len(piece), stream.handle)
             arriving.append((chunk, piece, stream.record()))
         while arriving:
@@ -245,31 +248,33 @@ class CudaDevice:
         self._staging.give_back(chunk)
 
     def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
-        """Bytes from device memory to device memory."""
+        """Copy bytes from device memory to device memory."""
         call("cuMemcpyDtoDAsync", target, source, size, stream.handle)
 
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
-        """Write `value` `count` times; it travels by value, so nothing on the host is read later."""
+        """Write `value` `count` times. The driver takes it by value and reads nothing later."""
         if len(value) == 8 and value[:4] == value[4:]:
             value, count = value[:4], 2 * count
         if len(value) in _FILLS:
             call(_FILLS[len(value)], address, int.from_bytes(value, "little"), count, stream.handle)
             return 1
-        for half in (0, 4):  # every second word: rows of one word, eight bytes apart
+        for half in (0, 4):  # Fill every second word: rows of one word with a pitch of eight bytes.
             word = int.from_bytes(value[half : half + 4], "little")
             call("cuMemsetD2D32Async", address + half, 8, word, 1, count, stream.handle)
         return 2
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
-        """One word is filled; several go by one batch of copies, whose sources are read meanwhile."""
+        """Prepare a fill for a single word, and one batch of copies for several values."""
         if len(places) == 1 and places[0][1] in _FILLS:
-            cu, (address, size) = library(), places[0]
-            fill, at = getattr(cu, _FILLS[size]), cu.CUdeviceptr(address)
+            cu = library()
+            address, size = places[0]
+            fill = getattr(cu, _FILLS[size])
+            at = cu.CUdeviceptr(address)
             handle = cu.CUstream(stream.handle)
             return self.in_context(
                 lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream
             )
-        if stream.handle in _DEFAULT_STREAMS:  # which take no batches
+        if stream.handle in _DEFAULT_STREAMS:  # The driver accepts no batch in a default stream.
             return lambda values: self._fill_all(places, values, stream)
         return _Batch(self.context, places, stream)
 
@@ -283,21 +288,21 @@ class CudaDevice:
         return (0,)
 
     def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
-        """Host memory is out of a kernel's reach unless the driver pinned it."""
+        """Do nothing: kernels reach host memory only if the driver has pinned it."""
         del address, size, writable
         return nullcontext()
 
     def owner(self, address: int) -> object:
-        """Nothing: device memory belongs to the driver."""
+        """Return None: device memory belongs to the driver."""
         del address
         return None
 
     def memory(self) -> MemoryInfo:
-        """How much memory the GPU has, for all its users together."""
+        """Return the free and the total memory of the GPU, for all its users."""
         with self.current():
             return MemoryInfo(*map(int, call("cuMemGetInfo")))
 
-    # Life
+    # Lifetime
 
     def synchronize(self) -> None:
         """Wait for all work on this GPU."""
@@ -305,17 +310,17 @@ class CudaDevice:
             call("cuCtxSynchronize")
 
     def check(self, status: tuple[int, ...], call: str) -> None:
-        """Raise what the status of a launch stands for."""
+        """Raise the error that the status of a launch means."""
         if status[0]:
             raise error_of(call, status[0])
 
     def trim(self) -> None:
-        """Give memory that the pool keeps back to the driver."""
+        """Free the memory that the pool caches."""
         with self.current():
             call("cuMemPoolTrimTo", self._pool, 0)
 
     def reset(self) -> None:
-        """Begin anew, for every user of this GPU in the process: those of ours are told."""
+        """Reset the GPU for every user in the process, and notify our other devices on it."""
         for other in list(devices):
             if other is not self and getattr(other, "index", None) == self.index:
                 other.on_loss(
@@ -329,10 +334,10 @@ class CudaDevice:
         self._open()
 
     def after_fork(self) -> None:
-        """A GPU cannot be used in a forked child."""
+        """Do nothing: a forked child cannot use a GPU."""
 
     def close(self) -> None:
-        """Let go of the context; the driver ends it when nobody else holds it."""
+        """Release the context; the driver destroys it when no other library retains it."""
         devices.discard(self)
         with self.current():
             for address in self._staging.close():
@@ -342,17 +347,17 @@ class CudaDevice:
 
 
 class _Batch:
-    """Copies from one small piece of host memory, which the driver reads before the call returns.
+    """Copies from a small buffer on the host, which the driver reads before the call returns.
 
-    Without a current context host memory means nothing to the driver, so it is pushed each time.
+    The driver needs a current context to recognise host memory, so each call pushes the context.
     """
 
     def __init__(self, context: Any, places: Sequence[tuple[int, int]], stream: Stream) -> None:
         cu = library()
         self._enter, self._leave = partial(cu.cuCtxPushCurrent, context), cu.cuCtxPopCurrent
         sizes = [size for _, size in places]
-        self._room = ctypes.create_string_buffer(sum(sizes))
-        starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._room))
+        self._values = ctypes.create_string_buffer(sum(sizes))
+        starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._values))
         order = cu.CUmemcpyAttributes()
         order.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL
         self._copy = partial(
@@ -368,7 +373,7 @@ class _Batch:
         )
 
     def __call__(self, values: Sequence[bytes]) -> tuple[int, ...]:
-        self._room.raw = b"".join(values)
+        self._values.raw = b"".join(values)
         status: tuple[int, ...] = self._enter()
         if status[0]:
             return status

@@ -1,4 +1,4 @@
-"""The driver: calls by name, and what its status codes mean."""
+"""Calls of the CUDA driver by name, and the errors that its status codes mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuErro
 
 __all__ = ["WITHOUT_GPU", "call", "devices", "error_of", "library", "relaxed_capture_mode"]
 
-#: What to do where there is no GPU.
+#: The hint for a machine without a GPU.
 WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
 
 _OUT_OF_MEMORY = 2
@@ -22,7 +22,7 @@ _INVALID_CODE = {
     218,  # INVALID_PTX
     300,  # INVALID_SOURCE
 }
-#: After these the context is dead: every later call in it fails as well.
+#: After one of these every later call in the context fails as well.
 _STICKY = {
     214,  # ECC_UNCORRECTABLE
     219,  # INVALID_GRAPHICS_CONTEXT
@@ -45,17 +45,17 @@ _HINTS = {
 }
 
 
-class _Told(Protocol):
+class _LossListener(Protocol):
     on_loss: Callable[[DeviceError], None]
 
 
-#: Every GPU in use. A sticky error on one ends them all: the driver does not recover in a process.
-devices: weakref.WeakSet[_Told] = weakref.WeakSet()
+#: Every GPU in use. A sticky error on one ends them all: the driver does not recover within a process.
+devices: weakref.WeakSet[_LossListener] = weakref.WeakSet()
 
 
 @functools.cache
 def library() -> Any:
-    """The bindings, with the driver initialised; `NoGpuError` says what is missing."""
+    """Return the bindings with the driver initialised; `NoGpuError` says what is missing."""
     try:
         from cuda.bindings import driver
     except ImportError as missing:
@@ -63,7 +63,7 @@ def library() -> Any:
         raise NoGpuError(message, hint=WITHOUT_GPU) from None
     try:
         (status,) = driver.cuInit(0)
-    except RuntimeError as missing:  # the bindings could not find libcuda.so.1
+    except RuntimeError as missing:  # The bindings cannot find libcuda.so.1.
         raise NoGpuError(
             f"no GPU: the NVIDIA driver (libcuda.so.1) is not here: {missing}", hint=WITHOUT_GPU
         ) from None
@@ -74,7 +74,7 @@ def library() -> Any:
 
 
 def call(name: str, *args: Any) -> Any:
-    """Call the driver; the result without its status, or the error the status stands for."""
+    """Call the driver and return its result without the status; raise the error of the status."""
     cu = library()
     status, *values = getattr(cu, name)(*args)
     if status:
@@ -84,10 +84,10 @@ def call(name: str, *args: Any) -> Any:
 
 @contextmanager
 def relaxed_capture_mode() -> Iterator[None]:
-    """Let this thread make calls that would spoil captures begun as "global", from any thread.
+    """Let this thread make calls that would invalidate captures in "global" mode.
 
-    For calls that leave those captures alone: queries, waits for and memory of streams that are not
-    captured. Captures of preheat's own have rules of their own, which come before this.
+    It is for calls that do not concern those captures: queries, waits and memory of streams that are
+    not captured. What preheat's own captures permit is checked before, by `Context.forbid`.
     """
     mode = call("cuThreadExchangeStreamCaptureMode", _relaxed())
     try:
@@ -102,7 +102,7 @@ def _relaxed() -> Any:
 
 
 def error_of(name: str, status: int) -> DriverError:
-    """The error for a status that a call gave."""
+    """Return the error for the status of a call."""
     return _error(library(), name, status)
 
 

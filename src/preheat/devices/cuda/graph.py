@@ -1,4 +1,4 @@
-"""Captured work of a GPU."""
+"""Graphs of a GPU."""
 
 from __future__ import annotations
 
@@ -17,48 +17,50 @@ _KINDS = {"MEMCPY": "copy", "MEMSET": "fill", "MEM_ALLOC": "allocation", "MEM_FR
 
 
 class CudaGraph:
-    """What was captured from a stream."""
+    """A graph that was captured from a stream."""
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
-        self._device, self._graph = device, graph
+        self._device = device
+        self._graph = graph
 
     def nodes(self) -> list[GraphNode]:
-        """What it consists of, in the order in which it was captured."""
+        """Return the nodes in the order of their capture."""
         count = int(call("cuGraphGetNodes", self._graph, 0)[1])
         found = call("cuGraphGetNodes", self._graph, count)[0] if count else []
         return [_described(node) for node in found]
 
     def instantiate(self, *, free_on_launch: bool = False) -> CudaExecutable:
-        """Make it ready, as captured; with the one flag, launches free what the last one allocated."""
+        """Make the graph executable; a flag lets each launch free what the last one allocated."""
         flags = library().CUgraphInstantiate_flags
         flag = int(flags.CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) if free_on_launch else 0
         with self._device.current():
             return CudaExecutable(self._device, call("cuGraphInstantiate", self._graph, flag))
 
     def close(self) -> None:
-        """Give it back."""
+        """Destroy the graph."""
         call("cuGraphDestroy", self._graph)
 
 
 class CudaExecutable:
-    """A graph that can be launched."""
+    """An instantiated graph."""
 
     def __init__(self, device: CudaDevice, handle: Any) -> None:
-        self._device, self._handle = device, handle
+        self._device = device
+        self._handle = handle
 
     def upload(self, stream: Stream) -> None:
-        """Bring it to the GPU."""
+        """Upload the graph to the GPU."""
         with self._device.current():
             call("cuGraphUpload", self._handle, stream.handle)
 
     def prepare(self, stream: Stream) -> Replay:
-        """The launch into one stream, with nothing left to convert."""
+        """Prepare launches in one stream, with all arguments converted."""
         cu = library()
         launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
         return self._device.in_context(launch, stream)
 
     def close(self) -> None:
-        """Give it back; the driver keeps what is running."""
+        """Destroy the executable; the driver keeps it for running launches."""
         call("cuGraphExecDestroy", self._handle)
 
 
@@ -70,6 +72,6 @@ def _described(node: Any) -> GraphNode:
 
 def _name(node: Any) -> str:
     used = call("cuGraphKernelNodeGetParams", node)
-    by_library = int(used.kern) != 0  # loaded by cuLibrary: it has no function of its own
+    by_library = int(used.kern) != 0  # It was loaded by cuLibrary and has no CUfunction.
     found = call("cuKernelGetName", used.kern) if by_library else call("cuFuncGetName", used.func)
     return str(found.decode())

@@ -1,6 +1,6 @@
 """Modules and functions of a GPU.
 
-Loaded by `cuModule`, not `cuLibrary`: see docs/decisions/0005-modules.md.
+They are loaded by `cuModule`, not by `cuLibrary`: see docs/decisions/0005-modules.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["CudaFunction", "CudaModule"]
 
 _NOT_FOUND = 500
-_PORTABLE_CLUSTER = 8  # blocks; more is an opt-in
+_PORTABLE_CLUSTER = 8  # blocks; a function must opt in to more
 
 
 class CudaModule:
-    """A cubin in the GPU's memory."""
+    """A cubin that is loaded on a GPU."""
 
     def __init__(self, device: CudaDevice, artifact: Artifact, *, jit: bool) -> None:
         self.device = device
@@ -34,14 +34,14 @@ class CudaModule:
             self._module = call("cuModuleLoadData", code)
 
     def function(self, name: str) -> CudaFunction:
-        """The kernel with this entry name, loaded: a later launch loads nothing."""
+        """Return the kernel with this entry name, loaded, so that a launch loads nothing."""
         with self.device.current():
             function = call("cuModuleGetFunction", self._module, name.encode())
             call("cuFuncLoad", function)
         return CudaFunction(self.device, name, function)
 
     def symbol(self, name: str) -> Symbol | None:
-        """The variable with this name, or None."""
+        """Return the variable with this name, or None."""
         try:
             with self.device.current():
                 address, size = call("cuModuleGetGlobal", self._module, name.encode())
@@ -52,21 +52,23 @@ class CudaModule:
         return Symbol(int(address), size)
 
     def unload(self) -> None:
-        """Unload it from the GPU."""
+        """Unload the module."""
         with self.device.current():
             call("cuModuleUnload", self._module)
 
 
 class CudaFunction:
-    """One kernel, resolved."""
+    """A kernel of a loaded module."""
 
     def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
-        self.device, self.name, self._function = device, name, function
-        self._opted = False  # in to more shared memory than every function gets
+        self.device = device
+        self.name = name
+        self._function = function
+        self._opted_in = False  # to more shared memory than a function has by default
 
     @lazy
     def attributes(self) -> Attributes:
-        """What the driver says about it."""
+        """The attributes that the driver reports."""
         shared = self._get("SHARED_SIZE_BYTES")
         return Attributes(
             registers=self._get("NUM_REGS"),
@@ -76,12 +78,12 @@ class CudaFunction:
             threads=self._get("MAX_THREADS_PER_BLOCK"),
             binary_version=self._get("BINARY_VERSION"),
             ptx_version=self._get("PTX_VERSION"),
-            dynamic_shared=self.device.limits.shared_optin - shared,  # launches opt in to all of it
+            dynamic_shared=self.device.limits.shared_optin - shared,  # Launches opt in to all of it.
             cluster=self._fixed_cluster(),
         )
 
     def _fixed_cluster(self) -> Dim3 | None:
-        """The cluster that `__cluster_dims__` fixes; zeros where every launch has to give one."""
+        """Return the cluster that `__cluster_dims__` fixes; zeros when every launch must give one."""
         if not self.device.limits.cluster or not self._get("CLUSTER_SIZE_MUST_BE_SET"):
             return None
         width, height, depth = (
@@ -90,7 +92,7 @@ class CudaFunction:
         return width, height, depth
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
-        """A launch with everything fixed but the parameters."""
+        """Prepare a launch: everything but the parameters is fixed."""
         self._opt_in(geometry.shared, geometry.cluster)
         if geometry.cluster or geometry.cooperative or geometry.programmatic:
             submit = self._prepare_extended(geometry, stream)
@@ -110,17 +112,18 @@ class CudaFunction:
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
-        config.sharedMemBytes, config.hStream = geometry.shared, stream.handle
+        config.sharedMemBytes = geometry.shared
+        config.hStream = stream.handle
         config.attrs = _launch_attributes(cu, geometry)
         config.numAttrs = len(config.attrs)
         return partial(cu.cuLaunchKernelEx, config, self._function)
 
     def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
-        """Allow what is beyond the limits a function has unless it asks."""
+        """Raise the default limits of the function where a launch needs more."""
         used = self.attributes
-        if shared + used.shared > self.device.limits.shared and not self._opted:
+        if shared + used.shared > self.device.limits.shared and not self._opted_in:
             self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", used.dynamic_shared)
-            self._opted = True  # to all there is: nothing to raise later
+            self._opted_in = True  # to the maximum, so that no later launch needs more
         cluster = cluster or used.cluster
         if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
@@ -134,7 +137,7 @@ class CudaFunction:
             call("cuFuncSetAttribute", self._function, _attribute(attribute), value)
 
     def occupancy(self, threads: int, shared: int = 0) -> Occupancy:
-        """How well blocks of `threads` fill a processor."""
+        """Return the occupancy of blocks with this number of threads."""
         self._opt_in(shared)
         name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         with self.device.current():
@@ -142,11 +145,11 @@ class CudaFunction:
         return Occupancy(blocks, blocks * threads / self.device.processor_threads)
 
     def carveout(self) -> int:
-        """What the driver was asked for."""
+        """Return the preferred carveout in percent; -1 for no preference."""
         return self._get("PREFERRED_SHARED_MEMORY_CARVEOUT")
 
     def set_carveout(self, percent: int) -> None:
-        """Ask the driver for that part."""
+        """Set the preferred carveout."""
         self._set("PREFERRED_SHARED_MEMORY_CARVEOUT", percent)
 
 
@@ -155,8 +158,9 @@ def _attribute(name: str) -> Any:
 
 
 def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
-    """The launch attributes that `geometry` asks for, in the driver's own form."""
-    kinds, found = cu.CUlaunchAttributeID, []
+    """Return the launch attributes that `geometry` needs, as objects of the driver."""
+    kinds = cu.CUlaunchAttributeID
+    found = []
 
     def attribute(kind: Any) -> Any:
         found.append(cu.CUlaunchAttribute())

@@ -1,4 +1,4 @@
-"""Pinned host memory through which copies pass, so that the caller need not wait for the stream."""
+"""Pinned host memory for copies, so that the caller does not have to wait for the stream."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Chunk", "Staging"]
 
 
 class Chunk(NamedTuple):
-    """A piece of pinned memory."""
+    """A chunk of pinned memory."""
 
     address: int
     size: int
 
     def put(self, data: memoryview) -> None:
         """Copy host bytes in."""
-        self._window(len(data))[:] = data
+        self._view(len(data))[:] = data
 
     def take(self, data: memoryview) -> None:
         """Copy host bytes out."""
-        data[:] = self._window(len(data))
+        data[:] = self._view(len(data))
 
-    def _window(self, size: int) -> memoryview:
+    def _view(self, size: int) -> memoryview:
         return memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B")
 
 
 class Mark(Protocol):
-    """A point in a stream after which a chunk is free again."""
+    """An event after which a chunk can be reused."""
 
     def done(self) -> bool: ...
     def synchronize(self) -> None: ...
@@ -38,7 +38,7 @@ class Mark(Protocol):
 
 
 class Staging:
-    """Chunks of pinned memory, each free again once the copy that used it has ended."""
+    """Chunks of pinned memory. A chunk is reused once the copy that uses it has completed."""
 
     SIZE, MOST = 4 << 20, 16
 
@@ -50,7 +50,7 @@ class Staging:
         self._lock = Lock()
 
     def take(self) -> Chunk:
-        """A chunk that nothing uses; waits for the oldest copy when all are in use."""
+        """Return a chunk that nothing uses; wait for the oldest copy when all are in use."""
         with self._lock:
             while self._busy and self._busy[0][0].done():
                 mark, chunk = self._busy.popleft()
@@ -67,14 +67,14 @@ class Staging:
             return Chunk(self._allocate(self.SIZE), self.SIZE)
 
     def close(self) -> list[int]:
-        """The addresses of all chunks, to be freed; nothing may be using one."""
+        """Return the addresses of all chunks, to be freed. No copy may be using one."""
         with self._lock:
             free, busy = self._free, self._busy
             self._free, self._busy, self._made = [], deque(), 0
             return [chunk.address for chunk in (*free, *(chunk for _, chunk in busy))]
 
     def give_back(self, chunk: Chunk, mark: Mark | None = None) -> None:
-        """Give a chunk back, now or once `mark` is done."""
+        """Return a chunk for reuse, now or once `mark` has completed."""
         with self._lock:
             if mark is None:
                 self._free.append(chunk)

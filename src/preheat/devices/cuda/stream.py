@@ -28,32 +28,34 @@ class CudaEvent:
         self.handle = int(call("cuEventCreate", 0 if timing else _NO_TIMING))
 
     def done(self) -> bool:
-        """Whether the work before it has ended."""
+        """Return True once the work before the event has completed."""
         with relaxed_capture_mode():
             return _ready("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the event has completed."""
         with relaxed_capture_mode():
             call("cuEventSynchronize", self.handle)
 
     def elapsed(self, since: Event) -> float:
-        """Seconds from `since` to this event."""
+        """Return the seconds from `since` to this event."""
         return float(call("cuEventElapsedTime", since.handle, self.handle)) / 1e3
 
     def close(self) -> None:
-        """Give it back; the driver keeps what is still waited for."""
+        """Destroy the event; the driver keeps it for the streams that still wait for it."""
         call("cuEventDestroy", self.handle)
 
 
 class CudaStream:
-    """A stream, our own or another library's.
+    """A stream of ours or of another library.
 
-    A default stream has no handle of its own: the number means the one of whichever context is current.
+    The handle of a default stream means the default stream of the context that is current.
     """
 
     def __init__(self, device: CudaDevice, handle: int, *, owned: bool) -> None:
-        self._device, self.handle, self._owned = device, handle, owned
+        self._device = device
+        self.handle = handle
+        self._owned = owned
         with device.current():
             self.id = _id_of(handle)
 
@@ -70,57 +72,57 @@ class CudaStream:
             call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def done(self) -> bool:
-        """Whether everything submitted has ended."""
+        """Return True once all submitted work has completed."""
         with self._device.current(), relaxed_capture_mode():
             return _ready("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait for all submitted work."""
         with self._device.current(), relaxed_capture_mode():
             call("cuStreamSynchronize", self.handle)
 
     def close(self) -> None:
-        """Give it back; its work goes on."""
+        """Destroy the stream, unless another library owns it; its work continues."""
         if self._owned:
             call("cuStreamDestroy", self.handle)
 
     def begin_capture(self, mode: str) -> None:
-        """From here on work becomes a graph."""
+        """Record later work in a graph instead of running it."""
         modes = library().CUstreamCaptureMode
         with self._device.current():
             how = getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
             call("cuStreamBeginCapture", self.handle, how)
 
     def end_capture(self) -> CudaGraph:
-        """What was captured."""
+        """End the capture and return its graph."""
         with self._device.current():
             return CudaGraph(self._device, call("cuStreamEndCapture", self.handle))
 
     def captured(self) -> int:
-        """How many nodes were captured so far."""
+        """Return how many nodes are captured so far."""
         status, _, graph, *_ = call("cuStreamGetCaptureInfo", self.handle)
         if _STATUS[int(status)] != "active":
             raise error_of("cuStreamGetCaptureInfo", _INVALIDATED)
         return int(call("cuGraphGetNodes", graph, 0)[1])
 
     def capture_status(self) -> str:
-        """Whether this stream is captured."""
+        """Return whether this stream is being captured."""
         if self.handle in LEGACY_STREAMS:
-            return "none"  # It cannot be captured, and asking could spoil other captures.
+            return "none"  # It cannot be captured, and the query could invalidate other captures.
         with self._device.current():
             return _STATUS[int(call("cuStreamIsCapturing", self.handle))]
 
     def retain(self, owner: object) -> None:
-        """Keep `owner` until the graph that is being captured, and all made from it, are gone."""
+        """Keep `owner` alive as long as the graph that is being captured, or an executable of it."""
         with self._device.current():
             graph = call("cuStreamGetCaptureInfo", self.handle)[2]
             retain(graph, owner)
 
 
 def _id_of(handle: int) -> int:
-    """Return the driver's id of a stream; while it is captured, a number below zero of its own.
+    """Return the id that the driver has for a stream, or a negative one while it is captured.
 
-    Asking for the id of a captured stream fails and spoils the capture.
+    The query for the id of a captured stream fails and invalidates the capture.
     """
     if handle in LEGACY_STREAMS or not int(call("cuStreamIsCapturing", handle)):
         return int(call("cuStreamGetId", handle))

@@ -12,8 +12,8 @@ from preheat.devices.emulator import (
     access,
     atomics,
     carry,
-    cluster,
     copies,
+    emit_memory,
     matrices,
     mbarrier,
     video,
@@ -22,7 +22,6 @@ from preheat.devices.emulator import (
 from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
-    Address,
     Number,
     Op,
     Operand,
@@ -35,14 +34,11 @@ from preheat.devices.emulator.decode import (
 from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.fragments import emit_load, emit_product, emit_store, emit_transpose
 from preheat.devices.emulator.table import instruction
-from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer, register_type
+from preheat.devices.emulator.writer import BOOL, U32, U64, DType, Writer, register_type
 
 __all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
 
-_SPACES = ("global", "shared", "local", "const", "param")
-_ORDER = frozenset("weak relaxed acquire release acq_rel sc volatile mmio cta cluster gpu sys".split())
 _CLUSTER_BARRIER = r"barrier\.cluster\.(arrive(\.release|\.relaxed)?|wait(\.acquire)?)(\.aligned)?"
-_CACHE = frozenset("ca cg cs lu cv wb wt nc unified".split())
 
 
 def pure(w: Writer, op: Op) -> None:
@@ -89,172 +85,6 @@ def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
     if operand.negative or len(operand.parts) < 2 or not re.fullmatch(pattern, operand.parts):
         raise w.unsupported()
     return operand.parts
-
-
-# Memory
-
-
-def _space(word: str) -> str:
-    """The space that a word names; "cluster" is the shared memory of all blocks of a cluster."""
-    return "cluster" if word == "shared::cluster" else word.partition("::")[0]
-
-
-def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
-    """Space, elements and type of a load or store; what only orders or caches is of no account here."""
-    space, count, dtype = "generic", 1, None
-    for word in op.modifiers:
-        if word.partition("::")[0] in _SPACES:
-            space = _space(word)
-        elif word in ("v2", "v4", "v8"):
-            count = int(word[1:])
-        elif word in TYPES and word != "pred":
-            dtype = TYPES[word]
-        elif word not in _ORDER and word not in _CACHE and not word.startswith(("L1::", "L2::")):
-            raise w.unsupported()
-    if dtype is None:
-        raise w.unsupported()
-    return space, count, dtype
-
-
-def _load(w: Writer, op: Op) -> None:
-    space, count, dtype = _memory_form(w, op)
-    target, source = op.operands[:2]
-    items = target.items if isinstance(target, Vector) else (target,)
-    if len(items) != count:
-        raise w.unsupported()
-    kind = w.result_type(items[0], dtype)
-    if (parameter := _parameter(w, source, space)) is not None:
-        for i, item in enumerate(items):
-            at = parameter + i * kind.itemsize
-            call = f"W.parameter({at}, {w.constant(kind)})"
-            if not 0 <= at <= w.code.parameter_bytes - kind.itemsize:
-                call = f"W.no_parameter({at}, {kind.itemsize}, {w.code.parameter_bytes}, {w.site()})"
-            w.write(item, w.let(call), kind)
-        return
-    place, offset = w.address(source, space)
-    where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
-    call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
-    w.write_all(items, (kind,) * count, call)
-
-
-def _parameter(w: Writer, source: Operand | None, space: str) -> int | None:
-    """The offset of a kernel parameter that is named, not pointed to."""
-    base = source.base if space == "param" and isinstance(source, Address) else None
-    if isinstance(base, Symbol) and base.name in w.code.parameters:
-        return w.code.parameters[base.name] + base.offset
-    return None
-
-
-def _store(w: Writer, op: Op) -> None:
-    space, count, dtype = _memory_form(w, op)
-    target, source = op.operands[:2]
-    items = source.items if isinstance(source, Vector) else (source,)
-    if len(items) != count:
-        raise w.unsupported()
-    if dtype.kind == "u":
-        _, dtype = w.read_bits(items[0], dtype.itemsize)
-    values = ", ".join(w.read(item, dtype) for item in items)
-    place, offset = w.address(target, space)
-    verb = "store" if count == 1 else "store_vector"
-    w.lines.append(f"{verb}(G, {place}, {offset}, {w.constant(dtype)}, {w.site()}, {values})")
-
-
-def _atomic(w: Writer, op: Op) -> None:
-    space, verb, kind, count = "generic", "", "", 0
-    for word in op.modifiers:
-        if word.partition("::")[0] in _SPACES:
-            space = _space(word)
-        elif word in atomics.VERBS:
-            verb = word
-        elif word in TYPES:
-            kind = word
-        elif word in ("v2", "v4", "v8"):
-            count = int(word[1:])
-        elif word not in _ORDER and word != "noftz" and not word.startswith("L2::"):
-            raise w.unsupported()
-    update = atomics.update(verb, kind)
-    operands = op.operands if op.mnemonic == "atom" else (None, *op.operands)
-    if update is None or len(operands) != 3 + (verb == "cas"):
-        raise w.unsupported()
-    dtype = TYPES[kind]
-    place, offset = w.address(operands[1], space)
-    results = _elements(w, operands[0], count)
-    columns = [_elements(w, operand, count) for operand in operands[2:]]
-    rows = [[w.read(item, dtype) for item in row] for row in zip(*columns, strict=True)]
-    for i, (result, row) in enumerate(zip(results, rows, strict=True)):
-        wants = result is not None and w.needed(result)
-        where = f"{place}, {offset + i * dtype.itemsize}, {w.constant(dtype)}, {w.site()}"
-        call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {', '.join(row)})"
-        if wants:
-            w.write(result, w.let(call), dtype)
-        else:
-            w.lines.append(call)
-
-
-def _elements(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
-    """The `count` elements of a vector; where `count` is 0, the operand itself."""
-    if operand is None or count == 0:
-        return (operand,) * max(count, 1)
-    if not isinstance(operand, Vector) or len(operand.items) != count:
-        raise w.unsupported()
-    return operand.items
-
-
-def _convert_address(w: Writer, op: Op) -> None:
-    """`cvta`: between a space's own addresses and generic ones."""
-    *words, kind = op.modifiers or ("",)
-    space = words[-1].partition("::")[0] if words else ""
-    if space not in _SPACES or kind != "u64":
-        raise w.unsupported()
-    if space == "param" and not w.code.is_entry:
-        space = "local"
-    target, source = op.operands
-    if space in ("shared", "local"):
-        window = np.uint64(access.SHARED if space == "shared" else access.LOCAL)
-        sign = "-" if words[0] == "to" else "+"
-        w.write(target, w.let(f"{w.read(source, U64)} {sign} {w.constant(window)}"), U64)
-    else:
-        name, held = w.read_bits(source, 8)
-        w.write(target, w.let(name), held)
-
-
-def _is_space(w: Writer, op: Op) -> None:
-    space = _space(op.modifiers[0]) if op.modifiers else ""
-    if space not in ("global", "shared", "cluster", "local", "const"):
-        raise w.unsupported()
-    call = f"in_space(G, {w.read(op.operands[1], I64)}, {space!r})"
-    w.write(op.operands[0], w.let(call), BOOL)
-
-
-# Clusters
-
-
-def _map_address(w: Writer, op: Op) -> None:
-    """`mapa`: the address in another block of the cluster."""
-    generic, dtype = _cluster_form(w, op)
-    target, address, rank = op.operands[0], w.read(op.operands[1], dtype), w.read(op.operands[2], U32)
-    call = f"{w.constant(cluster.mapped)}({address}, {rank})"
-    if generic:
-        call = f"{w.constant(cluster.mapped_generic)}(G, {address}, {rank}, {w.site()})"
-    w.write(target, w.let(call), dtype)
-
-
-def _rank_of_address(w: Writer, op: Op) -> None:
-    """`getctarank`: the block of the cluster in whose shared memory an address is."""
-    generic, dtype = _cluster_form(w, op)
-    address = w.read(op.operands[1], dtype)
-    call = f"{w.constant(cluster.rank_of)}(G, {address})"
-    if generic:
-        call = f"{w.constant(cluster.rank_of_generic)}(G, {address}, {w.site()})"
-    w.write(op.operands[0], w.let(call), U32)
-
-
-def _cluster_form(w: Writer, op: Op) -> tuple[bool, DType]:
-    """Whether addresses are generic, and their type."""
-    *space, kind = op.modifiers or ("",)
-    if space not in ([], ["shared::cluster"]) or kind not in ("u32", "u64")[not space :]:
-        raise w.unsupported()
-    return not space, TYPES[kind]
 
 
 # Moves
@@ -476,17 +306,17 @@ def _policy(w: Writer, op: Op) -> None:
 
 
 EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
-    "ld": _load,
-    "ldu": _load,
-    "st": _store,
-    "atom": _atomic,
-    "red": _atomic,
+    "ld": emit_memory.load,
+    "ldu": emit_memory.load,
+    "st": emit_memory.store,
+    "atom": emit_memory.atomic,
+    "red": emit_memory.atomic,
     "cp": emit_copy,
     "mbarrier": emit_barrier,
-    "cvta": _convert_address,
-    "isspacep": _is_space,
-    "mapa": _map_address,
-    "getctarank": _rank_of_address,
+    "cvta": emit_memory.convert_address,
+    "isspacep": emit_memory.is_space,
+    "mapa": emit_memory.map_address,
+    "getctarank": emit_memory.rank_of_address,
     "mov": _move,
     "lop3": _logic,
     **{f"{name}{parts}": _video for name in (*video.OPERATIONS, "vset") for parts in (2, 4)},

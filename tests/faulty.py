@@ -1,13 +1,14 @@
-"""Faults at the seam, on purpose: a device that fails when a test says so, and counts its calls.
+"""A device wrapper that counts calls and raises the errors that a test asks for.
 
     flaky = Faulty(EmulatorDevice())
     gpu = Gpu(flaky, builder)
     flaky.fail("allocate", None, OutOfMemoryError(…))   # the next allocation works, the one after fails
     flaky.calls["module.unload"]                        # how often a module was unloaded so far
 
-Verbs of the device go by their name, those of what it makes by noun and name: `module.function`,
-`function.prepare`, `stream.record`, `graph.instantiate`. What is prepared goes by what it does: a
-launch is `launch`, a graph's is `replay`, a write of scalars `set`.
+A method of the device is named as it is. A method of an object that the device creates is named by the
+kind of object and the method: `module.function`, `function.prepare`, `stream.record`,
+`graph.instantiate`. Calling a prepared launch is named `launch`, a prepared replay `replay`, and a
+prepared write of scalars `set`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SUBMITS = {"function.prepare": "launch", "executable.prepare": "replay", "sette
 
 
 class _Watched:
-    """A part of a device; what it can do is handed on to `watch` under its full name."""
+    """An object of a device whose method calls all go through `watch`, under their full names."""
 
     def __init__(self, part: Any, noun: str, watch: Callable[..., Any]) -> None:
         self._part, self._noun, self._watch = part, noun, watch
@@ -45,7 +46,7 @@ class _Watched:
 
 
 class Faulty(_Watched):
-    """Any device, with every call counted in `calls` and failing once where `fail` said so."""
+    """A device that counts its calls in `calls` and raises the errors given to `fail`."""
 
     def __init__(self, device: Any) -> None:
         super().__init__(device, "", self._call)
@@ -54,16 +55,16 @@ class Faulty(_Watched):
 
     @property
     def on_loss(self) -> Callable[[DeviceError], None]:
-        """The device's own: who is told of an error that it does not survive."""
-        told: Callable[[DeviceError], None] = self._part.on_loss
-        return told
+        """The callback of the wrapped device for an error that nothing on the device survives."""
+        callback: Callable[[DeviceError], None] = self._part.on_loss
+        return callback
 
     @on_loss.setter
-    def on_loss(self, told: Callable[[DeviceError], None]) -> None:
-        self._part.on_loss = told
+    def on_loss(self, callback: Callable[[DeviceError], None]) -> None:
+        self._part.on_loss = callback
 
     def fail(self, verb: str, *errors: DeviceError | None) -> None:
-        """Let the next calls of `verb` raise these, one each; None lets a call through."""
+        """Let each of the next calls of `verb` raise one of `errors`; None lets a call succeed."""
         self._faults[verb].extend(errors)
 
     def _call(self, verb: str, do: Callable[..., Any], *args: Any, **more: Any) -> Any:

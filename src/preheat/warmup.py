@@ -1,4 +1,7 @@
-"""Warm-up: what manifests and bundles list, ready on a device before traffic arrives."""
+"""Warm-up: compiles, loads and captures what manifests and bundles list, before traffic arrives.
+
+It works through `Gpu` and lies above it; `Gpu.warm` forwards to `warm`.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,31 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from preheat.ahead.bundles import graphs as graphs_of
-from preheat.ahead.manifest import Manifest, Wanted, listed
+from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, ladder, mismatch
-from preheat.build.builder import Builder
-from preheat.build.promise import Promise, promised
+from preheat.build.bundle_tier import BundleEntry, read
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
-from preheat.graph.warmers import Warmable, Warmers
-from preheat.program import Program
+from preheat.gpu import Gpu
+from preheat.graph.cache import WARM
+from preheat.graph.warmers import Warmable
+from preheat.runtime.active_capture import LOAD
 from preheat.runtime.code import Code
-from preheat.runtime.context import Context
-from preheat.runtime.kernel import Module
+from preheat.runtime.session import Session
 
-__all__ = ["WarmSource", "WarmUp"]
+__all__ = ["WarmSource", "warm"]
 
 T = TypeVar("T")
 WarmSource = str | os.PathLike[str] | Manifest | Bundle
 
 
 class _Job(NamedTuple):
-    """A program to have ready for an architecture; None is the device's own."""
+    """A program to prepare for an architecture; None means the device's own."""
 
-    wanted: Wanted
+    wanted: ManifestProgram
     target: Arch | None
 
     def __str__(self) -> str:
@@ -48,47 +51,45 @@ class _Job(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """Code to load, and the kernels to resolve: all of them where none is named."""
+    """Code to load, and the names of the kernels to resolve; none means all."""
 
     code: Code
     entries: tuple[str, ...]
 
 
 class _LostError(Exception):
-    """The device is gone: everything else would fail alike."""
+    """The device is lost, so everything else would fail as well."""
 
 
-class WarmUp:
-    """One warm-up of one device.
+def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> WarmReport:
+    """Compile, load and capture what `sources` list: see `Gpu.warm`."""
+    session = gpu._session
+    session.context.require()
+    session.context.forbid(LOAD)
+    session.context.forbid(WARM)
+    return _WarmUp(gpu, session).run(sources, jobs)
 
-    `code` finds or makes the code of a program, `load` loads code; `loaded` is what was loaded so far,
-    by digest.
-    """
 
-    def __init__(
-        self,
-        builder: Builder,
-        context: Context,
-        warmers: Warmers,
-        loaded: Mapping[str, Module],
-        *,
-        code: Callable[[Program, Arch | None], Code],
-        load: Callable[[Code], Module],
-    ) -> None:
-        self._builder, self._context, self._warmers, self._loaded = builder, context, warmers, loaded
-        self._code, self._load = code, load
+class _WarmUp:
+    """One warm-up of one device."""
+
+    def __init__(self, gpu: Gpu, session: Session) -> None:
+        self._session = session
+        self._builder = session.builder
+        self._context = session.context
+        self._warmers = gpu._warmers
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._failures: list[tuple[str, Exception]] = []
-        self._handled = sys.exception()  # the caller's own, which errors in here come to refer to
+        self._handled = sys.exception()  # The caller's own: errors below refer to it as their context.
 
     def run(self, sources: Iterable[Any], jobs: int | None) -> WarmReport:
-        """Do all of it; `WarmError` at the end says what failed."""
+        """Run the warm-up; `WarmError` at the end lists what failed."""
         lost = False
         with self._timed("seconds"):
             opened = [self._opened(source) for source in sources]
             try:
-                self._warm(opened, _at_once(jobs))
+                self._warm(opened, _parallel_compiles(jobs))
             except _LostError:
                 lost = True
         return self._report(lost=lost)
@@ -97,7 +98,7 @@ class WarmUp:
         given: dict[str, Any] = {**self._counts, **self._seconds}
         report, failures, self._failures = WarmReport(**given), self._failures, []
         for _, error in failures:
-            self._let_go(error)  # of its outer frames, too, which have ended by now
+            self._clear_frames(error)  # Its outer frames have ended by now, too.
         if failures:
             raise WarmError(failures, report) from failures[-1][1] if lost else None
         return report
@@ -114,7 +115,7 @@ class WarmUp:
                 self._capture(name, keys)
             self._attempt("what was executed for the captures", self._context.synchronize)
 
-    # What there is to do
+    # Collecting the work
 
     def _opened(self, source: Any) -> Manifest | Bundle:
         if isinstance(source, Manifest):
@@ -124,18 +125,20 @@ class WarmUp:
         if not isinstance(source, str | os.PathLike):
             hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
             raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)
-        return listed(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+        return (
+            require_programs(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+        )
 
     def _jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
-        """What manifests list, the longest compiles first."""
+        """Return the programs of the manifests, with the longest compiles first."""
         manifest = Manifest().merged(*(each for each in sources if isinstance(each, Manifest)))
         for title, error in manifest.unreadable:
             self._failed(title, error)
         jobs = [_Job(each, target) for each in manifest.programs for target in self._targets(each)]
         return sorted(jobs, key=lambda job: -job.wanted.seconds)
 
-    def _targets(self, wanted: Wanted) -> list[Arch | None]:
-        """What it is asked for here: the device's own architecture, and listed ones with a suffix."""
+    def _targets(self, wanted: ManifestProgram) -> list[Arch | None]:
+        """Return the targets of a program: the device's own, and listed ones with a suffix."""
         device = self._context.device.arch
         named: list[Arch | None] = [
             arch for arch in wanted.archs if arch.suffix and mismatch(arch, device) is None
@@ -143,13 +146,13 @@ class WarmUp:
         return [None, *named] if not named or any(not arch.suffix for arch in wanted.archs) else named
 
     def _baked(self, sources: Iterable[Manifest | Bundle]) -> list[_Ready]:
-        """What bundles promise, each program in the architecture that runs best here."""
+        """Return the programs of the bundles, each for the architecture that runs best here."""
         rungs = {arch: rung for rung, arch in enumerate(ladder(self._context.device.arch))}
-        best: dict[object, Promise] = {}
+        best: dict[object, BundleEntry] = {}
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
-                found = self._attempt(what, partial(_promise, bundle, digest, rungs))
+                found = self._attempt(what, partial(_entry_for, bundle, digest, rungs))
                 if found is None:
                     continue
                 known = best.setdefault(_request(found), found)
@@ -159,17 +162,17 @@ class WarmUp:
         return [_Ready(Code(each.artifact), each.entries) for each in best.values()]
 
     def _graphs(self, sources: Iterable[Manifest | Bundle]) -> dict[str, dict[str, None]]:
-        """The keys to capture under each name, as text."""
+        """Return the keys to capture for each name, as text."""
         graphs: dict[str, dict[str, None]] = {}
         for source in sources:
             for name, keys in source.graphs if isinstance(source, Manifest) else graphs_of(source):
                 graphs.setdefault(name, {}).update(dict.fromkeys(keys))
         return graphs
 
-    # Doing it
+    # Compiling, loading and capturing
 
     def _compiled(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
-        """The code of programs: stored, or compiled now."""
+        """Return the code of programs, from a cache or compiled now."""
         self._counts["programs"] += len(jobs)
         ready, missing = [], []
         for job in jobs:
@@ -182,19 +185,19 @@ class WarmUp:
         return ready + self._make(missing, at_once)
 
     def _stored(self, job: _Job) -> list[Code]:
-        """The code of a program, if there is any."""
+        """Return the stored code of a program in a list, which is empty without any."""
         program, target = job.wanted.program, job.target
         arch = self._context.device.arch if target is None else target
         found = self._builder.find(program, arch, exact=target is not None)
         return [] if found is None else [Code(found, program)]
 
     def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
-        make = [partial(self._code, job.wanted.program, job.target) for job in jobs]
+        make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
         if len(make) < 2 or self._builder.sealed is SealMode.ERROR:
             return self._made(jobs, deque(make))
-        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds that a hot start has not
+        from concurrent.futures import ThreadPoolExecutor  # Takes milliseconds.
 
-        pool = ThreadPoolExecutor(at_once)  # threads are enough: compilers are processes
+        pool = ThreadPoolExecutor(at_once)  # Threads suffice, because compilers run in processes.
         try:
             return self._made(jobs, deque(pool.submit(do).result for do in make))
         finally:
@@ -203,7 +206,8 @@ class WarmUp:
     def _made(self, jobs: Sequence[_Job], make: deque[Callable[[], Code]]) -> list[_Ready]:
         ready = []
         for job in jobs:
-            code = self._attempt(str(job), make.popleft())  # which leads to the error it raises
+            # The callable refers to the error that it raises, so it must not stay in `make`.
+            code = self._attempt(str(job), make.popleft())
             if code is not None:
                 ready.append(_Ready(code, job.wanted.entries))
         self._counts["compiles"] += len(ready)
@@ -212,8 +216,8 @@ class WarmUp:
     def _resolve(self, ready: _Ready) -> None:
         """Load code and resolve its kernels."""
         artifact = ready.code.artifact
-        new = artifact.digest not in self._loaded
-        module = self._attempt(artifact.label, partial(self._load, ready.code))
+        new = artifact.digest not in self._session.loaded
+        module = self._attempt(artifact.label, partial(self._session.preload, ready.code))
         if module is None:
             return
         if new:
@@ -223,7 +227,7 @@ class WarmUp:
             self._counts["entries"] += kernel is not None
 
     def _capture(self, name: str, texts: Iterable[str]) -> None:
-        """Capture the keys of a name, the largest first where they have an order."""
+        """Capture the keys of a name, with the largest first if they can be sorted."""
         title = f"graph {name!r}"
         read = [self._attempt(f"{title}, {text}", partial(_key, text)) for text in texts]
         keys = _largest_first([key[0] for key in read if key is not None])
@@ -239,10 +243,10 @@ class WarmUp:
         graphs.require_capacity(keys)
         return graphs
 
-    # Failing, and counting
+    # Failures and times
 
     def _attempt(self, what: str, do: Callable[[], T]) -> T | None:
-        """What `do` gives; None where it failed, which is told in the end."""
+        """Return the result of `do`, or None after a failure, which is reported at the end."""
         try:
             return do()
         except Exception as error:
@@ -250,13 +254,13 @@ class WarmUp:
         return None
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._let_go(error)
+        self._clear_frames(error)
         self._failures.append((what, error))
         if self._context.lost is not None:
             raise _LostError
 
-    def _let_go(self, error: BaseException | None) -> None:
-        """Free what the frames of an error hold, such as arrays; it still says where it happened."""
+    def _clear_frames(self, error: BaseException | None) -> None:
+        """Free what the frames of an error hold, such as arrays, and keep its line numbers."""
         while error is not None and error is not self._handled:
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
@@ -270,7 +274,7 @@ class WarmUp:
             self._seconds[part] = time.perf_counter() - started
 
 
-def _at_once(jobs: Any) -> int:
+def _parallel_compiles(jobs: Any) -> int:
     if jobs is None:
         return os.cpu_count() or 1
     if not isinstance(jobs, int) or jobs < 1:
@@ -278,22 +282,22 @@ def _at_once(jobs: Any) -> int:
     return jobs
 
 
-def _promise(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> Promise | None:
-    """A promise for one of these architectures; others, and code, are not taken apart."""
+def _entry_for(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> BundleEntry | None:
+    """Return an entry for one of these architectures; None for others and for code."""
     meta = codec.unpack_checked(bundle.get(digest) or b"").meta
     if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in rungs:
         return None
-    found = promised(bundle, digest)
+    found = read(bundle, digest)
     return found if found is not None and found.artifact.arch in rungs else None
 
 
-def _request(promise: Promise) -> object:
-    """What was asked for, whatever the architecture and the compiler."""
-    return tuple(part for part in promise.request if part.label not in ("arch", "toolchain"))
+def _request(entry: BundleEntry) -> object:
+    """Return the parts of a request without architecture and compiler."""
+    return tuple(part for part in entry.request if part.label not in ("arch", "toolchain"))
 
 
 def _key(text: str) -> tuple[Any]:
-    """The key that a literal stands for; in a tuple, since it may be None."""
+    """Return the value of a literal, in a tuple because it may be None."""
     try:
         return (ast.literal_eval(text),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.promise import nearest
+from preheat.build.nearest import nearest
 from preheat.key import Key, explain, request_key
 from preheat.program import Program
 

@@ -1,0 +1,134 @@
+"""Checking: find the programs of a manifest that a sealed run would not find."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from preheat.ahead.bake import Job, plan
+from preheat.ahead.bundles import archs as baked_archs
+from preheat.ahead.manifest import Manifest, require_programs
+from preheat.arch import Arch, ladder
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.build.lookup import Miss
+from preheat.errors import InputError
+
+__all__ = ["CheckResult", "MissingProgram", "check"]
+
+# A search for the most similar entry explains a miss. It is worth its time for a few of them.
+_MOST_EXPLAINED = 25
+_EXPLAIN_SECONDS = 1.0  # for all of them together
+_OTHER_ARCH = "not baked for this architecture"
+
+
+class MissingProgram(NamedTuple):
+    """A program that a sealed run would not find. `arch` is None for a program that is unreadable."""
+
+    title: str
+    arch: Arch | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How much of a manifest is stored.
+
+    `unchecked_headers` are header files that the code was made from and that do not exist here, so
+    they cannot be compared.
+    """
+
+    programs: int
+    archs: tuple[Arch, ...]
+    missing: tuple[MissingProgram, ...]
+    unchecked_headers: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Return True if a sealed run finds every program."""
+        return not self.missing
+
+
+def check(
+    manifest: Manifest | str | os.PathLike[str],
+    archs: Arch | str | Iterable[Arch | str] | None = None,
+    *,
+    builder: Builder,
+) -> CheckResult:
+    """Find the programs of `manifest` that a run through `builder` would have to compile.
+
+    Nothing is compiled. Code for another architecture counts where a device of the requested
+    architecture runs it.
+    """
+    manifest = require_programs(manifest)
+    todo = plan(manifest, archs)
+    programs = len({id(job.item) for job in todo}) + len(manifest.unreadable)
+    targets = tuple(sorted({job.arch for job in todo}))
+    missing = [MissingProgram(title, None, str(error)) for title, error in manifest.unreadable]
+    unchecked: set[str] = set()
+    deadline = time.monotonic() + _EXPLAIN_SECONDS
+    for job in sorted(todo, key=lambda job: (job.item.title, job.arch)):
+        found = _lookup(builder, job)
+        if isinstance(found, Artifact):
+            unchecked |= _missing_headers(builder, job, found)
+            reason = _missing_entry(found, job.item.entries)
+        else:
+            explain = len(missing) < _MOST_EXPLAINED and time.monotonic() < deadline
+            reason = _reason(builder, job, found, targets, explain=explain)
+        if reason is not None:
+            missing.append(MissingProgram(job.item.title, job.arch, reason))
+    return CheckResult(programs, targets, tuple(missing), tuple(sorted(unchecked)))
+
+
+def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
+    """Return what a device of the architecture would load. A suffix asks for exactly that code."""
+    misses = []
+    for arch in (job.arch,) if job.arch.suffix else ladder(job.arch):
+        found = builder.why(job.item.program, arch)
+        if isinstance(found, Artifact):
+            return found
+        misses.append(found)
+    return min(misses, key=lambda miss: miss.reason.startswith("absent"))
+
+
+def _missing_entry(artifact: Artifact, entries: Iterable[str]) -> str | None:
+    """Return the message for the first of `entries` that the code does not have."""
+    for name in entries:
+        try:
+            artifact.entry(name)
+        except InputError as error:
+            return str(error)
+    return None
+
+
+def _reason(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, explain: bool) -> str:
+    """Return why a program is missing, as exactly as possible."""
+    program = job.item.program
+    kind, _, detail = miss.reason.partition(": ")
+    if kind != "absent":
+        return detail
+    others = {*targets, *(arch for bundle in builder.bundles for arch in baked_archs(bundle))}
+    if any(isinstance(builder.why(program, arch), Artifact) for arch in others - {job.arch}):
+        return _OTHER_ARCH
+    if program.uncacheable:
+        return f"not baked, and no cache keeps it: {program.uncacheable}"
+    near = builder.nearest(program, job.arch, namesake=True) if explain else None
+    if near is None:
+        return "not baked"
+    if not near.differences:
+        return f"not baked by this compiler, only by {near.artifact.toolchain}"
+    if [difference.partition(": ")[0] for difference in near.differences] == ["arch"]:
+        return _OTHER_ARCH
+    return "; ".join(near.differences)
+
+
+def _missing_headers(builder: Builder, job: Job, artifact: Artifact) -> set[str]:
+    """Return the header files that `artifact` was made from and that do not exist here."""
+    if not artifact.headers:
+        return set()
+    roots = {**builder.toolchain.roots(job.item.program), "/": ""}
+    paths = {header.name: f"{roots.get(header.root)}/{header.name}" for header in artifact.headers}
+    return {name for name, path in paths.items() if not os.path.exists(path)}

@@ -1,0 +1,158 @@
+"""Manifests: the programs an application needs and the graphs it replays, as TOML that people edit.
+
+    version = 1
+
+    [[program]]
+    label = "saxpy.cu"             # when it is not the name of the file
+    file = "kernels/saxpy.cu"      # or `source`: a generated text, stored beside the manifest
+    sha256 = "…"                   # of the file when it was recorded
+    language = "cuda"              # when it does not follow from the name of the file
+    options = ["-use_fast_math"]
+    include = ["include"]          # after the directory of the file itself
+    spelled = ["{caller}/include"] # how the application writes them, when that does not follow
+    names = ["tk<float>"]
+    entries = ["saxpy"]            # kernels that were used
+    arch = ["sm_90"]
+    seconds = 0.31                 # the longest compile that was measured
+    asked = 3                      # number of requests
+    by = ["app.py:12"]             # lines that made them
+    [program.headers]              # headers in memory are stored as `source` is
+    "util.h" = "kernels.sources/….h"
+
+    [[graph]]
+    name = "decode"
+    keys = ["(1, 128)", "32"]      # Python literals
+
+Paths are relative to the directory of the manifest. Generated texts are stored in
+`<manifest>.sources/`, each under a name made from its SHA-256.
+
+A bundle answers an application that asks for the same include directories, spelled as
+`preheat.spelling` describes. Without `spelled`, a directory is taken relative to the `file`, or to the
+working directory where the program has no `file`. Two programs may have equal texts and different
+include directories.
+
+A manifest that is rewritten keeps the comments, the order and the layout of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from preheat.ahead.manifest.items import (
+    GraphKeys,
+    ManifestProgram,
+    UnreadableProgram,
+    key_literal,
+    printable,
+)
+from preheat.ahead.manifest.reader import Reader
+from preheat.ahead.manifest.writer import write_manifest
+from preheat.arch import Arch
+from preheat.errors import InputError
+
+__all__ = [
+    "GraphKeys",
+    "Manifest",
+    "ManifestProgram",
+    "UnreadableProgram",
+    "key_literal",
+    "require_programs",
+]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Programs to compile and graph keys to capture.
+
+    `unreadable` lists the programs of a manifest file whose source could not be read.
+    """
+
+    programs: tuple[ManifestProgram, ...] = ()
+    graphs: tuple[GraphKeys, ...] = ()
+    unreadable: tuple[UnreadableProgram, ...] = ()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Manifest:
+        """Read the manifest at `path` and the sources of its programs.
+
+        A program whose source cannot be read is listed in `unreadable` and does not stop the others.
+        Raises `InputError` when the file is not a manifest.
+        """
+        items, graphs = Reader(path).read()
+        return cls(
+            tuple(item for item in items if isinstance(item, ManifestProgram)),
+            tuple(graphs),
+            tuple(item for item in items if isinstance(item, UnreadableProgram)),
+        ).merged()
+
+    def write(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
+        """Write the manifest to `path` in one step, and the generated sources beside it.
+
+        A manifest that exists at `path` keeps its comments, its order and its layout, unless `fresh`
+        is given. Programs and graphs that this manifest does not have are removed from the file, and
+        so are programs that were `unreadable`.
+
+        Raises `InputError` when the file cannot be written. The old file is intact in that case.
+        """
+        merged = self.merged()
+        try:
+            write_manifest(path, merged.programs, merged.graphs, fresh=fresh)
+        except OSError as fault:
+            raise InputError(f"cannot write {path}: {fault.strerror or fault}") from fault
+        except UnicodeEncodeError as bad:
+            raise InputError(f"cannot write {path}: {bad.object!r} is not text") from None
+
+    def merged(self, *others: Manifest) -> Manifest:
+        """Return the union of all manifests: equal programs become one, sorted by their identity."""
+        programs: dict[tuple[Any, ...], ManifestProgram] = {}
+        graphs: dict[str, dict[str, None]] = {}
+        for manifest in (self, *others):
+            for item in manifest.programs:
+                identity = item.identity
+                known = programs.get(identity, ManifestProgram(item.program))
+                programs[identity] = known.merged(item)
+            for name, keys in manifest.graphs:
+                graphs.setdefault(name, {}).update(dict.fromkeys(keys))
+        return Manifest(
+            _mark_ambiguous_titles([programs[identity] for identity in sorted(programs)]),
+            tuple(GraphKeys(name, tuple(graphs[name])) for name in sorted(graphs)),
+            tuple(bad for manifest in (self, *others) for bad in manifest.unreadable),
+        )
+
+    def jobs(self, archs: Sequence[Arch] | None = None) -> list[tuple[ManifestProgram, Arch]]:
+        """Pair every program with each of `archs`, or with its own architectures by default."""
+        jobs = []
+        for item in self.merged().programs:
+            targets = sorted(set(archs or item.archs))
+            if not targets:
+                raise InputError(
+                    f"{printable(item.program.label)}: there is no architecture to compile it for",
+                    hint="pass --arch, such as --arch sm_90",
+                )
+            jobs += [(item, arch) for arch in targets]
+        return jobs
+
+
+def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestProgram, ...]:
+    """Set `ambiguous_title` of the programs whose titles differ in include directories alone."""
+    include_lists: dict[str, set[tuple[str, ...]]] = {}
+    unmarked = [replace(item, ambiguous_title=False) for item in items]
+    for item in unmarked:
+        include_lists.setdefault(item.title, set()).add(item.program.asked_include)
+    return tuple(replace(item, ambiguous_title=len(include_lists[item.title]) > 1) for item in unmarked)
+
+
+def require_programs(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
+    """Return the manifest, read from a file where a path is given.
+
+    Raises `InputError` when it lists neither programs nor graphs.
+    """
+    found = manifest if isinstance(manifest, Manifest) else Manifest.read(manifest)
+    if not (found.programs or found.unreadable or found.graphs):
+        name = "the manifest" if isinstance(manifest, Manifest) else os.fspath(manifest)
+        hint = "record what a program needs: preheat record -- python app.py"
+        raise InputError(f"{name} lists no program", hint=hint)
+    return found

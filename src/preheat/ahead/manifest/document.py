@@ -1,0 +1,234 @@
+"""The TOML text of a manifest: rendered anew, or edited so that comments, order and layout stay."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import AoT, Array, Comment, Null, Table, Whitespace
+
+from preheat.ahead.manifest.reader import VERSION
+
+__all__ = ["Entry", "edited", "rendered"]
+
+_WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
+_UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
+_INTRO = """\
+# The kernels an application needs; `preheat bake` compiles them.
+# Review and edit it as you like: in a [[program]] only `file` or `source` must be there.
+# `preheat record` and `preheat plan` add to it, and keep your comments.
+"""
+
+
+class Entry(NamedTuple):
+    """A [[program]] or [[graph]] to write. Equal identities mean the same program or graph."""
+
+    kind: str
+    identity: Any
+    values: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class _Block:
+    """A table of the file, and the blank lines and comments above it."""
+
+    kind: str
+    identity: Any  # None for a table that could not be read
+    table: Table
+    above: str = "\n"
+
+    def change(self, values: Mapping[str, Any]) -> None:
+        """Give the table these values.
+
+        tomlkit adds keys at the end. A table without comments in the usual order is replaced by a
+        new one, so that a file that nobody edits does not depend on how it grew.
+        """
+        common = [key for key in values if key in self.table]
+        in_usual_order = common == [key for key in self.table if key in values]
+        if len(common) < len(values) and in_usual_order and "#" not in self.table.as_string():
+            self.table = tomlkit.table()
+        _assign(self.table, values)
+
+    def __str__(self) -> str:
+        document, tables = tomlkit.document(), tomlkit.aot()
+        tables.append(self.table)
+        document.append(self.kind, tables)
+        return self.above + document.as_string()
+
+
+def rendered(entries: Iterable[Entry]) -> str:
+    """Return the text of a new manifest. It depends on nothing but `entries`."""
+    return f"{_INTRO}version = {VERSION}\n" + "".join(str(_new_block(entry)) for entry in entries)
+
+
+def edited(text: str, identities: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> str | None:
+    """Return the manifest `text` with its tables changed to `entries`.
+
+    `identities` has the identity of each table of `text` by kind, in the order of the file. Returns
+    None for a text that cannot be edited, such as one in which the tables are not written as
+    `[[program]]`.
+    """
+    try:
+        top, blocks, end = _parsed(text, identities)
+        _update(blocks, entries)
+        result = "".join([top, *_rendered_blocks(blocks), end])
+        # Comments are worth less than programs: verify that the edited text says the right thing.
+        return result if _comparable(tomllib.loads(result)) == _comparable(_grouped(entries)) else None
+    except (TOMLKitError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _new_block(entry: Entry) -> _Block:
+    block = _Block(entry.kind, entry.identity, tomlkit.table())
+    _assign(block.table, entry.values)
+    return block
+
+
+# Editing
+
+
+def _parsed(text: str, identities: Mapping[str, Sequence[Any]]) -> tuple[str, list[_Block], str]:
+    """Split a manifest into the text above its tables, the tables, and the text below them."""
+    document = tomlkit.parse(text)
+    arrays = {kind: document[kind] for kind in document if kind in identities}
+    for kind in arrays:
+        document.remove(kind)
+    blocks: list[_Block] = []
+    above = _cut_trailing_comments(document.body)
+    for kind, array in arrays.items():
+        if not isinstance(array, AoT):
+            raise TypeError(f"{kind} is not an array of tables")
+        for table, identity in zip(array.body, identities[kind], strict=True):
+            blocks.append(_Block(kind, identity, table, above))
+            above = _cut_trailing_comments(table.value.body)
+    top = document.as_string()
+    return (top if top.endswith("\n") else top + "\n"), blocks, above
+
+
+def _cut_trailing_comments(body: list[Any]) -> str:
+    """Remove the comments that belong to the next table from the end of `body`, and return them.
+
+    TOML attaches them to the table above. Those that follow the last key without a blank line stay,
+    unless there is no blank line before the next table either.
+    """
+    if body and isinstance(body[-1][1], Table):
+        return _cut_trailing_comments(body[-1][1].value.body)
+    start = next((i for i, (_, item) in reversed([*enumerate(body)]) if not _is_trivia(item)), -1) + 1
+    blank = (i for i in range(start, len(body)) if isinstance(body[i][1], Whitespace))
+    start = next(blank, start)
+    cut = "".join(item.as_string() for _, item in body[start:])
+    del body[start:]
+    return cut
+
+
+def _is_trivia(item: object) -> bool:
+    return isinstance(item, Comment | Whitespace | Null)  # Null is where a key was removed.
+
+
+def _update(blocks: list[_Block], entries: Sequence[Entry]) -> None:
+    """Change, add and remove blocks so that there is exactly one for each of `entries`."""
+    found: dict[tuple[str, Any], _Block] = {}
+    for block in blocks:
+        found.setdefault((block.kind, block.identity), block)
+    wanted = {(entry.kind, entry.identity): entry for entry in entries}
+    for block in reversed([*blocks]):
+        key = block.kind, block.identity
+        if key not in wanted or found[key] is not block:
+            _remove(blocks, block)
+    for key, entry in wanted.items():
+        if key in found:
+            found[key].change(entry.values)
+        else:
+            blocks.insert(_position(blocks, entry), _new_block(entry))
+
+
+def _remove(blocks: list[_Block], block: _Block) -> None:
+    """Remove a block. The comments above it stay, because they may be about more than the block."""
+    index = blocks.index(block)
+    del blocks[index]
+    if "#" in block.above and index < len(blocks):
+        blocks[index].above = block.above + blocks[index].above
+
+
+def _position(blocks: Sequence[_Block], entry: Entry) -> int:
+    """Return where to insert a new entry: sorted among its kind, and programs before graphs."""
+    same = [i for i, block in enumerate(blocks) if block.kind == entry.kind]
+    after = (i for i in same if blocks[i].identity > entry.identity)
+    default = same[-1] + 1 if same else 0 if entry.kind == "program" else len(blocks)
+    return next(after, default)
+
+
+def _rendered_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
+    for block in blocks:
+        text = str(block)
+        yield text if text.endswith("\n") else text + "\n"
+
+
+# Values
+
+
+def _assign(table: Table, values: Mapping[str, Any]) -> None:
+    """Make the keys and values of `table` those of `values`. What is equal already is not touched."""
+    for key in [key for key in table if key not in values]:
+        table.remove(key)
+    indents = {key: item.trivia.indent for key, item in table.items() if isinstance(item, Table)}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            if key not in table:
+                table.append(key, tomlkit.table())
+            _assign(table[key], value)
+            if isinstance(table[key], Table):
+                table[key].trivia.indent = indents.get(key, "")  # tomlkit adds blank lines above.
+        elif isinstance(value, str | int | float):
+            if key not in table or table[key] != value:
+                table[key] = value
+        else:
+            _assign_list(table, key, list(value))
+
+
+def _assign_list(table: Table, key: str, values: list[str]) -> None:
+    old = table.get(key)
+    if old is not None and _in_order(key, old) == _in_order(key, values):
+        return
+    if isinstance(old, Array) and "#" in old.as_string():
+        kept = [value for value in old if value in values]
+        added = [value for value in values if value not in kept]
+        if key in _UNORDERED or kept + added == values:
+            for value in [value for value in old if value not in values]:
+                old.remove(value)
+            old.extend(added)
+            return
+    new = tomlkit.array()
+    new.extend(values)
+    table[key] = new.multiline(len(f"{key} = {new.as_string()}") > _WIDTH)
+
+
+def _in_order(key: str, values: Iterable[str]) -> list[str]:
+    return sorted(values) if key in _UNORDERED else list(values)
+
+
+def _grouped(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the data that the text of a manifest with these entries has."""
+    data: dict[str, Any] = {"version": VERSION}
+    for entry in entries:
+        data.setdefault(entry.kind, []).append(entry.values)
+    return data
+
+
+def _comparable(data: Mapping[str, Any]) -> object:
+    """Return a value that is equal for two manifests that differ in order alone."""
+    rows = [
+        json.dumps([kind, {key: _plain(key, value) for key, value in row.items()}], sort_keys=True)
+        for kind in ("program", "graph")
+        for row in data.get(kind, ())
+    ]
+    return data["version"], sorted(rows)
+
+
+def _plain(key: str, value: Any) -> object:
+    return _in_order(key, value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,115 @@
+"""What a manifest lists: programs and graph keys."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from preheat.arch import Arch
+from preheat.errors import InputError
+from preheat.program import Program
+from preheat.spelling import format_spellings
+
+__all__ = ["GraphKeys", "ManifestProgram", "UnreadableProgram", "key_literal", "printable"]
+
+_MOST_CALLERS = 8  # Enough to find the code that asks; a busy kernel has hundreds of callers.
+
+
+@dataclass(frozen=True)
+class ManifestProgram:
+    """A program, the architectures to compile it for, and what recordings observed.
+
+    `entries` are the kernels that were used, `seconds` is the longest compile, and `asked` is the
+    number of requests. `changed` is True when the file of the program is no longer the recorded one.
+    `ambiguous_title` is True when the manifest has a program of the same title with other include
+    directories.
+    """
+
+    program: Program
+    archs: tuple[Arch, ...] = ()
+    entries: tuple[str, ...] = ()
+    seconds: float = 0.0
+    asked: int = 0
+    callers: tuple[str, ...] = ()
+    changed: bool = False
+    ambiguous_title: bool = field(default=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """The label of the program, followed by its template instances.
+
+        Include directories are added where they are what distinguishes two programs.
+        """
+        details = [", ".join(self.program.names)]
+        if self.ambiguous_title:
+            details.append(f"include {format_spellings(self.program.asked_include) or '-'}")
+        suffix = "; ".join(filter(None, details))
+        return f"{self.program.label} ({suffix})" if suffix else self.program.label
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """A sortable value that is equal for two entries of the same program.
+
+        It holds everything that is part of the cache key. The include directories count where a file
+        may be included, because two directories with the same spelling may hold different headers.
+        """
+        p = self.program
+        directories = p.include if p.may_include else ()
+        text = (p.label, p.language, p.source, p.options, p.headers, p.names)
+        return *text, p.asked_include, directories
+
+    def merged(self, other: ManifestProgram) -> ManifestProgram:
+        """Return the union of two entries of equal identity."""
+        mine, theirs = self.program, other.program
+        directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
+        return ManifestProgram(
+            replace(
+                mine,
+                include=mine.include if mine.may_include else directories,
+                path=mine.path or theirs.path,
+                spellings=(*mine.spellings, *theirs.spellings),
+            ),
+            archs=tuple(sorted({*self.archs, *other.archs})),
+            entries=tuple(sorted({*self.entries, *other.entries})),
+            seconds=max(self.seconds, other.seconds),
+            asked=self.asked + other.asked,
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            changed=self.changed or other.changed,
+        )
+
+
+class GraphKeys(NamedTuple):
+    """The keys under which the graphs called `name` were captured, each as a Python literal."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The keys as Python values."""
+        return tuple(ast.literal_eval(key) for key in self.keys)
+
+
+class UnreadableProgram(NamedTuple):
+    """A program of a manifest whose source is missing or damaged, and the error."""
+
+    title: str
+    error: InputError
+
+
+def key_literal(text: str) -> str | None:
+    """Return the canonical literal of the graph key `text`, or None when it cannot be a key."""
+    try:
+        key = ast.literal_eval(text)
+        hash(key)
+        canonical = repr(key)
+        ast.literal_eval(canonical)  # 1e999 is a literal for infinity, and its repr is not.
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return canonical
+
+
+def printable(text: str) -> str:
+    """Return `text` for an error message, with control characters escaped."""
+    return text if text.isprintable() else repr(text)

@@ -1,0 +1,294 @@
+"""Reading a manifest file: checks every key, and names the line of what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from preheat.ahead.manifest.items import (
+    GraphKeys,
+    ManifestProgram,
+    UnreadableProgram,
+    key_literal,
+    printable,
+)
+from preheat.arch import Arch
+from preheat.cache.bundle import MAGIC
+from preheat.errors import InputError, did_you_mean
+from preheat.files import read_whole
+from preheat.program import Program
+from preheat.spelling import is_spelling, spelled_in_manifest
+
+__all__ = ["DIGEST_DIGITS", "VERSION", "Reader", "language_of", "sha256"]
+
+VERSION = 1
+DIGEST_DIGITS = 16  # of a SHA-256 in the name of a stored text
+
+
+def sha256(text: str) -> str:
+    """Return the SHA-256 of `text` in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def language_of(path: str) -> str:
+    """Return the language that follows from a file name, as in `Program.from_file`."""
+    return "ptx" if Path(path).suffix == ".ptx" else "cuda"
+
+
+def _is_list(values: object, of: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, of) for value in values)
+
+
+# The types of values, in words for error messages, and their tests.
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "text": lambda v: isinstance(v, str),
+    "a list of texts": lambda v: _is_list(v, str),
+    "a table from name to file": lambda v: isinstance(v, dict) and _is_list([*v.values()], str),
+    "a whole number": lambda v: type(v) is int and v >= 0,
+    "a number of seconds": lambda v: type(v) in (int, float) and 0 <= v < 1e9,
+    "written as [[program]]": lambda v: _is_list(v, dict),
+    "written as [[graph]]": lambda v: _is_list(v, dict),
+}
+_TOP = {
+    "version": "a whole number",
+    "program": "written as [[program]]",
+    "graph": "written as [[graph]]",
+}
+_TABLES = {
+    "program": {
+        **dict.fromkeys(("label", "file", "source", "sha256", "language"), "text"),
+        **dict.fromkeys(("options", "include", "spelled", "names"), "a list of texts"),
+        **dict.fromkeys(("entries", "arch", "by"), "a list of texts"),
+        "headers": "a table from name to file",
+        "seconds": "a number of seconds",
+        "asked": "a whole number",
+    },
+    "graph": {"name": "text", "keys": "a list of texts"},
+}
+
+
+class _Table(NamedTuple):
+    """One [[program]] or [[graph]] of the file."""
+
+    kind: str
+    number: int  # among the tables of its kind, from 0
+    values: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The first of its naming keys that has a value."""
+        names = (self.values.get(key) for key in ("label", "name", "file", "source"))
+        found = next((name for name in names if isinstance(name, str) and name), None)
+        return printable(found) if found else f"{self.kind} {self.number + 1}"
+
+
+class Reader:
+    """Reads one manifest file. Errors name the file and, where possible, the line and the title."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.directory = os.path.dirname(os.path.realpath(path))
+        self.text = _read_text(self.path, hint="'preheat record -- COMMAND' writes a manifest")
+
+    def read(self) -> tuple[list[ManifestProgram | UnreadableProgram], list[GraphKeys]]:
+        """Return the programs and the graphs in the order of the file.
+
+        A wrong key or value is an error. A program whose source cannot be read is returned as
+        `UnreadableProgram`.
+        """
+        top = self._top()
+        graphs = [self._graph(table) for table in self._tables(top, "graph")]
+        return [self._item(table) for table in self._tables(top, "program")], graphs
+
+    def _top(self) -> dict[str, Any]:
+        """Parse the file and check its version and its top-level keys."""
+        import tomllib
+
+        try:
+            top = tomllib.loads(self.text)
+        except (ValueError, RecursionError) as bad:  # ValueError also for a number of 5000 digits
+            why, _, position = str(bad).partition(" (at ")
+            line = re.match(r"line (\d+)", position)
+            last = len(self.text.splitlines()) if position.startswith("end of document") else None
+            raise self._error(f"not TOML: {why}", line=int(line[1]) if line else last) from None
+        if "version" not in top:
+            raise self._error("there is no version", hint=f"its first line is: version = {VERSION}")
+        version = top["version"]
+        self._check({"version": version}, _TOP)  # Before other keys: a later version may have more.
+        if version != VERSION:
+            raise self._error(
+                f"version {version} is not known",
+                key="version",
+                hint=f"this preheat reads version {VERSION}: update it, or record again",
+            )
+        self._check(top, _TOP)
+        return top
+
+    def _tables(self, top: Mapping[str, Any], kind: str) -> list[_Table]:
+        tables = [_Table(kind, number, values) for number, values in enumerate(top.get(kind, ()))]
+        for table in tables:
+            self._check(table.values, _TABLES[kind], table)
+        return tables
+
+    def _check(
+        self, values: Mapping[str, Any], known: Mapping[str, str], table: _Table | None = None
+    ) -> None:
+        """Raise for the first key that is unknown or has a value of another type."""
+        for key, value in values.items():
+            if key not in known:
+                hint = did_you_mean(key, known) or f"there are: {', '.join(known)}"
+                raise self._error(f"unknown key {key!r}", table, key, hint=hint)
+            if not _TYPES[known[key]](value):
+                raise self._error(f"{key} must be {known[key]}, not {reprlib.repr(value)}", table, key)
+
+    def _graph(self, table: _Table) -> GraphKeys:
+        if not table.values.get("name"):
+            raise self._error("a [[graph]] needs a name", table)
+        keys = table.values.get("keys", ())
+        for key in keys:
+            if key_literal(key) is None:
+                hint = 'such as "32" or "(1, \'prefill\')": numbers, texts, None and tuples of them'
+                raise self._error(f"key {key!r} is not a Python literal", table, "keys", hint=hint)
+        return GraphKeys(table.values["name"], tuple(str(key_literal(key)) for key in keys))
+
+    def _item(self, table: _Table) -> ManifestProgram | UnreadableProgram:
+        archs = self._archs(table)
+        self._check_origin(table)
+        values = table.values
+        try:
+            program = self._program(values)
+        except InputError as error:
+            message = f"{error} ({self._location(table)})"
+            return UnreadableProgram(table.title, InputError(message, hint=error.hint))
+        return ManifestProgram(
+            program,
+            archs,
+            entries=tuple(values.get("entries", ())),
+            seconds=float(values.get("seconds", 0)),
+            asked=values.get("asked", 0),
+            callers=tuple(values.get("by", ())),
+            changed=not sha256(program.source).startswith(values.get("sha256", "").lower()),
+        )
+
+    def _archs(self, table: _Table) -> tuple[Arch, ...]:
+        try:
+            return tuple(Arch.parse(text) for text in table.values.get("arch", ()))
+        except InputError as bad:
+            raise self._error(str(bad), table, "arch", hint=bad.hint) from None
+
+    def _check_origin(self, table: _Table) -> None:
+        given = [key for key in ("file", "source") if key in table.values]
+        if len(given) != 1:
+            wrong = "has both `file` and `source`" if given else "has neither `file` nor `source`"
+            raise self._error(f"it {wrong}", table, "source", hint="name one: where its text is")
+
+    def _program(self, values: Mapping[str, Any]) -> Program:
+        """Read the program that a table describes."""
+        given: dict[str, Any] = {
+            key: values[key] for key in ("label", "language", "options", "names") if key in values
+        }
+        for option in given.get("options", ()):
+            if option.startswith(("-I", "--include-path")):
+                raise InputError(f"option {option} does not belong here", hint="list it in `include`")
+        given["include"] = [self._resolve(directory) for directory in values.get("include", ())]
+        given["headers"] = {
+            name: self._read_stored(file) for name, file in values.get("headers", {}).items()
+        }
+        if "file" in values:
+            program = Program.from_file(self._resolve(values["file"]), **given)
+        else:
+            source = self._read_stored(values["source"], values.get("sha256", ""))
+            program = Program.of(source, **{"language": language_of(values["source"]), **given})
+        return replace(program, spellings=tuple(zip(given["include"], _spellings(values), strict=True)))
+
+    def _resolve(self, path: str) -> str:
+        """Return the absolute path of a path in the manifest."""
+        if "\0" in path:
+            raise InputError(f"{path!r} is not a path")
+        return os.path.abspath(os.path.join(self.directory, path))
+
+    def _read_stored(self, path: str, expected: str = "") -> str:
+        """Read a text that is stored under its digest, and verify the digest."""
+        text = _read_text(self._resolve(path))
+        name, digest = Path(path).stem, sha256(text)
+        named = len(name) >= DIGEST_DIGITS and digest.startswith(name)
+        if not named or not digest.startswith(expected.lower()):
+            raise InputError(
+                f"{printable(path)} is not what was stored: its SHA-256 is {digest[:DIGEST_DIGITS]}…",
+                hint="record again; a text that you edit belongs in `file` or `include`",
+            )
+        return text
+
+    def _error(
+        self,
+        message: str,
+        table: _Table | None = None,
+        key: str = "",
+        *,
+        line: int | None = None,
+        hint: str | None = None,
+    ) -> InputError:
+        location = self._location(table, key, line)
+        return InputError(f"{location}: {table.title + ': ' if table else ''}{message}", hint=hint)
+
+    def _location(self, table: _Table | None, key: str = "", line: int | None = None) -> str:
+        line = line or _line_of(self.text, table, key)
+        return self.path if line is None else f"{self.path}:{line}"
+
+
+def _spellings(values: Mapping[str, Any]) -> list[str]:
+    """Return how the application spells the include directories of a program."""
+    include: list[str] = values.get("include", [])
+    spelled: list[str] = values.get("spelled", [])
+    if not spelled:
+        return [spelled_in_manifest(directory, values.get("file")) for directory in include]
+    if len(spelled) != len(include):
+        raise InputError(
+            f"spelled has {len(spelled)} texts for {len(include)} include directories",
+            hint="it has one for each; without it they are spelled as the row says where they are",
+        )
+    if bad := [text for text in spelled if not is_spelling(text)]:
+        hint = "such as {file}/include, {cwd}/include, {caller}/include, {packages}/x/include or /opt/x"
+        raise InputError(f"spelled has {bad[0]!r}, which is not how a directory is spelled", hint=hint)
+    return spelled
+
+
+_HEADER = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)
+
+
+def _line_of(text: str, table: _Table | None, key: str) -> int | None:
+    """Return the line of `key`, or of its table. A text search finds it: `tomllib` has no positions."""
+    start, end = 0, len(text)
+    if table is not None:
+        headers = list(_HEADER.finditer(text))
+        own = [header.start() for header in headers if (header[1], header[2]) == ("[[", table.kind)]
+        if table.number >= len(own):  # The table is not written as [[…]].
+            return None
+        start = own[table.number]
+        end = next((header.start() for header in headers if header.start() > start), end)
+    pattern = re.compile(rf"^[ \t]*+\[*+[ \t]*+[\"']?{re.escape(key)}[\"']?[ \t]*[=.\]]", re.M)
+    found = pattern.search(text, start, end) if key else None
+    if found is None and table is None:
+        return None
+    return text.count("\n", 0, found.start() if found else start) + 1
+
+
+def _read_text(path: str, hint: str | None = None) -> str:
+    """Return the text of a file. Raises `InputError` when it cannot be read or is not text."""
+    try:
+        raw = read_whole(path)
+        return raw.decode()
+    except OSError as fault:
+        raise InputError(f"cannot read {path}: {fault.strerror or fault}", hint=hint) from None
+    except UnicodeDecodeError as bad:
+        if raw.startswith(MAGIC):
+            hint = "name the manifest that it was baked from; 'preheat bundle ls' shows what it holds"
+            raise InputError(f"{path} is a bundle, not text", hint=hint) from None
+        line = raw.count(b"\n", 0, bad.start) + 1
+        raise InputError(f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text") from None

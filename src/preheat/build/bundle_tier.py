@@ -1,0 +1,206 @@
+"""Bundles as a tier: what a bundle holds for a request, and the bundles that are mounted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from preheat.artifact import Artifact, Provenance
+from preheat.cache import codec
+from preheat.cache.bundle import Bundle
+from preheat.cache.codec import text
+from preheat.errors import BundleError
+from preheat.events import Events
+from preheat.key import Part, include_parts
+from preheat.toolchain.headers import HeaderState, decode_states, encode_states
+
+__all__ = ["BundleEntry", "BundleTier", "code_keys", "decode_entry", "entries_of", "entry_meta", "read"]
+
+_NONE: Mapping[str, Artifact] = MappingProxyType({})
+_KIND = "promise"  # the kind of such an entry in the file; artifacts in the same file have another kind
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """The artifact that a bundle holds for one request, and the header files it was compiled from.
+
+    `key` is the digest of the `bundle_key` of the request. `entries` are the kernels that the manifest
+    names. `note` says why no cache can keep the artifact, where that is so. `include` is the part of
+    the request that `artifact` does not contain: the include directories as `preheat.spelling` spells
+    them, empty for a program that includes no file. It is None in a bundle that was baked before
+    include directories were part of requests.
+    """
+
+    key: str
+    artifact: Artifact
+    state: HeaderState
+    entries: tuple[str, ...] = ()
+    note: str = ""
+    include: tuple[str, ...] | None = ()
+
+    @property
+    def request(self) -> tuple[Part, ...]:
+        """The parts of the request, and the compiler that compiled it."""
+        named = (Part.of(*part) for part in include_parts(self.include or ()))
+        return (*self.artifact.parts, *named)
+
+    def encode(self) -> dict[str, bytes]:
+        """Return the blobs of a bundle by digest. They do not depend on where or when it was compiled.
+
+        Source texts are left out, because bundles are given to others and run without them.
+        """
+        artifact = replace(self.artifact, provenance=Provenance(), sources={})
+        meta = {
+            "kind": _KIND,
+            "label": artifact.label,
+            "arch": str(artifact.arch),
+            "entries": self.entries,
+            "note": self.note,
+            "include": None if self.include is None else [*map(_writable, self.include)],
+            "states": encode_states([(self.state, artifact.digest)]),
+        }
+        return {
+            self.key: codec.pack(self.key, meta, {}),
+            artifact.digest: artifact.encode(),
+        }
+
+
+def _writable(spelling: str) -> str:
+    """Return a spelling that JSON can hold: bytes of a name that are not text are escaped."""
+    return spelling.encode(errors="backslashreplace").decode()
+
+
+def read(bundle: Bundle, key: str, in_use: Mapping[str, Artifact] = _NONE) -> BundleEntry | None:
+    """Return the entry of `bundle` for the request `key`; `DamagedEntryError` when it cannot be read.
+
+    An artifact that is `in_use`, by digest, is not decoded again.
+    """
+    meta = entry_meta(bundle, key)
+    return None if meta is None else decode_entry(bundle, key, meta, in_use)
+
+
+def entries_of(bundle: Bundle) -> Iterator[BundleEntry]:
+    """Yield all entries of `bundle`, by key; `DamagedEntryError` when one cannot be read."""
+    for digest in bundle.digests():
+        found = read(bundle, digest)
+        if found is not None:
+            yield found
+
+
+def code_keys(bundle: Bundle) -> dict[str, str]:
+    """Return the digest of the artifact of every entry that can be read, by the digest of the entry."""
+    found: dict[str, str] = {}
+    for digest in bundle.digests():
+        with suppress(codec.DamagedEntryError, OSError):
+            meta = entry_meta(bundle, digest)
+            for _, code in () if meta is None else decode_states(meta):
+                found[digest] = code
+    return found
+
+
+def entry_meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
+    """Return the metadata of an entry; None when there is none under `key`, or it is an artifact."""
+    blob = bundle.get(key)
+    meta = {} if blob is None else codec.unpack_checked(blob).meta
+    return meta if meta.get("kind") == _KIND else None
+
+
+def decode_entry(
+    bundle: Bundle, key: str, meta: dict[str, Any], in_use: Mapping[str, Artifact] = _NONE
+) -> BundleEntry:
+    """Decode the entry that `meta` describes, with its artifact."""
+    try:
+        ((state, digest),) = decode_states(meta)
+        entries = meta["entries"]
+        note = text(meta["note"])
+        include = meta.get("include")
+        if not isinstance(entries, list) or not isinstance(include, list | None):
+            raise TypeError("its entries or include directories are not a list")
+        for each in (*entries, *(include or ())):
+            text(each)
+        artifact = in_use.get(digest) or _artifact(bundle, digest)
+    except codec.DamagedEntryError:
+        raise
+    except (KeyError, TypeError, ValueError) as bad:
+        raise codec.DamagedEntryError(f"not an entry of a bundle: {bad}") from None
+    named = None if include is None else tuple(include)
+    return BundleEntry(key, artifact, state, tuple(entries), note, named)
+
+
+def _artifact(bundle: Bundle, digest: str) -> Artifact:
+    blob = bundle.get(digest)
+    if blob is None:
+        raise ValueError(f"its code {digest[:12]} is missing")
+    return Artifact.decode(digest, *codec.unpack_checked(blob))
+
+
+class BundleTier:
+    """The mounted bundles, in the order in which they are asked.
+
+    `rejected` has the reason for every bundle in the settings that cannot be mounted.
+    """
+
+    def __init__(self, events: Events, *, trust: bool) -> None:
+        self._events = events
+        self._trust = trust
+        self._mounted: dict[Path, Bundle] = {}
+        # The digest of the artifact of entries that were read, and their other fields. Such an entry is
+        # not read again while its artifact is in use.
+        self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
+        self.rejected: list[str] = []
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The mounted bundles."""
+        return tuple(self._mounted.values())
+
+    def __len__(self) -> int:
+        return len(self._mounted)
+
+    def mount(self, path: str | os.PathLike[str]) -> Bundle:
+        """Mount the bundle at `path`; `BundleError` when it cannot be used.
+
+        Mounting the same path twice is allowed; the second call picks up a replaced file.
+        """
+        path = Path(os.path.abspath(path))
+        opened = Bundle.open(path, trust=self._trust)
+        known = self._mounted.get(path)
+        if known is not None and known.stamp == opened.stamp:
+            return known
+        self._mounted[path] = opened
+        self._decoded = {place: row for place, row in self._decoded.items() if place[0] is not known}
+        return opened
+
+    def mount_or_reject(self, path: Path) -> None:
+        """Mount a bundle that the settings name. One that cannot be used is an event, not an error."""
+        try:
+            self.mount(path)
+        except BundleError as error:
+            self._events.emit("refused", path=str(path), reason=str(error))
+            self.rejected.append(str(error))
+
+    def entries(self, key: str, in_use: Mapping[str, Artifact]) -> Iterator[BundleEntry | str]:
+        """Yield the entry of each bundle that has the request `key`, or why it cannot be read."""
+        for bundle in tuple(self._mounted.values()):
+            known = self._decoded.get((bundle, key))
+            artifact = None if known is None else in_use.get(known[0])
+            if known is not None and artifact is not None:
+                yield BundleEntry(key, artifact, *known[1])
+                continue
+            try:
+                found = read(bundle, key, in_use)
+            except OSError as fault:
+                self._events.fault("bundle", "read", fault)
+            except codec.DamagedEntryError as bad:
+                self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
+                yield "damaged: the entry failed its check"
+            else:
+                if found is not None:
+                    rest = (found.state, found.entries, found.note, found.include)
+                    self._decoded[bundle, key] = found.artifact.digest, rest
+                    yield found

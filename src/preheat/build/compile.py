@@ -1,0 +1,149 @@
+"""Compile a request, describe it by the header files that the compiler opened, and store the result."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from preheat.artifact import Artifact, Header, Provenance
+from preheat.build.lookup import Lookup
+from preheat.build.request import Request
+from preheat.cache import DiskStore, codec
+from preheat.events import Events
+from preheat.key import Key
+from preheat.toolchain import Toolchain
+from preheat.toolchain.headers import (
+    HeaderState,
+    Unexpected,
+    Untrackable,
+    decode_states,
+    observe,
+    pack_states,
+)
+from preheat.toolchain.sources import sources_of
+from preheat.toolchain.survey import Survey
+
+if TYPE_CHECKING:
+    from preheat.toolchain.translate import Compiled
+
+__all__ = ["ArtifactCompiler"]
+
+_STATES = 16  # header states that are kept for one program
+_UNTRACKED = 1024  # artifacts that were not stored whose reason is remembered
+_ATTEMPTS = 3  # compiles of one program, until the compiler opens no file that was not observed before
+
+
+class ArtifactCompiler:
+    """Compiles requests and stores the artifacts in the cache."""
+
+    def __init__(
+        self, toolchain: Toolchain, lookup: Lookup, events: Events, disk: DiskStore | None
+    ) -> None:
+        self._toolchain = toolchain
+        self._lookup = lookup
+        self._events = events
+        self._disk = disk
+        self._untracked: OrderedDict[str, str] = OrderedDict()
+
+    def compile(self, request: Request) -> Artifact:
+        """Run the compiler and store the artifact, unless no key can describe what decided its code."""
+        compiled, state = self._tracked(request)
+        program = request.program.label
+        arch = str(request.arch)
+        if isinstance(state, Untrackable):
+            self._events.emit("uncached", program=program, arch=arch, reason=str(state))
+            # The digest is that of the code itself, because no key describes what decided it.
+            code = (("cubin", compiled.cubin), ("ptx", compiled.ptx))
+            artifact = self._artifact(request, request.key.extended(code), compiled, ())
+            self._untracked[artifact.digest] = str(state)
+            while len(self._untracked) > _UNTRACKED:
+                self._untracked.popitem(last=False)
+        else:
+            key = request.key.extended(state.parts()) if state.headers else request.key
+            artifact = self._artifact(request, key, compiled, state.headers)
+            self.store(request, artifact, state)
+        self._events.emit(
+            "compile", key=artifact.digest, program=program, arch=arch,
+            seconds=compiled.seconds, bytes=artifact.size,
+        )  # fmt: skip
+        return artifact
+
+    def untracked(self, artifact: Artifact) -> str:
+        """Return why this artifact was not stored; empty when it was."""
+        return self._untracked.get(artifact.digest, "")
+
+    def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | Untrackable]:
+        """Compile, and return the header files that were read, or why they are not known.
+
+        A file counts as read when it is the same before and after the compile. A file that was not
+        observed before, because no text spells out its name, costs another compile.
+        """
+        program, arch = request.program, request.arch
+        if program.uncacheable:
+            return self._toolchain.compile(program, arch), Untrackable(program.uncacheable)
+        if program.language == "ptx":
+            return self._toolchain.compile(program, arch), HeaderState((), ())
+        memo = self._lookup.memos.of(request.key)
+        survey = Survey(program, request.roots, self._toolchain.located.roots, memo)
+        for _ in range(_ATTEMPTS):
+            compiled = self._toolchain.compile(program, arch)
+            opened = compiled.opened
+            if opened is None and program.may_include:
+                why = "the compiler did not tell which headers it opened"
+                return compiled, Untrackable(why)
+            try:
+                state = observe(survey, opened or (), memo)
+            except Unexpected as names:
+                surprise = Untrackable(f"the compiler opens other files each time: {names}")
+            except Untrackable as why:
+                return compiled, why
+            else:
+                if state.headers:
+                    self._lookup.memos.keep(request.key, memo)
+                return compiled, state
+        return compiled, surprise
+
+    def _artifact(
+        self, request: Request, key: Key, compiled: Compiled, headers: tuple[Header, ...]
+    ) -> Artifact:
+        return Artifact(
+            digest=key.digest,
+            label=request.program.label,
+            arch=request.arch,
+            toolchain=self._toolchain.version(request.program.language),
+            parts=request.key.table,
+            entries=compiled.entries,
+            cubin=compiled.cubin,
+            ptx=compiled.ptx,
+            names=compiled.names,
+            headers=headers,
+            log=compiled.log,
+            templates=compiled.templates,
+            sources=sources_of(request.program, headers, request.roots, self._toolchain.located.roots),
+            provenance=Provenance(
+                seconds=round(compiled.seconds, 6),
+                created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                timing=compiled.timing,
+            ),
+        )
+
+    def store(self, request: Request, artifact: Artifact, state: HeaderState) -> None:
+        """Publish the artifact and then, where header files decide on it, the list that leads to it."""
+        cache = self._lookup.cache
+        cache.put(artifact.digest, artifact.encode())
+        self._lookup.in_use[artifact.digest] = artifact
+        if not state.headers:
+            return
+        states: list[tuple[HeaderState, str]] = []
+        for found in cache.each(request.digest):  # The last tier is the one that processes share.
+            with suppress(codec.DamagedEntryError):
+                states = decode_states(codec.unpack_checked(found.blob).meta)
+        states = [row for row in states if row[1] != artifact.digest]
+        if (excess := len(states) + 1 - _STATES) > 0:
+            pinned = set() if self._disk is None else self._disk.pinned()
+            dropped = [row for row in states if row[1] not in pinned][:excess]  # the oldest
+            states = [row for row in states if row not in dropped]
+        states = [*states, (state, artifact.digest)]
+        cache.put(request.digest, pack_states(request.digest, artifact.label, states))

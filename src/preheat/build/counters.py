@@ -1,0 +1,44 @@
+"""The counters of this process, and of all processes that used the same cache."""
+
+from __future__ import annotations
+
+import time
+
+from preheat.cache.journal import Journal
+from preheat.events import Events, Stats
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Counts events, and writes the counts to the journal of the cache, where there is one."""
+
+    def __init__(self, events: Events, journal: Journal | None) -> None:
+        self._events = events
+        self._journal = journal
+        self._due = 0.0
+
+    def write(self, at_most_every: float = 0) -> None:
+        """Write the counts; with `at_most_every`, only when so many seconds have passed."""
+        now = time.monotonic()
+        if self._journal is None or (at_most_every and now < self._due):
+            return
+        self._due = now + at_most_every
+        try:
+            self._journal.write(self._events.stats())
+        except OSError as fault:
+            self._events.fault("journal", "write", fault)
+
+    def stats(self) -> dict[str, Stats]:
+        """Return the counts of this process, and those of every process that used this cache."""
+        mine = self._events.stats()
+        if self._journal is None:
+            return {"process": mine, "cache": mine}
+        self.write()
+        return {"process": mine, "cache": self._journal.total()}
+
+    def after_fork(self) -> None:
+        """Count from zero in a forked child, in a journal file of its own."""
+        self._events.forget()
+        if self._journal is not None:
+            self._journal = self._journal.another()

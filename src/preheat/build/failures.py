@@ -1,0 +1,50 @@
+"""Programs that the compiler rejected, so that the same program is not compiled in vain again."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from preheat.build.request import Request
+from preheat.errors import PreheatError, fresh
+from preheat.events import Events
+
+__all__ = ["Failure", "Failures"]
+
+_MOST = 1024
+
+
+@dataclass(slots=True)
+class Failure:
+    """A rejected program: the error, how often it was requested, and when it first failed."""
+
+    error: PreheatError
+    count: int
+    first: float
+
+
+class Failures:
+    """The rejected programs of this process, by the digest of their request."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.by_digest: OrderedDict[str, Failure] = OrderedDict()
+
+    def remember(self, request: Request, error: PreheatError) -> None:
+        """Remember a rejection that nothing but a change of the program can lift."""
+        if request.program.may_include or request.program.uncacheable:
+            return
+        self.by_digest[request.digest] = Failure(error, 1, time.time())
+        while len(self.by_digest) > _MOST:
+            self.by_digest.popitem(last=False)
+
+    def raise_known(self, request: Request) -> None:
+        """Raise the error of an earlier compile of the same request, if there was one."""
+        failure = self.by_digest.get(request.digest)
+        if failure is None:
+            return
+        failure.count += 1
+        label = request.program.label
+        self._events.emit("recall", key=request.digest, program=label, count=failure.count)
+        raise fresh(failure.error, count=failure.count)

@@ -1,0 +1,245 @@
+"""One lookup: the stored artifact of a request, and the tier that has it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from preheat.artifact import Artifact
+from preheat.build.bundle_tier import BundleEntry, BundleTier
+from preheat.build.request import Request
+from preheat.cache import Chain, DiskStore, Found, codec
+from preheat.errors import ToolchainError
+from preheat.events import Events
+from preheat.key import Key
+from preheat.toolchain.evidence import Memo
+from preheat.toolchain.headers import TOOLKIT, HeaderState, change, decode_states, mismatch
+
+__all__ = ["HeaderMemos", "Hit", "Lookup", "Miss"]
+
+_MEMOS = 256  # requests whose header stamps are kept in memory
+
+
+class Hit(NamedTuple):
+    """An artifact, and the name of the tier that had it: "compiler" for one that was just compiled."""
+
+    artifact: Artifact
+    tier: str
+
+
+class Miss(NamedTuple):
+    """Why no stored artifact can be used: a word for counting, a colon, and the details."""
+
+    reason: str
+
+
+_ABSENT = Miss("absent: nothing is stored under this key")
+_IN_NO_BUNDLE = Miss("absent: no bundle has it, and no cache")
+
+
+class Lookup:
+    """Looks requests up in the mounted bundles and then in the tiers of the cache."""
+
+    def __init__(self, cache: Chain, bundles: BundleTier, memos: HeaderMemos, events: Events) -> None:
+        self.cache = cache
+        self.bundles = bundles
+        self.memos = memos
+        self._events = events
+        self._refused: set[str] = set()
+        # Artifacts that someone holds. A hit on one of them does not decode its bytes again.
+        self.in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
+
+    def find(self, request: Request, *, sealed: bool, verify: bool | None = None) -> Hit | Miss:
+        """Return the stored artifact of `request`, or why there is none that can be used.
+
+        With `verify`, the header files of an artifact from a bundle must still be what they were. That
+        is the default, unless the process is `sealed`: then bundles are trusted.
+        """
+        miss = _ABSENT
+        if self.bundles:
+            check = not sealed if verify is None else verify
+            found = self._in_bundles(request, sealed=sealed, verify=check)
+            if isinstance(found, Hit):
+                return found
+            miss = found
+        if not self._has_key(request, required=not (sealed or verify is True)):
+            return miss
+        return self.in_cache(request, miss)
+
+    def in_cache(self, request: Request, miss: Miss) -> Hit | Miss:
+        """Return what the first usable tier has, or the last reason; `miss` where no tier has it."""
+        for found in self.cache.each(request.digest):
+            opened = self._open(request, found)
+            if isinstance(opened, Artifact):
+                return Hit(opened, found.tier)
+            miss = opened
+        return miss
+
+    def other_than(self, request: Request, refused: Artifact) -> Artifact | None:
+        """Return an artifact in a cache that is not the `refused` one."""
+        if not self._has_key(request, required=False):
+            return None
+        found = self.in_cache(request, Miss(""))
+        other = found.artifact if isinstance(found, Hit) else None
+        return None if other == refused else other
+
+    def refuse(self, artifact: Artifact) -> None:
+        """Never return this artifact from a bundle again: a device called its code invalid."""
+        self._refused.add(artifact.digest)
+
+    @staticmethod
+    def _has_key(request: Request, *, required: bool) -> bool:
+        """Return whether there is a compiler: without one, entries of a cache cannot be named."""
+        try:
+            return bool(request.digest)
+        except ToolchainError:
+            if required:
+                raise
+            return False
+
+    # In a bundle
+
+    def _in_bundles(self, request: Request, *, sealed: bool, verify: bool) -> Hit | Miss:
+        miss = _IN_NO_BUNDLE
+        for entry in self.bundles.entries(request.bundle_key.digest, self.in_use):
+            if isinstance(entry, str):
+                miss = Miss(entry)
+                continue
+            reason = self._objection(request, entry, sealed=sealed, verify=verify)
+            if reason is None:
+                artifact = entry.artifact
+                if not entry.note:
+                    artifact = self.in_use.setdefault(artifact.digest, artifact)
+                return Hit(artifact, "bundle")
+            miss = Miss(reason)
+        return miss
+
+    def _objection(
+        self, request: Request, entry: BundleEntry, *, sealed: bool, verify: bool
+    ) -> str | None:
+        """Return why `entry` cannot be used in this process at this time; None when it can."""
+        if entry.artifact.digest in self._refused:
+            return "invalid: a device refused the code in the bundle"
+        if entry.note:  # Nothing about it can be verified, so only a sealed process may use it.
+            return None if sealed else f"untracked: {entry.note}"
+        if verify and entry.state.headers:
+            changed = self._changed(request, entry.state, mismatch)
+            return None if changed is None else f"headers: {changed}"
+        return None
+
+    def bundle_entry(self, request: Request, artifact: Artifact) -> BundleEntry | None:
+        """Return the entry of a bundle that holds `artifact`; None when no bundle does."""
+        for entry in self.bundles.entries(request.bundle_key.digest, self.in_use):
+            if isinstance(entry, BundleEntry) and entry.artifact.digest == artifact.digest:
+                return entry
+        return None
+
+    # In the cache
+
+    def _open(self, request: Request, found: Found) -> Artifact | Miss:
+        """Return the artifact in a blob, or the one that its list of header states leads to."""
+        digest = request.digest
+        try:
+            if (artifact := self.in_use.get(digest)) is not None:
+                return artifact
+            meta, sections = codec.unpack_checked(found.blob)
+            if meta.get("kind") == "headers":
+                current = self._current_state(request, decode_states(meta))
+                if isinstance(current, Miss):
+                    return current
+                digest = current
+                code = self.cache.get(digest)
+                if code is None:
+                    return Miss("evicted: its headers are known, its code is gone")
+                if (artifact := self.in_use.get(digest)) is not None:
+                    return artifact
+                meta, sections = codec.unpack_checked(code.blob)
+            artifact = self.in_use[digest] = Artifact.decode(digest, meta, sections)
+        except codec.DamagedEntryError as bad:
+            self._events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+            self.cache.remove(digest)
+            return Miss("damaged: the entry failed its check")
+        return artifact
+
+    def _current_state(self, request: Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
+        """Return the digest of the code that was made from the header files as they are now."""
+        memo = self.memos.of(request.key)
+        reason = "no header state is stored"
+        for state, digest in reversed(states):
+            changed = change(state, request.roots, memo)
+            if changed is None:
+                self.memos.keep(request.key, memo)
+                return digest
+            reason = changed
+        return Miss(f"headers: {reason}")
+
+    # Header files
+
+    def header_state(self, request: Request, artifact: Artifact) -> HeaderState:
+        """Return the header files that `artifact`, the answer to `request`, was made from."""
+        if not artifact.headers:
+            return HeaderState((), ())
+        for found in self.cache.each(request.digest):
+            with suppress(codec.DamagedEntryError):
+                for state, digest in decode_states(codec.unpack_checked(found.blob).meta):
+                    if digest == artifact.digest:
+                        return state
+        return HeaderState(artifact.headers, (), tuple(request.roots))
+
+    def header_change(self, request: Request, artifact: Artifact) -> Callable[[], str | None] | None:
+        """Return a function that names the header of `artifact` that has changed; see the builder's."""
+        entry = self.bundle_entry(request, artifact)
+        state = self.header_state(request, artifact) if entry is None else entry.state
+        own = tuple(header for header in state.headers if header.root not in TOOLKIT)
+        if not own and not request.program.include:
+            return None
+        rule = change if entry is None else mismatch  # Headers of a bundle need not be on this machine.
+        return partial(self._changed, request, replace(state, headers=own), rule)
+
+    def _changed(
+        self, request: Request, state: HeaderState, rule: Callable[..., str | None]
+    ) -> str | None:
+        memo = self.memos.of(request.bundle_key)
+        changed = rule(state, request.roots, memo)
+        self.memos.keep(request.bundle_key, memo)
+        return changed
+
+
+class HeaderMemos:
+    """The stamps and hashes of the header files of requests, in memory and as notes on the disk."""
+
+    def __init__(self, disk: DiskStore | None, events: Events) -> None:
+        self._disk = disk
+        self._events = events
+        self._memos: OrderedDict[str, Memo] = OrderedDict()
+
+    def of(self, key: Key) -> Memo:
+        """Return what is known about the files of a request, in this process or from an earlier one."""
+        memo = self._memos.get(key.digest)
+        if memo is None:
+            memo = Memo(self._disk.note(key.digest) if self._disk else None)
+            self._memos[key.digest] = memo
+            while len(self._memos) > _MEMOS:
+                self._memos.popitem(last=False)
+        return memo
+
+    def keep(self, key: Key, memo: Memo) -> None:
+        """Write a memo to the disk, if it has changed."""
+        if memo.changed and self._disk is not None:
+            memo.changed = False
+            try:
+                self._disk.put_note(key.digest, memo.note())
+            except OSError as fault:
+                self._events.fault("disk", "note header stamps", fault)
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        self._memos.clear()
+
+    def __len__(self) -> int:
+        return len(self._memos)

@@ -1,0 +1,53 @@
+"""One program for one architecture, and the keys by which it is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from preheat.arch import Arch
+from preheat.key import Key, bundle_key, request_key
+from preheat.lazy import lazy
+from preheat.program import Program
+from preheat.toolchain import Toolchain
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program, the architecture it is wanted for, and the toolchain that would compile it."""
+
+    program: Program
+    arch: Arch
+    toolchain: Toolchain
+
+    @lazy
+    def key(self) -> Key:
+        """The key in caches. It names the compiler; `ToolchainError` when there is none."""
+        identity = self.toolchain.identity(self.program.language)
+        return request_key(self.program, self.arch, identity)
+
+    @property
+    def digest(self) -> str:
+        """The digest of `key`."""
+        return self.key.digest
+
+    @lazy
+    def bundle_key(self) -> Key:
+        """The key in bundles, which names no compiler."""
+        return bundle_key(self.program, self.arch)
+
+    @property
+    def flight(self) -> tuple[str, ...]:
+        """What threads must have in common to share one compile.
+
+        Include directories are part of it, because they decide which headers the compiler opens.
+        """
+        include = self.program.include if self.program.may_include else ()
+        return (self.digest, *include)
+
+    @lazy
+    def roots(self) -> Mapping[str, str]:
+        """The include directories by label; PTX includes no files."""
+        return self.toolchain.roots(self.program) if self.program.language == "cuda" else {}

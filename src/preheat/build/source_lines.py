@@ -1,0 +1,47 @@
+"""The source lines of an artifact, for messages about faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.config import SealMode
+from preheat.errors import PreheatError
+from preheat.program import Program
+from preheat.toolchain.sources import own_texts
+
+if TYPE_CHECKING:
+    from preheat.toolchain.lines import Lines
+
+__all__ = ["source_lines"]
+
+
+def source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
+    """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
+
+    Code without line information is built once more with it, unless the process is sealed. That
+    artifact has a key of its own, and watchers do not see it, because no manifest shall list it.
+    """
+    from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
+
+    try:
+        lined = artifact if has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)
+        if lined is None:
+            return None
+        own = {} if program is None else own_texts(program)  # Bundles contain no sources.
+        return Lines(lined.ptx.decode(), {**lined.sources, **own})
+    except (PreheatError, ValueError):  # The fault that needs the line matters more than the line.
+        return None
+
+
+def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | None:
+    """Return the artifact of `program` with line information."""
+    if program is None or program.language != "cuda":
+        return None
+    program = replace(program, options=(*program.options, "-lineinfo"))
+    if builder.sealed is SealMode.OFF:
+        return builder.build(program, arch, watched=False)
+    return builder.find(program, arch, exact=True, watched=False)

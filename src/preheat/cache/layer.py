@@ -1,0 +1,167 @@
+"""A cache directory that is only read, and the layout of every cache directory.
+
+<root>/CACHEDIR.TAG              tells backup programs to skip the directory
+<root>/v1/ab/<digest>.heat       an entry (see preheat.cache.codec)
+<root>/v1/ab/<digest>.note       what this machine knows about the entry; losing it does no harm
+<root>/v1/staged/                files that are being written; orphans are removed by age
+<root>/v1/pins/<digest>          an entry that is never evicted, and in it the digests of others
+<root>/v1/usage                  running totals and their checksum, so that a put never counts the cache
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from preheat.cache import codec
+from preheat.cache.trust import DistrustedError, foreign, read_file
+from preheat.events import Events
+from preheat.files import opened
+
+__all__ = ["FORMAT", "KINDS", "Item", "LayerStore", "scan", "size_of"]
+
+FORMAT = f"v{codec.VERSION}"
+KINDS = ("heat", "note")  # suffixes of the files of an entry
+_FRONT = 128  # bytes at the beginning of an entry that tell its kind
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_NOT_SHARDS = {"staged", "pins", "usage"}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry as a directory listing shows it."""
+
+    digest: str
+    bytes: int  # of the entry and its note
+    last_read: float  # stored as the mtime of the file, exact to an hour
+    pinned: bool = False
+
+
+class LayerStore:
+    """A cache directory that is only read, such as one shipped in an image.
+
+    The caller has checked that `root` can be trusted. Its content is checked when it is read: only this
+    user or root may be able to write its directories and entries, unless `trust` is given.
+    """
+
+    def __init__(self, root: Path, events: Events, name: str = "layer", *, trust: bool = False) -> None:
+        self.root = root
+        self.name = name
+        self._events = events
+        self._trust = trust
+        self._base = f"{root}/{FORMAT}"
+        self._own: set[str] = (
+            set()
+        )  # directories that were checked: other users cannot change them any more
+
+    def reader(self, events: Events) -> LayerStore:
+        """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""
+        return LayerStore(self.root, events, trust=self._trust)
+
+    def get(self, digest: str) -> bytes | None:
+        """Return the verified entry, or None. Damaged entries and I/O errors are events."""
+        path = self._path(digest)
+        try:
+            if digest[:2] not in self._own:
+                self._check(digest[:2])
+            blob, found = read_file(path, trust=self._trust)
+        except FileNotFoundError:
+            return None
+        except DistrustedError as distrusted:
+            self._events.emit("refused", path=path, reason=str(distrusted))
+            return None
+        except OSError as fault:
+            self._events.fault(self.name, "read", fault)
+            return None
+        if why := codec.damage(digest, blob):
+            self._events.emit("damaged", tier=self.name, key=digest, reason=why)
+            self._damaged(digest)
+            return None
+        self._used(digest, found.st_mtime)
+        return blob
+
+    def _check(self, shard: str) -> None:
+        """Raise `OSError` if other users can write the directory `shard` or its parent."""
+        if not self._trust:
+            for directory in (self._base, f"{self._base}/{shard}"):
+                found = os.lstat(directory)
+                if not stat.S_ISDIR(found.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
+                if why := foreign(found):
+                    raise DistrustedError(f"{directory}: {why}")
+        self._own.add(shard)
+
+    def items(self) -> Iterator[Item]:
+        """Yield every entry, in no particular order."""
+        pins = self.pinned()
+        for shard in scan(self._base):
+            if shard.name in _NOT_SHARDS or not shard.is_dir(follow_symlinks=False):
+                continue
+            sizes: dict[str, int] = {}
+            stamps: dict[str, float] = {}
+            for file in scan(shard.path):
+                digest, _, kind = file.name.partition(".")
+                if digest[:2] != shard.name or kind not in KINDS:  # The file is not part of the cache.
+                    continue
+                with suppress(FileNotFoundError):  # Another process evicted it in the meantime.
+                    found = file.stat(follow_symlinks=False)
+                    size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+                    sizes[digest] = sizes.get(digest, 0) + size
+                    if (
+                        kind == "heat" or digest not in stamps
+                    ):  # The entry of a layer has only its note here.
+                        stamps[digest] = found.st_mtime
+            for digest, stamp in stamps.items():
+                yield Item(digest, sizes[digest], stamp, digest in pins)
+
+    def front(self, digest: str) -> bytes | None:
+        """Return the first bytes of an entry, unverified, which tell its kind; None without one."""
+        try:
+            with opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+                return os.read(file, _FRONT)
+        except FileNotFoundError:
+            return None
+        except OSError:  # The entry exists, but it cannot be read.
+            return b""
+
+    def pinned(self) -> set[str]:
+        """Return the digests that are never evicted: pinned entries, and those pinned with them."""
+        found = set()
+        for pin in scan(f"{self._base}/pins"):
+            found.add(pin.name)
+            with suppress(OSError):  # A pin without a list still pins its own entry.
+                listed, _ = read_file(pin.path, trust=self._trust)
+                found.update(_DIGEST.findall(listed.decode("ascii", "replace")))
+        return found
+
+    def _path(self, digest: str, kind: str = "heat") -> str:
+        return f"{self._base}/{digest[:2]}/{digest}.{kind}"
+
+    def _damaged(self, digest: str) -> None:
+        """Do nothing: a layer is never written, not even to remove a damaged entry."""
+
+    def _used(self, digest: str, stamp: float) -> None:
+        """Do nothing: a layer is never written, so it has no stamps of reads."""
+
+
+def size_of(path: str) -> int | None:
+    """Return the size of a file in bytes; None when there is no such file."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return None
+
+
+def scan(path: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a directory; none when it does not exist or cannot be read."""
+    try:
+        with os.scandir(path) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []

@@ -1,0 +1,37 @@
+"""Opens GPUs for `preheat.devices.registry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from preheat.config import Config
+from preheat.devices.registry import Offer
+from preheat.errors import InputError, NoGpuError
+
+__all__ = ["available", "offer"]
+
+
+def available() -> bool:
+    """Return True when the driver sees a GPU."""
+    from preheat.devices.cuda.device import count
+
+    try:
+        return count() > 0
+    except NoGpuError:
+        return False
+
+
+def offer(index: int, settings: Mapping[str, Any], config: Config) -> Offer:
+    """Describe the GPU with this number, which has no settings."""
+    del config
+    if settings.get("sanitize"):
+        raise InputError(
+            "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
+        )
+    if set(settings) - {"sanitize"}:
+        raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
+    from preheat.devices.cuda.device import CudaDevice
+
+    return Offer(f"cuda:{index}", partial(CudaDevice, index))

@@ -1,0 +1,100 @@
+"""Parts of error messages: diagnostics, source lines, suggestions and short reprs."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["Diagnostic", "SourceLine", "brief", "did_you_mean", "kernel_hint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One diagnostic of a compiler's log."""
+
+    file: str
+    line: int | None
+    severity: str
+    message: str
+    source: str | None = None  # the source line, where the log has it
+    column: int | None = None  # of the caret under that line, counted from 1
+    context: tuple[str, ...] = ()  # notes and template instances
+
+    def __str__(self) -> str:
+        where = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
+        lines = [f"{where}: {self.severity}: {self.message}"]
+        if self.source is not None:
+            lines.append(self.source)
+            if self.column is not None:
+                lead = ("\t" if c == "\t" else " " for c in self.source[: self.column - 1])
+                lines.append("".join((*lead, "^")))
+        return "\n    ".join((*lines, *self.context))
+
+
+class SourceLine(NamedTuple):
+    """A line of CUDA source. `text` is None when the file is missing or has changed."""
+
+    file: str
+    line: int
+    text: str | None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the closest known name, or None when no name is close."""
+    close = _closest(name, known)
+    return None if close is None else f"did you mean {close!r}?"
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to `name`, or None when no name is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
+def kernel_hint(
+    name: str, known: Iterable[str], templates: Iterable[str], *, rejected: bool
+) -> str | None:
+    """Return a hint with the name to use instead of `name`."""
+    base, angle, rest = name.removeprefix("&").partition("<")
+    named = {template.partition("<")[0]: template for template in templates}
+    if base in named and angle and not rejected:
+        return f"an instance is named when the program is compiled: names=[{name!r}]"
+    if base in named:
+        return f"name an instance of the template {named[base]}"
+    candidates = (*known, *named)
+    spelled = {one.partition("<")[0].rpartition("::")[2]: one for one in reversed(candidates)}
+    spelled |= {one: one for one in candidates}
+    close = _closest(name, spelled) or _closest(base, spelled)
+    if close is None:
+        return None
+    meant = spelled[close]
+    if meant in named:
+        meant = f"{meant}{angle}{rest}" if angle else named[meant]
+    return f"did you mean {meant!r}?"
+
+
+class _Brief(reprlib.Repr):
+    """Makes reprs that fit on a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 60
+        self.fillvalue = "…"
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > 256:  # Python refuses to convert very long integers to text.
+            return f"an integer of {value.bit_length()} bits"
+        return super().repr_int(value, level)
+
+
+_brief = _Brief()
+
+
+def brief(value: object) -> str:
+    """Return the repr of a value for an error message, shortened where it is long."""
+    return _brief.repr(value)

@@ -1,0 +1,73 @@
+"""Launches with fixed arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from preheat.runtime.arguments import new_param_buffer
+from preheat.runtime.launch import UNORDERED, Launch, ordered
+
+__all__ = ["Bound"]
+
+
+class Bound:
+    """A launch with fixed arguments, which it keeps alive. It can be called any number of times.
+
+    It raises an error once memory among its arguments was closed.
+    """
+
+    def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
+        launch.context.require(Launch.RECREATE)
+        self._stream = launch.choose_stream(args)
+        arguments = launch.convert(args, UNORDERED)  # Checked now; each launch is ordered separately.
+        for array in arguments.arrays.values():
+            array.buffer.tell(self)
+        self._launch = launch
+        self._args = args
+        self._context = launch.context
+        self._keep = keep  # The stream may belong to another library.
+        self._uses = arguments.uses
+        self._buffer = new_param_buffer(launch.signature)
+        self._buffer.pack(*arguments.values)
+        self._pointers = self._buffer.pointers
+        self._submit = launch.prepared(self._stream)
+        foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
+        self._careful = launch.blocking or foreign
+        self._claimed = False
+
+    def __call__(self) -> None:
+        """Launch."""
+        if not self._claimed or self._context.alert is not None:
+            self._acquire()
+            return
+        status = self._submit(self._pointers, 0)
+        if status[0]:
+            self._launch.raise_for_status(status)
+
+    def _acquire(self) -> None:
+        """Launch with all checks and in order, and try to make the next launch a fast one."""
+        if self._careful or self._context.alert is not None:
+            self._launch.run(*self._args)
+            return
+        arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.
+        with ordered(self._context, arguments, self._stream):
+            status = self._submit(self._pointers, 0)
+        if status[0]:
+            self._launch.raise_for_status(status)
+        self._context.order.claim(self, self._stream, self._uses, self._claim)
+
+    def _claim(self) -> None:
+        self._claimed = True
+
+    def revoke(self) -> None:
+        """Order the next launch again, because another stream has used its memory."""
+        self._claimed = False
+
+    def expire(self, reason: str) -> None:
+        """Check the next launch again, because memory that it uses was closed."""
+        del reason
+        self._claimed = False
+
+    def __repr__(self) -> str:
+        geometry = self._launch.geometry
+        return f"<Bound {self._launch.signature.kernel} grid={geometry.grid} block={geometry.block}>"

@@ -1,0 +1,93 @@
+"""Memory of an array in the hands of another library: DLPack and the array interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from preheat.devices.base import LEGACY_STREAMS, ON_HOST
+from preheat.runtime import dlpack
+from preheat.runtime.libraries import consumers, working
+
+if TYPE_CHECKING:
+    from preheat.runtime.array import Array
+
+__all__ = ["capsule", "cuda_interface", "host_interface"]
+
+_LEGACY_STREAM = LEGACY_STREAMS[-1]  # DLPack means it by stream=None.
+
+
+def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
+    """Return the array as a DLPack capsule for a consumer that works in `stream`."""
+    device = array.buffer.context.device
+    uses = array.buffer.uses
+    if device.dlpack[0] == ON_HOST or stream == -1:
+        handles = []
+    else:
+        handles = [_LEGACY_STREAM if stream is None else stream]
+    lease = dlpack.Lease(array)
+    shared = uses.shared
+    uses.leases[lease.number] = consumers(device)  # From here on no stream gets a right.
+    try:
+        _expose(array, handles, shared=shared)
+    except BaseException:
+        del uses.leases[lease.number]
+        raise
+    place = device.dlpack
+    return dlpack.capsule(lease, array.address, array.shape, array.dtype, place, versioned=versioned)
+
+
+def cuda_interface(array: Array) -> dict[str, Any]:
+    """Return the `__cuda_array_interface__` of an array in the memory of a GPU."""
+    _share(array)
+    captured = array.buffer.context.active_capture() is not None
+    # Nothing can wait for a captured stream.
+    stream = None if captured else array.buffer.home.handle or _LEGACY_STREAM
+    return {**_interface(array), "stream": stream}
+
+
+def host_interface(array: Array) -> dict[str, Any]:
+    """Return the `__array_interface__` of an array of the emulator."""
+    _share(array)
+    return _interface(array)
+
+
+def _expose(array: Array, handles: Iterable[int], *, shared: bool) -> None:
+    """Let another library use the memory in the streams with these handles."""
+    context = array.buffer.context
+    capture = context.active_capture()
+    if capture is not None:
+        capture.add_export(array)
+        handles = ()  # The replay of the graph orders this work.
+    context.order.expose(array.buffer.uses, handles, shared=shared)
+    array.buffer.export()
+
+
+def _share(array: Array) -> None:
+    """Share the memory as long as it exists, because an array interface has no release.
+
+    The protocol does not say which library asks, so the current stream of every loaded library waits,
+    and so does the stream that the interface names.
+    """
+    device = array.buffer.context.device
+    on_host = device.dlpack[0] == ON_HOST
+    uses = array.buffer.uses
+    streams = [_LEGACY_STREAM, array.buffer.home.handle, *working(device)]
+    before = uses.by_interface
+    shared = uses.shared
+    uses.by_interface = True
+    try:
+        _expose(array, [] if on_host else streams, shared=shared)
+    except BaseException:
+        uses.by_interface = before
+        raise
+
+
+def _interface(array: Array) -> dict[str, Any]:
+    return {
+        "version": 3,
+        "shape": array.shape,
+        "typestr": array.dtype.typestr,
+        "data": (array.address, False),
+        "strides": None,
+    }

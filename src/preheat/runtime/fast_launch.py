@@ -1,0 +1,223 @@
+"""Fast launches: one generated Python function for the arguments that most launches have.
+
+What a launch costs beyond the driver's own call is Python. A launch that is repeated therefore gets a
+function of its own: one `if` that tests everything that `Launch.run` would test, assignments into the
+parameter buffer, and the driver's call. Arguments that fail the test go to `Launch.run`, which handles
+them or says what is wrong. The function for saxpy(float, float const*, float*, int):
+
+    def fast_launch(a0=missing, a1=missing, a2=missing, a3=missing, /, *more, **named):
+        submit = buffer = None
+        try:
+            if (
+                context.alert is None and not more and not named
+                and (type(a0) is float or type(a0) is int)
+                and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
+                and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
+            ):
+                pointers, vf, vQ, vi, owner = buffer = take()
+                vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
+                submit = own_submit
+        except Unfit:
+            …
+        status = submit(pointers, 0)
+
+`uses.stream` is the stream that may use the memory without waiting, and `uses.readers` are the streams
+that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one
+shown; their launches go to the current stream of the library.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from preheat.runtime.arguments import ParamSpec, Signature, new_param_buffer
+from preheat.runtime.launch import Launch
+from preheat.runtime.libraries import LIBRARIES
+from preheat.runtime.operands import kind_of
+
+__all__ = ["fast_launch"]
+
+_STORABLE = "bBhHiIqQfd"  # struct formats in which a memory view can be assigned
+
+
+class _Section(NamedTuple):
+    """Templates for the arrays of one library: how they are tested, addressed and submitted.
+
+    `written` tests whether the kernel may write an array in this stream, and `read` whether it may read
+    one. `element` tests the element type.
+    """
+
+    written: str
+    read: str
+    element: str
+    address: str
+    submit: str
+    complex: str = ""  # a further test for arrays that may hold complex numbers
+
+
+_OWN = _Section(
+    "{0}.uses.stream is stream",
+    "({0}.uses.stream is stream or number in {0}.uses.readers)",
+    "{0}.dtype is {1}",
+    "{0}.address",
+    "own_submit",
+)
+_TORCH = "{0}.get_device() == index and {0}.is_contiguous() and not {0}.is_neg()"
+_CUPY = "{0}.data.device_id == index and {0}._c_contiguous"
+_CURRENT = "submits[{0}.current(index)]"
+# By the API of the library.
+_SECTIONS = {
+    "torch": _Section(
+        _TORCH, _TORCH, "{0}.dtype in {1}", "{0}.data_ptr()", _CURRENT, "not {0}.is_conj()"
+    ),
+    "cupy": _Section(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
+}
+
+
+def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
+    """Return the function for launches with arguments like `args`, or `launch.run` without one."""
+    params = launch.signature.params
+    context = launch.context
+    stream = launch.stream or context.stream
+    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
+    if launch.blocking or not context.order.owns(stream) or not all(map(_plain, params)):
+        return launch.run
+    given = {kind.library for kind in map(kind_of, args) if kind is not None}
+    where = context.device.dlpack[0]
+    known = {
+        library.name: library
+        for library in LIBRARIES.values()
+        if library.device_type == where and library.api in _SECTIONS
+    }
+    # The libraries of `args` are tested first.
+    names = sorted(["own", *known], key=lambda name: name not in given)
+    if launch.stream is not None:
+        names = ["own"]
+    dtypes = [dtype for param in params for dtype in param.dtypes or ()]
+    values: dict[str, Any] = {name: known[name] for name in names if name in known}
+    for name in names:
+        elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
+        values |= {f"{name}{n}": element for n, element in enumerate(elements)}
+    sections = tuple((name, known[name].api if name in known else "") for name in names)
+    make = _maker(sections, params, tuple(values))
+    new_buffer = functools.partial(_buffer, launch.signature)
+    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
+    return made
+
+
+def _plain(param: ParamSpec) -> bool:
+    code = "Q" if param.value is None else param.value.code
+    return (param.pointer or param.value is not None) and code in _STORABLE
+
+
+def _buffer(signature: Signature) -> tuple[Any, ...]:
+    """Return a parameter buffer as the function uses it: pointers, a view for each format, owner."""
+    buffer = new_param_buffer(signature)
+    data: Any = buffer.data
+    formats = dict.fromkeys(param.format for param in signature.params)
+    return (buffer.pointers, *(data.cast(code) for code in formats), buffer)
+
+
+@functools.lru_cache(maxsize=256)
+def _maker(
+    sections: tuple[tuple[str, str], ...], params: tuple[ParamSpec, ...], values: tuple[str, ...]
+) -> Any:
+    """Return a maker of functions for such parameters and for arrays of these libraries.
+
+    A section is the name of a library and of its API, or "own" and an empty text.
+    """
+    given = [f"a{n}" for n in range(len(params))]
+    text = _FUNCTION.format(
+        values=", ".join(values),
+        parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
+        sections="".join(_section(*each, params, first=each is sections[0]) for each in sections),
+        given="".join(f"{name}, " for name in given),
+    )
+    scope: dict[str, Any] = {
+        "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError, RuntimeError),
+        "missing": object(),
+    }
+    exec(compile(text, f"{__file__}: generated", "exec"), scope)
+    return scope["make"]
+
+
+def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
+    section = _SECTIONS[api] if api else _OWN
+    tests = [*([] if first else ["submit is None"]), "context.alert is None", "not more", "not named"]
+    stores = []
+    element = 0
+    for position, param in enumerate(params):
+        given = f"a{position}"
+        elements = [f"{name}{element + n}" for n in range(len(param.dtypes or ()))]
+        element += len(elements)
+        is_number = _number_test(param, given)
+        is_array = _array_test(section, param, given, elements)
+        address, test = section.address.format(given), is_array
+        if param.value is not None and not param.pointer:
+            test, address = is_number, given
+        elif param.value is not None and not api:  # An untyped word accepts numbers and arrays.
+            test = f"({is_number} or {is_array})"
+            address = f"{given} if {is_number} else {address}"
+        tests.append(test)
+        at = param.parameter.offset // param.parameter.size
+        stores.append(f"v{param.format}[{at}] = {address}")
+    views = "".join(f"v{code}, " for code in dict.fromkeys(param.format for param in params))
+    return _SECTION.format(
+        tests=" and ".join(tests),
+        views=views,
+        stores="; ".join(stores) or "pass",
+        submit=section.submit.format(name),
+    )
+
+
+def _number_test(param: ParamSpec, given: str) -> str:
+    if param.value is not None and param.value.real:
+        return f"(type({given}) is float or type({given}) is int)"
+    kind = "bool" if param.value is not None and param.value.boolean else "int"
+    return f"type({given}) is {kind}"
+
+
+def _array_test(section: _Section, param: ParamSpec, given: str, elements: Sequence[str]) -> str:
+    """Return an expression that is true when `given` can be used in the stream without waiting."""
+    tests = [(section.written if param.writes else section.read).format(given)]
+    if elements:  # Without them the parameter accepts any type.
+        fits = " or ".join(section.element.format(given, element) for element in elements)
+        tests.insert(0, fits if len(elements) == 1 else f"({fits})")
+    if section.complex and (param.dtypes is None or any(each.complex for each in param.dtypes)):
+        tests.append(section.complex.format(given))
+    return " and ".join(tests)
+
+
+_SECTION = """
+        try:
+            if {tests}:
+                pointers, {views}owner = buffer = take()
+                {stores}
+                submit = {submit}
+        except Unfit:
+            if buffer is not None:
+                give(buffer)
+                buffer = None
+"""
+_FUNCTION = """\
+def make(launch, own_submit, stream, new_buffer, {values}):
+    context, submits, number = launch.context, launch.submits, stream.id
+    index = context.device.dlpack[1]
+    buffers = [new_buffer()]  # A launch takes one, so that two threads never share it.
+    take, give = buffers.pop, buffers.append
+    run, raise_for_status = launch.run, launch.raise_for_status
+    def fast_launch({parameters}*more, **named):
+        submit = buffer = None
+{sections}
+        if submit is None:
+            if not buffers:  # Other threads use them all, or interrupts lost them.
+                give(new_buffer())
+            return run(*[a for a in ({given}) if a is not missing], *more, **named)
+        status = submit(pointers, 0)
+        give(buffer)
+        if status[0]:
+            raise_for_status(status)
+    return fast_launch
+"""

@@ -1,0 +1,78 @@
+"""A request for a module: the arguments of `gpu.kernel` and `gpu.module` as one value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from preheat.arch import Arch
+from preheat.errors import InputError, brief
+from preheat.program import Program, file_of, header_rows, several
+
+__all__ = ["ModuleRequest", "Source"]
+
+Source = str | Path | Program
+
+
+class ModuleRequest(NamedTuple):
+    """What a caller asks for, with each argument in one form: equal requests mean the same module.
+
+    `directory` is the current directory where an include directory is relative to it, and empty
+    otherwise, so that after a chdir the request is another one.
+    """
+
+    source: Source
+    label: str | None
+    options: tuple[str, ...]
+    include: tuple[str | os.PathLike[str], ...]
+    headers: tuple[tuple[str, str], ...] | None
+    names: tuple[str, ...]
+    arch: Arch | None
+    strict: bool
+    directory: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        label: str | None = None,
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] | None = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> ModuleRequest:
+        """Check the arguments of a call; `InputError` says which of them is wrong."""
+        if not isinstance(source, str | os.PathLike | Program):
+            raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
+        if not isinstance(label, str | None):
+            raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
+        path = file_of(source)
+        request = cls(
+            # A whole path, so that after a chdir a relative one means another file.
+            source if path is None else Path(os.path.abspath(path)),
+            label,
+            several("options", options),
+            several("include", include),
+            None if headers is None else header_rows(headers) or None,
+            several("names", names),
+            None if arch is None else Arch.parse(arch),
+            bool(strict),
+        )
+        return request._replace(directory=os.getcwd()) if request._is_relative() else request
+
+    def _is_relative(self) -> bool:
+        """Return True when an include directory may be relative to the current directory."""
+        in_options = any(str(option).startswith(("-I", "--include-path")) for option in self.options)
+        return in_options or not all(map(os.path.isabs, self.include))
+
+    def program(self) -> Program:
+        """Read the program from its source."""
+        headers = None if self.headers is None else dict(self.headers)
+        return Program.read(
+            self.source, label=self.label, options=self.options, include=self.include,
+            headers=headers, names=self.names,
+        )  # fmt: skip

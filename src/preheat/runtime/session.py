@@ -1,0 +1,239 @@
+"""One session of a device, and what is loaded in it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from preheat import fork
+from preheat.arch import Arch
+from preheat.artifact import without_types
+from preheat.build.builder import Builder
+from preheat.build.reload import Files
+from preheat.build.source_lines import source_lines
+from preheat.config import SealMode
+from preheat.devices import base
+from preheat.devices.base import ON_GPU
+from preheat.errors import InvalidCodeError
+from preheat.program import Program, file_of
+from preheat.runtime.active_capture import LOAD, UNLOAD
+from preheat.runtime.code import Code, code_for
+from preheat.runtime.context import Context
+from preheat.runtime.fill import FILL, KernelFill
+from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.request import ModuleRequest
+from preheat.singleflight import SingleFlight
+
+__all__ = ["Entry", "Session"]
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple, Generic[T]):
+    """A loaded module or kernel, and the files that it was compiled from, where there are any."""
+
+    value: T
+    files: Files | None = None
+
+    @property
+    def current(self) -> bool:
+        """Return True unless a file has changed since."""
+        return self.files is None or not self.files.changed()
+
+
+class Session:
+    """What a device has loaded between its opening, or its last reset, and the next reset.
+
+    A load that a reset overtakes ends up in the session that it began in. `modules` and `kernels` have
+    what was asked for, by request. `loaded` has every module that something still holds, by artifact:
+    different requests may lead to the same one.
+
+    `jit` lets the driver compile PTX for a device that is newer than the compiler, `blocking` waits
+    after every launch, and `reload` compiles a program again when one of its files has changed.
+    """
+
+    def __init__(
+        self, device: base.Device, builder: Builder, *, jit: bool, blocking: bool, reload: bool
+    ) -> None:
+        self.device = device
+        self.builder = builder
+        self._jit = jit
+        self._blocking = blocking
+        self._reload = reload
+        self.context = Context(device, builder.events)
+        if device.dlpack[0] == ON_GPU:
+            load = partial(_fill_kernel, weakref.ref(self))
+            self.context.kernel_fill = KernelFill(self.context, load)
+        self.modules: dict[object, Entry[Module]] = {}
+        self.kernels: dict[object, Entry[Kernel]] = {}
+        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+        self._begin_flights()
+        fork.register(self)
+
+    def _begin_flights(self) -> None:
+        self.requests: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
+        self.loads: SingleFlight[Module] = SingleFlight(self.builder.events)
+
+    def after_fork(self) -> None:
+        """Forget the loads that other threads of the parent were in."""
+        self._begin_flights()
+
+    def kernel(self, request: ModuleRequest, name: str) -> Kernel:
+        """Return the kernel `name` of a module, compiled and loaded where it is not."""
+        key = (request, name)
+        found = self.kernels.get(key)
+        if found is not None:
+            if found.current:
+                return found.value
+            self.kernels.pop(key, None)
+        instance = without_types(name)
+        if "<" in instance and not isinstance(request.source, Program):
+            request = request._replace(names=(instance, *request.names))
+        module, files = self.module(request)
+        made = Entry(module[name], files)
+        shared = self.kernels.setdefault(key, made)
+        if not shared.current:  # Another thread put it there before the last edit of a file.
+            shared = self.kernels[key] = made
+        return shared.value
+
+    def module(self, request: ModuleRequest) -> Entry[Module]:
+        """Return a module, compiled and loaded where it is not, with the files it was made from."""
+        found = self.modules.get(request)
+        if found is not None and found.current:
+            return found
+        self.context.require()
+        if self.context.active_captures():
+            files = self._files(request)
+            program = request.program()
+            module = self._loaded_before(program, request)
+            if module is not None:
+                return self._remember(request, module, program, files)
+        self.context.forbid(LOAD)
+
+        def load() -> Entry[Module]:
+            found = self.modules.get(request)
+            if found is not None and found.current:  # The thread before this one loaded it.
+                return found
+            files = self._files(request)
+            program = request.program()
+            code = self.code(program, request.arch, strict=request.strict)
+            return self._remember(request, self.load(code), program, files)
+
+        title = f"load on {self.device.name}"
+        found = self.requests.run(request, load, title=title)
+        if found.current:
+            return found
+        # A file was edited while another thread was compiling it.
+        return self.requests.run(request, load, title=title)
+
+    def _files(self, request: ModuleRequest) -> Files | None:
+        """Return what tells when the program has to be compiled again; None where nothing does."""
+        if not self._reload or self.builder.sealed is SealMode.ERROR:
+            return None
+        return Files(self.builder, file_of(request.source))
+
+    def _remember(
+        self, request: ModuleRequest, module: Module, program: Program, files: Files | None
+    ) -> Entry[Module]:
+        """Answer equal requests with this module until a file that it was made from changes."""
+        if files is not None:
+            files = files.track(program, module.artifact)
+        entry = self.modules[request] = Entry(module, files)
+        return entry
+
+    def _loaded_before(self, program: Program, request: ModuleRequest) -> Module | None:
+        """Return the module of a program that a warm-up, or an equal program, has loaded."""
+        exact = request.strict or request.arch is not None
+        artifact = self.builder.find(program, request.arch or self.device.arch, exact=exact)
+        found = None if artifact is None else self.loaded.get(artifact.digest)
+        return None if found is None or found.artifact != artifact else found
+
+    def code(self, program: Program, arch: Arch | None, *, strict: bool = False) -> Code:
+        """Return the code of a program for this device, compiled where no cache has it."""
+        return code_for(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
+
+    def load(self, code: Code) -> Module:
+        """Return the module of an artifact, which all programs with equal artifacts share."""
+        artifact = code.artifact
+
+        def load() -> Module:
+            found = self.loaded.get(artifact.digest)
+            # Older bundles have different code under one digest, for example that of a program that
+            # reads the clock.
+            if found is None or found.artifact != artifact:
+                found = self.loaded[artifact.digest] = self._load(code)
+            return found
+
+        return self.loads.run(artifact, load, title=f"load on {self.device.name}")
+
+    def preload(self, code: Code) -> Module:
+        """Load code that no program has asked for yet, and keep it loaded until `trim`."""
+        module = self.load(code)
+        self.modules[code.artifact.digest] = Entry(module)
+        return module
+
+    def _load(self, code: Code) -> Module:
+        started = time.perf_counter()
+        artifact, program, jit = code
+        try:
+            raw = self.device.load(artifact, jit=jit, lines=self._lines(code))
+        except InvalidCodeError as error:
+            if jit or program is None:
+                raise
+            artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
+            raw = self.device.load(artifact, lines=self._lines(Code(artifact, program)))
+        seconds = time.perf_counter() - started
+        self.builder.events.emit(
+            "load",
+            device=self.device.name,
+            program=artifact.label,
+            key=artifact.digest,
+            seconds=seconds,
+        )
+        return Module(self.context, artifact, raw, blocking=self._blocking)
+
+    def _lines(self, code: Code) -> base.FindLines:
+        """Return how the device finds the source lines of what it loads."""
+        return partial(source_lines, self.builder, code.program, code.artifact)
+
+    def trim(self) -> int:
+        """Unload every module that nothing but this session holds, and return how many."""
+        self.context.require()
+        self.context.forbid(UNLOAD)
+        before = self._count()
+        _drop_unused(self.kernels)
+        _drop_unused(self.modules)
+        self.context.drain(modules=True)
+        self.device.trim()
+        return before - self._count()
+
+    def _count(self) -> int:
+        return len({module for module, _ in self.modules.values()})
+
+    def end(self) -> None:
+        """Hold nothing any more; the context has ended."""
+        self.kernels.clear()
+        self.modules.clear()
+
+
+def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
+    """Return the kernel for large fills; None where it is not stored and the process is sealed."""
+    alive = session()
+    if alive is None:
+        return None
+    program = Program.of(FILL, label="preheat-fill.cu")
+    builder = alive.builder
+    if builder.sealed is not SealMode.OFF and builder.find(program, alive.device.arch) is None:
+        return None
+    return alive.kernel(ModuleRequest.of(program), "preheat_fill8")
+
+
+def _drop_unused(entries: dict[object, Entry[T]]) -> None:
+    """Remove what nothing but `entries` holds."""
+    held = {key: (weakref.ref(value), files) for key, (value, files) in entries.items()}
+    entries.clear()
+    for key, (value, files) in held.items():
+        if (alive := value()) is not None:
+            entries[key] = Entry(alive, files)

@@ -1,0 +1,147 @@
+"""Content hashes of files, and when an unchanged stamp proves unchanged content."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.toolchain.evidence import Evidence, Memo, View
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Path:
+    path = tmp_path / "old.h"
+    path.write_text("old")
+    return path
+
+
+def look(memo: Memo, path: Path) -> Evidence:
+    return View(memo).evidence(str(path))
+
+
+def settled(path: Path) -> Memo:
+    """A memo that believes the stamp of `path`."""
+    clock = Clock()
+    memo = Memo(clock=clock)
+    look(memo, path)
+    clock.now += 2
+    look(memo, path)
+    return memo
+
+
+def test_a_hash_is_believed_while_the_stamp_stays(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo = settled(header)
+    found = look(memo, header)
+    assert memo.changed
+    monkeypatch.setattr("os.open", lambda *_, **__: pytest.fail("the file was read again"))
+    assert look(memo, header) == found
+    assert look(Memo(memo.note()), header) == found
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.9, -5.0])
+def test_a_stamp_is_not_believed_before_the_clock_has_moved_on(
+    header: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    clock = Clock()
+    memo = Memo(clock=clock)
+    look(memo, header)
+    clock.now += seconds
+    look(memo, header)
+    reads: list[object] = []
+    opened = os.open
+
+    def counted(*given: Any, **more: Any) -> int:
+        reads.append(given)
+        return opened(*given, **more)
+
+    monkeypatch.setattr("os.open", counted)
+    look(memo, header)
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("days", [-1, 1, 10_000])
+def test_it_does_not_matter_what_a_file_is_dated(header: Path, days: int) -> None:
+    when = time.time() + days * 86400
+    os.utime(header, (when, when))
+    assert settled(header).known(str(header), look(Memo(), header).stamp)
+
+
+def test_a_stamp_that_changed_is_not_believed(header: Path) -> None:
+    memo = settled(header)
+    first = look(memo, header)
+    header.write_text("new")
+    assert look(memo, header).digest != first.digest
+
+
+def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
+    memo, before = settled(header), header.stat()
+    first = look(memo, header)
+    while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
+        header.write_text("new")
+    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert header.stat().st_size == before.st_size
+    assert look(memo, header).digest != first.digest
+
+
+def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = settled(header)
+    stamp = look(memo, header).stamp
+    assert Memo(memo.note()).known(str(header), stamp)
+    with monkeypatch.context() as patch:
+        patch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
+        assert look(memo, header).stamp != stamp
+    note = memo.note()
+    monkeypatch.setattr("preheat.toolchain.evidence._boots", ["another"])
+    assert Memo(note).known(str(header), stamp) is None
+
+
+def test_on_a_mount_without_identity_files_are_read_every_time(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: -1)
+    memo = settled(header)
+    assert not memo.changed
+
+
+def test_a_kernel_that_cannot_tell_mounts_apart_counts_on_its_own_time_stamps(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._unique_mount", lambda _: None)
+    assert settled(header).changed
+
+
+def test_a_pipe_is_no_header(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.h")
+    with pytest.raises(OSError, match="not a regular file"):
+        look(Memo(), tmp_path / "pipe.h")
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b"7", b'["", {"a": 1}]', b'["", {"a": [1, 2, 3]}]', b"\xff"]
+)
+def test_a_damaged_note_is_an_empty_one(
+    header: Path, note: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.toolchain.evidence._boots", [""])
+    assert look(Memo(note), header) == look(Memo(), header)
+
+
+def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        look(Memo(), tmp_path / "gone.h")
