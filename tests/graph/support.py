@@ -54,6 +54,13 @@ extern "C" __global__ void crash(int** chain) { *chain[0] = 1; }
 """
 
 
+MODES = ["thread_local", "global", "relaxed"]
+
+
+class BodyError(Exception):
+    """What a body raises."""
+
+
 class Work(NamedTuple):
     """A device with a kernel on integers, which are exact: every launch adds `a * x` to `y`."""
 

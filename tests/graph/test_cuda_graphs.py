@@ -181,7 +181,7 @@ def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_lin
     with suppress(RuntimeError):
         y[0].item()
     assert graph.status == "invalidated"
-    with pytest.raises(CaptureError, match="a call of another library spoilt the capture") as bad:
+    with pytest.raises(CaptureError, match="a call of another library invalidated the capture") as bad:
         graph.end()
     assert bad.value.where == good
     usable(gpu, torch)

@@ -623,7 +623,7 @@ def test_by_value_inside_a_capture_is_refused_where_it_stands(device: Gpu) -> No
         kernel[1, 1](out, state=state, device_state=False)
     assert refused.value.where == where
     kernel[1, 1](out, state=state)
-    with pytest.raises(CaptureError, match=f"{where}: the capture was given up: a decode state"):
+    with pytest.raises(CaptureError, match=f"{where}: the capture failed: a decode state"):
         graph.end()
 
 
@@ -692,7 +692,7 @@ def test_tokens_that_do_not_fit_end_the_capture_even_when_that_is_swallowed(devi
     with pytest.raises(InputError):
         state.advance(state.token[:2])
     state.advance()
-    with pytest.raises(CaptureError, match="given up: sampled of shape"):
+    with pytest.raises(CaptureError, match="the capture failed: sampled of shape"):
         graph.end()
 
 

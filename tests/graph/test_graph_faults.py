@@ -145,7 +145,7 @@ def test_a_launch_that_fails_inside_is_what_the_end_reports(flaky: Flaky) -> Non
     for name in ("cuLaunchKernel", "later"):
         with pytest.raises(DriverError, match=name):
             made.launch()
-    with pytest.raises(CaptureError, match="the capture was given up: cuLaunchKernel failed") as caught:
+    with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernel failed") as caught:
         graph.end()
     assert isinstance(caught.value.__cause__, DriverError)
     assert str(caught.value.where).startswith("support.py:")  # where `Bench.launch` stands
@@ -182,7 +182,7 @@ def test_a_capture_spoilt_behind_our_back_names_the_last_line_that_was_good(flak
     with pytest.raises(DriverError):
         flaky.seam.synchronize()  # as another library would, past all our checks
     assert graph.status == "invalidated"
-    with pytest.raises(CaptureError, match="a call of another library spoilt the capture") as bad:
+    with pytest.raises(CaptureError, match="a call of another library invalidated the capture") as bad:
         graph.end()
     assert bad.value.where == good
     assert "synchronisation" in str(bad.value.hint)
@@ -197,7 +197,7 @@ def test_work_after_a_capture_was_spoilt_raises_where_it_stands(flaky: Flaky) ->
     with pytest.raises(DriverError):
         flaky.seam.synchronize()
     for again in (made.launch, made.launch, graph.end):
-        with pytest.raises(CaptureError, match=r"another library spoilt the capture.*INVALIDATED"):
+        with pytest.raises(CaptureError, match=r"another library invalidated the capture.*INVALIDATED"):
             again()
     usable(made)
 
@@ -390,7 +390,7 @@ def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> N
     with pytest.raises(CaptureError, match="freeing memory inside a capture") as caught:
         made.x.close()
     assert caught.value.hint == "close arrays after the capture"
-    with pytest.raises(CaptureError, match="given up: freeing memory inside a capture"):
+    with pytest.raises(CaptureError, match="the capture failed: freeing memory inside a capture"):
         graph.end()
     usable(made)
 
@@ -448,7 +448,7 @@ def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
     made.launch()
     with pytest.raises(CaptureError, match="unloading programs inside a capture"):
         device.trim()
-    with pytest.raises(CaptureError, match="given up: unloading programs inside a capture"):
+    with pytest.raises(CaptureError, match="the capture failed: unloading programs inside a capture"):
         graph.end()
     usable(made)
 

@@ -20,7 +20,7 @@ _SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
 
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
-    """1, 2, 4, 8, then the multiples of `step` after 8, ending in `limit` whatever it is."""
+    """Return 1, 2, 4, 8, then the multiples of `step` after 8, and `limit` as the last."""
     limit, step = _whole(limit, "a limit"), _whole(step, "a step")
     if limit < 1 or step < 1:
         raise InputError(f"there are no buckets up to {limit} in steps of {step}", hint="use 1 or more")
@@ -29,7 +29,7 @@ def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
 
 
 def bucket(n: int, sizes: Iterable[int]) -> int:
-    """The smallest of `sizes` that holds `n`."""
+    """Return the smallest of `sizes` that is at least `n`."""
     n = _whole(n, "a number of rows")
     if n < 0:
         raise InputError(f"no bucket holds {n}: it is negative")
@@ -44,7 +44,7 @@ def bucket(n: int, sizes: Iterable[int]) -> int:
 
 
 def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
-    """A host array with its first axis brought to `size` by rows of `fill`; itself where it is so."""
+    """Return a host array with rows of `fill` added up to `size` rows, or the array if it has them."""
     import numpy
 
     host, size = _on_host(array), _whole(size, "a number of rows")
@@ -75,7 +75,7 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _element(fill: Any, dtype: np.dtype[Any]) -> Any:
-    """One element for an array of `dtype`; a value that does not fit is an error."""
+    """Return `fill` as an element of `dtype`; `InputError` if it does not fit."""
     import numpy
 
     if dtype.kind in "biuf":

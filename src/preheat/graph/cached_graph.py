@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
-from preheat.graph.compare import Inside, Names, Returned, generations, written
+from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node, diff
 from preheat.runtime.memory import newest
@@ -112,7 +112,7 @@ class CachedGraph:
 
     def _changes(self, new: CachedGraph) -> list[str]:
         """Describe what `new` does or returns differently."""
-        names = Names({}, generations(self.graph) & generations(new.graph))
+        names = MemoryNames({}, generations(self.graph) & generations(new.graph))
         nodes, outputs = self._described(names)
         new_nodes, new_outputs = new._described(names)
         rows = diff(nodes, new_nodes)
@@ -123,14 +123,14 @@ class CachedGraph:
                 rows.append(f"returned{path}: {before.became(after)}")
         return rows
 
-    def _described(self, names: Names) -> tuple[list[Node], dict[str, Returned]]:
+    def _described(self, names: MemoryNames) -> tuple[list[Node], dict[str, Returned]]:
         """Return nodes and outputs, with memory from inside the capture named by its order."""
-        inside = Inside(self.since, names)
-        nodes = [inside.node(node) for node in self.graph.nodes]
+        memory = CaptureMemory(self.since, names)
+        nodes = [memory.node(node) for node in self.graph.nodes]
         device = self.graph.context.device
         foreign = bool(self.graph.foreign)
         outputs = {
-            path: inside.returned(item, trees.memory(item, device), foreign=foreign)
+            path: memory.returned(item, trees.memory(item, device), foreign=foreign)
             for path, item in trees.leaves(self.outputs)
         }
         return nodes, outputs

@@ -68,7 +68,7 @@ class _Value(NamedTuple):
 
 
 class _ByIdentity(weakref.ref[Any]):
-    """An object user_key from every other by identity, and not kept alive."""
+    """An argument compared by identity, referenced weakly."""
 
     __slots__ = ("_number",)
 

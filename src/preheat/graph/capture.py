@@ -55,8 +55,8 @@ class Capture:
         self._owner = threading.current_thread()
         self.over = self._interrupted = False
         self.nodes: list[Node] = []
-        self.arrays: dict[Array, None] = {}  # of ours, in order of appearance
-        self.uses: dict[Uses, bool] = {}  # of their memory, and True where it is written
+        self.arrays: dict[Array, None] = {}  # arrays of preheat, in order of appearance
+        self.uses: dict[Uses, bool] = {}  # the uses of their memory, with True for a write
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
         self.modules: dict[LoadedModule, None] = {}
@@ -181,16 +181,16 @@ class Capture:
             where, first = self.first
             text = str(first).removeprefix(f"{where}: ")
             return CaptureError(
-                f"the capture was given up: {text}", where=where, hint=getattr(first, "hint", None)
+                f"the capture failed: {text}", where=where, hint=getattr(first, "hint", None)
             )
         return self._invalidated(error, self._last)
 
     def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
         after = "" if where == self._last else f", after {format_site(self._last)}"
         return CaptureError(
-            f"a call of another library spoilt the capture{after}: {error}",
+            f"a call of another library invalidated the capture{after}: {error}",
             where=format_site(where),
-            hint="look behind that line for a synchronisation, an allocation or a copy to the host",
+            hint="look after that line for a synchronisation, an allocation or a copy to the host",
         )
 
     def _merge(self, graph: base.Graph) -> None:

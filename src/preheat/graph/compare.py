@@ -1,4 +1,4 @@
-"""Two captures of one step compared: what a replay of the first would get wrong for the second."""
+"""Comparison of two captures of one step, which gives the second other memory and other values."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.nodes import Argument, Node
 
-__all__ = ["Inside", "Names", "Returned", "generations", "written"]
+__all__ = ["CaptureMemory", "MemoryNames", "Returned", "generations", "written"]
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
 
 class Returned(NamedTuple):
-    """Something that a body returned: in words and, for memory, which."""
+    """Something that a body returned: its description and, for an array, which memory it is."""
 
     text: str
     memory: object = None
 
     def became(self, other: Returned) -> str:
-        """The difference in words."""
+        """Describe the difference."""
         same = self.text == other.text
         return f"{self.text} became {'another array of that shape' if same else other.text}"
 
 
-class Names(NamedTuple):
-    """What two captures call memory that was handed out inside them.
+class MemoryNames(NamedTuple):
+    """Names for memory that was handed out inside two captures, common to both.
 
-    `given` are names, by order of appearance and what it is used as; `shared` needs none: it is the
-    same memory in both.
+    `given` has a name for each order of appearance and description. Memory in `shared` needs no name:
+    both captures use it.
     """
 
     given: dict[tuple[int, str], int]
     shared: set[int | None]
 
 
-class Inside:
-    """Memory that was handed out inside a capture: each gets other pieces, in the same order."""
+class CaptureMemory:
+    """Names memory from inside a capture by its order, since each capture gets other memory.
 
-    def __init__(self, since: int | None, names: Names) -> None:
-        self._since, self._names = since, names
+    Memory with a generation after `since` was handed out inside.
+    """
+
+    def __init__(self, since: int | None, names: MemoryNames) -> None:
+        self._since = since
+        self._names = names
         self._order: dict[int, int] = {}
 
     def _name(self, generation: int, text: str) -> int:
         if self._since is None or generation <= self._since or generation in self._names.shared:
             return generation
-        order, given = self._order.setdefault(generation, len(self._order)), self._names.given
+        order = self._order.setdefault(generation, len(self._order))
+        given = self._names.given
         return given.setdefault((order, text), -1 - len(given))
 
     def node(self, node: Node) -> Node:
-        """A node with such memory by its name."""
+        """Return a node with names in place of the generations of such memory."""
         made = copy.copy(node)
         made._arguments = tuple(map(self._argument, node.arguments))
         return made
@@ -64,7 +69,7 @@ class Inside:
         return replace(given, generation=self._name(given.generation, str(given)))
 
     def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
-        """What was returned, likewise; of a library that takes part, which may allocate, any memory."""
+        """Describe a returned item likewise. With `foreign` nodes, any memory of a library counts."""
         if memory is None:
             return Returned(repr(item) if isinstance(item, _PLAIN) else type(item).__name__)
         text = f"{memory.dtype}{list(memory.shape)}"
@@ -75,12 +80,12 @@ class Inside:
 
 
 def generations(graph: Graph) -> set[int | None]:
-    """The memory of ours that a graph uses."""
+    """Return the generations of the memory that a graph uses."""
     return {argument.generation for node in graph.nodes for argument in node.arguments}
 
 
 def written(node: Node) -> Iterator[tuple[int, Argument]]:
-    """Arguments, by position, that a node writes as far as anybody can tell."""
+    """Yield the arguments that a node writes, by position, as far as its types tell."""
     if node.kind in ("fill", "copy") and not node.foreign:
         yield 0, node.arguments[0]
     for position, argument in enumerate(node.arguments if node.entry else ()):

@@ -1,7 +1,4 @@
-"""What a graph does, written down as it was captured: the one record that everything else reads.
-
-It says which memory a graph relies on, what was baked into it, and in words how two captures differ.
-"""
+"""The nodes of a captured graph: what each does with which arguments, and how two captures differ."""
 
 from __future__ import annotations
 
@@ -21,36 +18,36 @@ from preheat.runtime.operands import Operand
 
 __all__ = ["Argument", "Node", "diff"]
 
-Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the bytes of all parameters
+Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the packed parameters
 
 
-_WHOLE = "array"  # the type of memory whose extent is part of the work: filled, or copied
+_WHOLE = "array"  # the type of an argument that is filled or copied as a whole
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Argument:
-    """One argument of a captured launch: its bytes and, for memory of ours, which memory it is.
+    """One argument of a node: its bytes and, for an array of preheat, which memory it is.
 
-    `generation` and `offset` tell memory from other memory that had the same address once.
+    `generation` and `offset` distinguish memory from other memory that had the same address.
     """
 
     type: str
     value: bytes
-    slot: ParamSpec | None = None
-    text: str | None = None  # in words, where the bytes alone do not say
+    param: ParamSpec | None = None
+    text: str | None = None  # a description, where the bytes alone do not say enough
     generation: int | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, slot: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
-        """The value of one parameter among the bytes of all; `tensors` in words, by their address."""
-        at, size = slot.parameter.offset, slot.parameter.size
+    def of(cls, param: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
+        """Return a parameter from the packed bytes of all; `tensors` has descriptions by address."""
+        at, size = param.parameter.offset, param.parameter.size
         value = data[at : at + size]
-        text = tensors.get(int.from_bytes(value, "little")) if slot.pointer else None
-        return cls(slot.title, value, slot, text)
+        text = tensors.get(int.from_bytes(value, "little")) if param.pointer else None
+        return cls(param.title, value, param, text)
 
     def same(self, other: Argument) -> bool:
-        """Whether a replay would use the same thing."""
+        """Return True if a replay would use the same value or memory."""
         if self.generation is not None or other.generation is not None:
             same = (self.generation, self.offset) == (other.generation, other.offset)
             return same and (self.type != _WHOLE or self.text == other.text)
@@ -59,9 +56,9 @@ class Argument:
     def __str__(self) -> str:
         if self.text is not None:
             return self.text
-        if self.slot is not None and self.slot.value is not None and not self.slot.value.any_sign:
-            (number,) = struct.unpack(f"<{self.slot.value.code}", self.value)
-            return repr(bool(number)) if self.slot.value.boolean else repr(number)
+        if self.param is not None and self.param.value is not None and not self.param.value.any_sign:
+            (number,) = struct.unpack(f"<{self.param.value.code}", self.value)
+            return repr(bool(number)) if self.param.value.boolean else repr(number)
         if len(self.value) <= 8:
             return self.number
         return f"{len(self.value)} bytes {self.value[:8].hex()}…"
@@ -76,19 +73,28 @@ class Argument:
 
 
 class Node:
-    """One piece of a graph's work.
+    """A node of a graph.
 
-    `kind` is `kernel`, `fill`, `copy`, or whatever the driver calls the work of other libraries: that
-    is `foreign`, and known by kind and name alone. Written down inside a capture, a node keeps what it
-    was given and puts it into words when somebody asks.
+    `kind` is `kernel`, `fill` or `copy`. Nodes of other libraries are `foreign`: they have the kind
+    that the driver reports, and of them only kind and name are known. A node describes its arguments
+    when they are asked for, because a capture should be quick.
     """
 
     __slots__ = (
-        "_arguments", "_given", "_place", "_slots", "_tensors", "digest", "entry", "foreign",
-        "geometry", "kind", "name",
+        "_arguments",
+        "_given",
+        "_params",
+        "_place",
+        "_tensors",
+        "digest",
+        "entry",
+        "foreign",
+        "geometry",
+        "kind",
+        "name",
     )  # fmt: skip
 
-    digest: str  # of the program, for a kernel of ours: with `entry` it says exactly which code it is
+    digest: str  # of the program, for a kernel of preheat; with `entry` it identifies the code
     entry: str
     geometry: base.Geometry | None
 
@@ -103,62 +109,71 @@ class Node:
         tensors: Iterable[Operand] = (),
         foreign: bool = False,
     ) -> None:
-        self.kind, self.name, self.foreign = kind, name, foreign
-        self._place, self._given = where, given
-        self._tensors = {each.address: _tensor(each) for each in tensors}  # of other libraries
+        self.kind = kind
+        self.name = name
+        self.foreign = foreign
+        self._place = where
+        self._given = given
+        self._tensors = {each.address: _tensor(each) for each in tensors}  # memory of other libraries
         self._arguments: tuple[Argument, ...] | None = None
-        self.digest, self.entry, self.geometry, self._slots = "", "", None, None
+        self.digest = ""
+        self.entry = ""
+        self.geometry = None
+        self._params = None
         if launch is not None:
-            self.digest, self.entry = launch.module.artifact.digest, launch.function.name
-            self.geometry, self._slots = launch.geometry, launch.signature.params
+            self.digest = launch.module.artifact.digest
+            self.entry = launch.function.name
+            self.geometry = launch.geometry
+            self._params = launch.signature.params
 
     @property
     def where(self) -> str:
-        """The line of the program that captured it, as `file:line`."""
+        """The line of the program that captured the node, as `file:line`."""
         return "" if self._place is None else format_site(self._place)
 
     @property
     def arrays(self) -> Iterable[Array]:
-        """Arrays of ours that it uses."""
+        """Arrays of preheat that the node uses."""
         return self._given[0].values()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What it is given, by position."""
+        """The arguments, by position."""
         if self._arguments is None:
             self._arguments = tuple(self._described())
         return self._arguments
 
     def _described(self) -> Iterator[Argument]:
         arrays, data = self._given
-        if self._slots is None:
+        if self._params is None:
             yield from map(memory, arrays.values())
-            if data:  # of a fill
+            if data:  # the value of a fill
                 yield _element(arrays[0].dtype, data)
             return
-        for at, slot in enumerate(self._slots):
+        for at, param in enumerate(self._params):
             if at in arrays:
-                yield memory(arrays[at], slot.title)
+                yield memory(arrays[at], param.title)
             else:
-                yield Argument.of(slot, data, self._tensors)
+                yield Argument.of(param, data, self._tensors)
 
     def release_arrays(self) -> None:
         """Keep the description of the arguments and release the arrays."""
-        self._arguments, self._given = self.arguments, ({}, b"")
+        self._arguments = self.arguments
+        self._given = ({}, b"")
 
     @property
     def grid(self) -> base.Dim3 | None:
-        """Blocks, of a kernel of ours."""
+        """The grid of a kernel of preheat."""
         return self.geometry and self.geometry.grid
 
     @property
     def block(self) -> base.Dim3 | None:
-        """Threads of a block, of a kernel of ours."""
+        """The block of a kernel of preheat."""
         return self.geometry and self.geometry.block
 
     @property
     def shared(self) -> int:
-        """Dynamic shared memory in bytes, of a kernel of ours."""
+        """Dynamic shared memory of a kernel of preheat, in bytes."""
         return self.geometry.shared if self.geometry else 0
 
     def __str__(self) -> str:
@@ -179,7 +194,7 @@ def _dim(size: base.Dim3) -> str:
 
 
 def memory(array: Array, type: str = _WHOLE) -> Argument:
-    """An array as an argument."""
+    """Return an array as an argument."""
     return Argument(
         type,
         array.address.to_bytes(8, "little"),
@@ -190,13 +205,13 @@ def memory(array: Array, type: str = _WHOLE) -> Argument:
 
 
 def _tensor(operand: Operand) -> str:
-    """Memory of another library in words: its address differs from one run to the next."""
+    """Describe memory of another library, without its address, which differs in every run."""
     size = f"tensor of {operand.nbytes:,} bytes"
     return size if operand.dtype is None else f"{operand.dtype} {size}"
 
 
 def _element(dtype: DType, data: bytes) -> Argument:
-    """One element of an array as an argument."""
+    """Return one element of an array as an argument."""
     import numpy
 
     value = numpy.frombuffer(data, dtype.numpy())[0].item()
@@ -204,7 +219,7 @@ def _element(dtype: DType, data: bytes) -> Argument:
 
 
 def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:
-    """How `new` differs from `old`, one line for each difference; empty where a replay is the same."""
+    """Describe how `new` differs from `old`, one line each; an empty list means no difference."""
     matched = SequenceMatcher(None, [_identity(n) for n in old], [_identity(n) for n in new], False)
     rows: list[str] = []
     for tag, a0, a1, b0, b1 in matched.get_opcodes():
@@ -246,12 +261,12 @@ def _became(before: Argument, after: Argument) -> str:
     return f"{before} became another array of that shape"
 
 
-def culprit(nodes: Sequence[Node], gone: Sequence[Buffer]) -> str:
-    """Which node uses memory that is gone, in words."""
-    missing = {buffer.generation for buffer in gone}
+def culprit(nodes: Sequence[Node], closed: Sequence[Buffer]) -> str:
+    """Describe the first node that uses one of these closed buffers."""
+    generations = {buffer.generation for buffer in closed}
     for at, node in enumerate(nodes):
         for position, argument in enumerate(node.arguments):
-            if argument.generation in missing:
+            if argument.generation in generations:
                 kind = f"argument {position} ({argument.type})"
                 return f"node {at}, {node.name or node.kind}, {kind}: {argument}"
     return "memory that the graph holds"

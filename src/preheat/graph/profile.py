@@ -1,4 +1,4 @@
-"""What replays cost on the host, sampled; and the switches that slow them down on purpose."""
+"""Sampled timings of replays on the host, and switches for debugging replays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RowSink = Callable[[Mapping[str, Any]], None]
 
 
 class Switches(NamedTuple):
-    """What graphs do beside replaying: nothing, unless a person looks for something."""
+    """What replays do in addition, for measurements and debugging: nothing by default."""
 
     profile: Profile | None = None
-    upload: bool = False  # again before every replay
+    upload: bool = False  # upload the graph before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
 
     def sample(self, key: str | None, replays: int) -> ReplaySample | None:
-        """The clock for a replay after so many others, when it is one to be sampled."""
+        """Return the measurement of a replay after `replays` others, or None if it is not sampled."""
         return None if self.profile is None else self.profile.start(key, replays)
 
 
@@ -34,7 +34,7 @@ class Profile:
 
     A row has the graph's name as `key`, the `count` of its replays so far, and microseconds:
     `upload_us`, `launch_us`, `total_us` and, where replays are waited for, `sync_us`. Between samples
-    no clock is read. Each sink gets a row of its own. A sink that raises is reported once to the log
+    no clock is read. Each sink gets a copy of the row. A sink that raises is reported once to the log
     and gets no more rows; the replay and the other sinks go on.
     """
 
@@ -46,10 +46,12 @@ class Profile:
     ) -> None:
         if type(every) is not int or every < 1:
             raise InputError(f"every must be an integer of 1 or more, not {every!r}")
-        self._sinks, self.every, self._clock = sinks, every, clock
+        self._sinks = sinks
+        self.every = every
+        self._clock = clock
 
     def start(self, key: str | None, replays: int) -> ReplaySample | None:
-        """The clock for a replay after so many others, when it is one to be sampled."""
+        """Return the measurement of a replay after `replays` others, or None if it is not sampled."""
         sampled = replays % self.every == 0
         return ReplaySample(key, replays + 1, self._clock, self._write) if sampled else None
 
@@ -64,7 +66,7 @@ class Profile:
 
 
 class ReplaySample:
-    """One sampled replay: the microseconds from each stage to the next."""
+    """The measurement of one replay: the microseconds of each stage."""
 
     def __init__(
         self,
@@ -74,23 +76,24 @@ class ReplaySample:
         write: RowSink,
     ) -> None:
         self._row: dict[str, Any] = {"key": key, "count": count}
-        self._clock, self._write = clock, write
+        self._clock = clock
+        self._write = write
         self._start = self._last = clock()
 
     def lap(self, stage: str) -> None:
-        """`stage` ends here."""
+        """Note that `stage` ends here."""
         now = self._clock()
         self._row[f"{stage}_us"] = round((now - self._last) * 1e6, 3)
         self._last = now
 
     def write(self) -> None:
-        """Write the row down, with the whole time until the last stage's end."""
+        """Write the row, with the total time until the end of the last stage."""
         self._write({**self._row, "total_us": round((self._last - self._start) * 1e6, 3)})
 
 
 def to_stderr(row: Mapping[str, Any]) -> None:
     """Write a row to the standard error as one JSON object."""
-    if sys.stderr is not None:  # as under pythonw
+    if sys.stderr is not None:  # It is None under pythonw.
         sys.stderr.write(json.dumps(row) + "\n")
 
 

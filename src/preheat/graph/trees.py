@@ -1,7 +1,6 @@
-"""Arrays among the arguments and results of a step, ours or another library's.
+"""Arrays, of preheat or another library, among the arguments and results of a step.
 
-They are looked for in tuples, lists, dicts and dataclasses, inside one another; anything else is left
-as it is.
+They are searched in nested tuples, lists, dicts and dataclasses. Any other object is left as it is.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ __all__ = [
     "private", "refill", "span",
 ]  # fmt: skip
 
-_CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # by library: what makes a copy
+_CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # the method that copies an array
 
 
 class Memory(NamedTuple):
-    """An array as a graph sees it: which memory, and how it is laid out."""
+    """An array as a graph sees it: which memory, and its layout."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,12 +39,12 @@ class Memory(NamedTuple):
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of ours or of any other library."""
+    """Return True for an array of preheat or of any other library."""
     return isinstance(value, Array) or kind_of(value) is not None
 
 
 def memory(value: Any, device: base.Device) -> Memory | None:
-    """What `value` is to a graph on `device`; None where it is nothing that kernels there can use."""
+    """Return the memory of `value`, or None if kernels on `device` cannot use it."""
     if isinstance(value, Array):
         place = (value.buffer.generation, value.address - value.buffer.address)
         return Memory(value.dtype.name, value.shape, None, place)
@@ -61,7 +60,7 @@ def memory(value: Any, device: base.Device) -> Memory | None:
 
 
 def span(array: Any) -> range:
-    """The addresses of an array."""
+    """Return the addresses of an array."""
     if isinstance(array, Array):
         return range(array.address, array.address + array.nbytes)
     kind = kind_of(array)
@@ -72,12 +71,12 @@ def span(array: Any) -> range:
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:
-    told = value.stride() if hasattr(value, "stride") else getattr(value, "strides", None)
-    return None if told is None else tuple(told)
+    strides = value.stride() if hasattr(value, "stride") else getattr(value, "strides", None)
+    return None if strides is None else tuple(strides)
 
 
 def parts(value: Any) -> dict[Any, Any] | None:
-    """What a tuple, list, dict or dataclass holds, by index, key or name; None for anything else."""
+    """Return the items of a tuple, list, dict or dataclass, by index, key or name; None otherwise."""
     if isinstance(value, dict):
         return value
     if isinstance(value, tuple | list):
@@ -89,7 +88,7 @@ def parts(value: Any) -> dict[Any, Any] | None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in there and holds nothing itself, and where: `[0]`, `['row']`, `.first`."""
+    """Yield all items that are no containers, with their paths: `[0]`, `['row']`, `.first`."""
     held = parts(value)
     if held is None:
         yield path, value
@@ -100,9 +99,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def each(value: Any, do: Callable[[Any], Any], *, fresh: bool = False) -> Any:
-    """The same with `do` done to what is in there; what is equal stays the very same.
+    """Apply `do` to all items that are no containers and return the same structure of the results.
 
-    Unless `fresh`: then lists and dicts are new ones in any case.
+    A container whose items stay the same is returned itself; with `fresh`, lists and dicts are new.
     """
     held = parts(value)
     if held is None:
@@ -131,7 +130,7 @@ def _rebuilt(value: Any, made: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def own(array: Any) -> Any:
-    """A copy of an array, made by the library it is of; anything else is itself."""
+    """Return a copy of an array, made by its library; any other object is returned itself."""
     if isinstance(array, Array):
         made = Array.new(array.buffer.context, array.shape, array.dtype, array.buffer.home)
         return made.copy_from(array)
@@ -145,27 +144,27 @@ def _clone(array: Any) -> str | None:
 
 
 def copies(value: Any) -> Any:
-    """The same with copies of all arrays in it, in lists and dicts of its own."""
+    """Return a copy of the structure with copies of all arrays."""
     return each(value, own, fresh=True)
 
 
 def fresh(value: Any) -> Any:
-    """The same arrays in lists and dicts of its own."""
+    """Return a copy of the structure with the same arrays."""
     return each(value, lambda item: item, fresh=True)
 
 
 def fillable(array: Any) -> bool:
-    """Whether copies of it can be made and filled anew."""
+    """Return True if the array can be copied, and the copy refilled."""
     return isinstance(array, Array) or _clone(array) is not None
 
 
 def private(array: Any) -> Any:
-    """A copy for `refill` to fill: of a torch tensor, without its gradient."""
+    """Return a copy for `refill` to fill; that of a torch tensor has no gradient."""
     return own(array.detach() if hasattr(array, "detach") else array)
 
 
 def refill(array: Any, other: Any) -> None:
-    """Copy the content of `other`, which is laid out in the same way, into a `private` array."""
+    """Copy the content of `other`, which has the same layout, into a `private` array."""
     if isinstance(array, Array):
         array.copy_from(other)
     elif hasattr(array, "copy_"):

@@ -1,0 +1,42 @@
+"""What the tests of graphed functions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Host = np.ndarray[Any, Any]
+
+
+Wrap = Callable[[Any], Any]
+
+
+@dataclass
+class Batch:
+    """Arguments with names, which may change."""
+
+    n: int
+    y: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Arguments with names, which may not."""
+
+    y: Any
+
+
+@dataclass
+class Late:
+    """Arguments that are no arguments of its own making."""
+
+    y: Any = field(init=False)
+
+
+def late(y: Any) -> Late:
+    made = Late()
+    made.y = y
+    return made

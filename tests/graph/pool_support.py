@@ -1,0 +1,25 @@
+"""What the tests of pools share."""
+
+from __future__ import annotations
+
+from preheat.graph.pool import Pool
+from preheat.runtime.array import Array
+from tests.graph.support import Work
+
+KIB = 1024
+
+
+def bytes_of(pool: Pool, n: int) -> Array:
+    """A piece of `n` bytes."""
+    return pool.empty(n, "uint8")
+
+
+def add(job: Work, into: Array, a: int = 3) -> None:
+    """`into += a * x`."""
+    job.axpy[-(-job.n // 64), 64](a, job.x, into, job.n)
+
+
+def fail(pool: Pool) -> None:
+    """Take something, use it, and raise."""
+    pool.zeros(1009, "int32")
+    raise ZeroDivisionError

@@ -1,0 +1,510 @@
+"""Operations that no capture permits, in its thread and in others."""
+# ruff: noqa: PT012  (a capture that fails has a body of several statements)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from preheat.errors import CaptureError, DeviceError, DriverError, LaunchError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
+from preheat.runtime.active_capture import (
+    ALLOCATE,
+    FREE,
+    FROM_HOST,
+    INSTANTIATE,
+    LOAD,
+    RECORD_EVENT,
+    REPLAY,
+    RESET,
+    RESOLVE_KERNEL,
+    SET_SCALAR,
+    SYNCHRONIZE,
+    TO_HOST,
+    UNLOAD,
+    Operation,
+)
+from preheat.runtime.array import Array, Scalar
+from preheat.runtime.kernel import Kernel, Module, SymbolView
+from preheat.runtime.stream import Event, Stream
+from tests.graph.support import (
+    KERNELS,
+    MODES,
+    BodyError,
+    Default,
+    Work,
+    elsewhere,
+    here,
+    line_of,
+    log,
+    nothing_left_open,
+    work,
+)
+from tests.runtime.support import Flaky
+
+# What no capture can hold
+
+
+class Scene(NamedTuple):
+    """What an act may need, made before the window."""
+
+    made: Work
+    module: Module
+    spare: Array
+    scalar: Scalar
+    stream: Stream
+    event: Event
+    table: SymbolView
+    other: Graph
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device."""
+        return self.made.gpu
+
+
+def scene(gpu: Gpu) -> Scene:
+    """A scene on `gpu`; the default stream is known to it already."""
+    made, stream = work(gpu), gpu.stream()
+    module = gpu.module(KERNELS)
+    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=Default())
+    event, scalar = gpu.record(), gpu.scalar("int32", 41, name="answer")
+    spare, table = gpu.array(made.xs), module.symbol("table", "int32")
+    other = made.captured(100)
+    gpu.synchronize()
+    return Scene(made, module, spare, scalar, stream, event, table, other)
+
+
+class Case(NamedTuple):
+    """Something to do inside a window, and how it is refused."""
+
+    do: Callable[[Scene], object]
+    words: str
+    act: Operation | None  # None: work in another stream, which only relaxed captures let pass
+
+
+ELSEWHERE = "work in another stream than the captured one"
+
+
+ACTS = {
+    "compile": Case(lambda s: s.gpu.kernel(KERNELS + "\n", "axpy"), "compiling or loading", LOAD),
+    "module": Case(lambda s: s.gpu.module(KERNELS, label="x.cu"), "compiling or loading", LOAD),
+    "first use": Case(lambda s: s.module["spin"], "first use of a kernel", RESOLVE_KERNEL),
+    "empty": Case(lambda s: s.gpu.empty(3), "allocating memory", ALLOCATE),
+    "zeros": Case(lambda s: s.gpu.zeros(3), "allocating memory", ALLOCATE),
+    "array": Case(lambda s: s.gpu.array([1, 2]), "allocating memory", ALLOCATE),
+    "array of array": Case(lambda s: s.gpu.array(s.spare), "allocating memory", ALLOCATE),
+    "scalar": Case(lambda s: s.gpu.scalar("int32"), "allocating memory", ALLOCATE),
+    "close": Case(lambda s: s.spare.close(), "freeing memory", FREE),
+    "numpy": Case(lambda s: s.spare.numpy(), "copying to the host", TO_HOST),
+    "get": Case(lambda s: s.scalar.get(), "copying to the host", TO_HOST),
+    "read symbol": Case(lambda s: s.table.numpy(), "copying to the host", TO_HOST),
+    "write": Case(lambda s: s.spare.write(s.made.ys), "copying from the host", FROM_HOST),
+    "write symbol": Case(lambda s: s.table.write([3, 4, 5]), "copying from the host", FROM_HOST),
+    "synchronize": Case(lambda s: s.gpu.synchronize(), "synchronising", SYNCHRONIZE),
+    "stream.synchronize": Case(lambda s: s.stream.synchronize(), "synchronising", SYNCHRONIZE),
+    "stream.done": Case(lambda s: s.stream.done(), "synchronising", SYNCHRONIZE),
+    "event.synchronize": Case(lambda s: s.event.synchronize(), "synchronising", SYNCHRONIZE),
+    "event.done": Case(lambda s: s.event.done(), "synchronising", SYNCHRONIZE),
+    "record": Case(lambda s: s.gpu.record(), "using an event", RECORD_EVENT),
+    "stream.record": Case(lambda s: s.stream.record(), "using an event", RECORD_EVENT),
+    "stream.wait": Case(lambda s: s.stream.wait(s.event), "using an event", RECORD_EVENT),
+    "set": Case(lambda s: s.scalar.set(42), "setting a scalar", SET_SCALAR),
+    "trim": Case(lambda s: s.gpu.trim(), "unloading programs", UNLOAD),
+    "reset": Case(lambda s: s.gpu.reset(), "resetting or closing the device", RESET),
+    "gpu.close": Case(lambda s: s.gpu.close(), "resetting or closing the device", RESET),
+    "replay": Case(lambda s: s.other.replay(), "replaying a graph", REPLAY),
+    "upload": Case(lambda s: s.other.upload(), "making a graph ready", INSTANTIATE),
+    "another stream": Case(lambda s: in_stream(s.made, s.stream), ELSEWHERE, None),
+    "the default stream": Case(lambda s: in_stream(s.made, Default()), ELSEWHERE, None),
+}
+
+
+def in_stream(made: Work, stream: object) -> None:
+    """A launch in a stream of the caller's choice."""
+    made.axpy.launch(3, made.x, made.y, made.n, grid=5, block=64, stream=stream)
+
+
+def expected_line(name: str) -> str:
+    """Where an act of the table is refused: at its own line, or in the function it calls."""
+    if ACTS[name].act is not None:
+        return line_of(ACTS[name].do)
+    file, _, line = line_of(in_stream).partition(":")
+    return f"{file}:{int(line) + 2}"
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+@pytest.mark.parametrize("name", ACTS)
+def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
+    name: str, mode: str, flaky: Flaky
+) -> None:
+    case, made = ACTS[name], scene(flaky.gpu)
+    with nothing_left_open(flaky):
+        with pytest.raises(CaptureError) as out, flaky.gpu.capture(mode=mode) as graph:
+            made.made.launch()
+            with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+                case.do(made)
+            assert (asked, graph.status) == ({}, "active")
+            raise caught.value
+        assert out.value is caught.value
+        assert f"{caught.value}".startswith(f"{expected_line(name)}: {case.words}")
+        assert caught.value.where == expected_line(name)
+        assert caught.value.hint
+        assert graph.state is State.FAILED
+        made.made.check(0)  # the device is as it was, and so is what the act concerned
+        np.testing.assert_array_equal(made.spare.numpy(), made.made.xs)
+        np.testing.assert_array_equal(made.table.numpy(), [1, 2, 3])
+        assert made.scalar.get() == 41
+        made.other.replay()
+        made.made.check(100)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_swallowed_error_comes_out_at_the_end_whatever_went_wrong_later(
+    name: str, flaky: Flaky
+) -> None:
+    case, made = ACTS[name], scene(flaky.gpu)
+    with nothing_left_open(flaky):
+        graph = flaky.gpu.capture().begin()
+        made.made.launch()
+        with pytest.raises(CaptureError):
+            case.do(made)
+        with pytest.raises(LaunchError):
+            made.made.axpy[1, 32](1)
+        for other in ACTS.values():
+            with pytest.raises(CaptureError):
+                other.do(made)
+        made.made.launch()
+        with pytest.raises(CaptureError, match="the capture failed") as caught:
+            graph.end()
+        assert case.words in str(caught.value)
+        assert caught.value.where == expected_line(name)
+        assert isinstance(caught.value.__cause__, CaptureError)
+        assert caught.value.hint == caught.value.__cause__.hint
+        assert graph.state is State.FAILED
+        made.made.check(0)
+
+
+RELAXED = [name for name, case in ACTS.items() if case.act is None or case.act.relaxed]
+
+
+@pytest.mark.parametrize("name", sorted(ACTS.keys() - set(RELAXED)))
+def test_a_relaxed_capture_refuses_what_concerns_every_capture(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with pytest.raises(CaptureError, match=ACTS[name].words), device.capture(mode="relaxed"):
+        made.made.launch()
+        ACTS[name].do(made)
+    made.made.check(0)
+
+
+@pytest.mark.parametrize("name", sorted(set(RELAXED) - {"array", "scalar", "array of array"}))
+def test_a_relaxed_capture_lets_the_rest_pass(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with device.capture(mode="relaxed") as graph:
+        made.made.launch(3)
+        kept = ACTS[name].do(made)
+        made.made.launch(4)
+        assert graph.status == "active"
+    device.synchronize()
+    eager = 3 if ACTS[name].act is None else 0
+    made.made.check(eager)
+    graph.replay()
+    made.made.check(eager + 7)
+    del kept
+
+
+@pytest.mark.parametrize(("name", "words"), [("array", "copying from"), ("scalar", "setting a scalar")])
+def test_a_relaxed_capture_allocates_but_gives_no_value(name: str, words: str, device: Gpu) -> None:
+    made = scene(device)
+    with pytest.raises(CaptureError, match=words), device.capture(mode="relaxed"):
+        ACTS[name].do(made)
+
+
+def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
+    made, stream = work(device), device.stream()
+    doors: list[Callable[[], object]] = [
+        stream.synchronize,
+        stream.done,
+        stream.record,
+        device.synchronize,
+    ]
+    for mode in MODES:
+        for door in doors:
+            with pytest.raises(CaptureError), device.capture(stream=stream, mode=mode):
+                made.launch()
+                door()
+            made.check(0)
+
+
+def test_a_wrong_argument_is_the_first_error_of_its_window(device: Gpu) -> None:
+    made = work(device)
+    with pytest.raises(LaunchError, match="axpy, argument 0") as caught, device.capture():
+        made.axpy[5, 64]("three", made.x, made.y, made.n)
+    assert caught.value.argument == 0
+    graph = device.capture().begin()
+    made.launch()
+    with pytest.raises(LaunchError):
+        made.axpy[5, 64](2.5, made.x, made.y, made.n)
+    line = here(-1)
+    with pytest.raises(CaptureError):
+        made.y.numpy()
+    with pytest.raises(CaptureError, match="axpy, argument 0: ") as ended:
+        graph.end()
+    assert ended.value.where == line
+    assert isinstance(ended.value.__cause__, LaunchError)
+    made.check(0)
+
+
+def test_a_closed_array_is_a_wrong_argument(device: Gpu) -> None:
+    made = work(device)
+    made.x.close()
+    with pytest.raises(LaunchError, match="axpy, argument 1"), device.capture():
+        made.launch()
+
+
+def test_a_device_call_that_fails_inside_is_the_first_error(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    error = DriverError("cuLaunchKernelEx", 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+    with nothing_left_open(flaky):
+        graph = flaky.gpu.capture().begin()
+        made.launch()
+        flaky.seam.fail("launch", error)
+        with pytest.raises(DriverError, match="NOT_SUPPORTED"):
+            made.launch()
+        with pytest.raises(CaptureError):
+            flaky.gpu.synchronize()
+        with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernelEx failed") as caught:
+            graph.end()
+        assert caught.value.__cause__ is error
+        made.check(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_spoilt_behind_our_back_says_after_which_line(mode: str, flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with nothing_left_open(flaky, end=1):
+        graph = flaky.gpu.capture(mode=mode).begin()
+        made.launch()
+        made.launch()
+        last = line_of(made.launch.__func__)  # type: ignore[attr-defined]
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        assert graph.status == "invalidated"
+        with pytest.raises(
+            CaptureError, match="a call of another library invalidated the capture"
+        ) as caught:
+            graph.end()
+        file, _, first = last.partition(":")
+        assert caught.value.where == f"{file}:{int(first) + 2}"
+        assert (graph.state, graph.status) == (State.FAILED, "none")
+        again = made.captured()
+        again.replay()
+        made.check(3)
+        again.close()
+
+
+def test_work_after_such_a_call_says_so_where_it_stands(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    args = (1, made.x, made.y, made.n)
+    with nothing_left_open(flaky, end=1):
+        graph = flaky.gpu.capture().begin()
+        made.axpy[5, 64](*args)
+        last = here(-1)
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        with pytest.raises(CaptureError, match=f"invalidated the capture, after {last}") as caught:
+            made.axpy[5, 64](*args)
+        assert caught.value.where == here(-1)
+        with pytest.raises(CaptureError, match=f"invalidated the capture, after {last}") as ended:
+            graph.end()
+        assert ended.value.where == caught.value.where
+        made.check(0)
+
+
+def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> None:
+    made = work(flaky.gpu)
+    with pytest.raises(BodyError) as caught, flaky.gpu.capture():
+        made.axpy[5, 64](1, made.x, made.y, made.n)
+        last = here(-1)
+        with pytest.raises(DeviceError):
+            flaky.gpu._device.synchronize()
+        raise BodyError
+    (note,) = caught.value.__notes__
+    assert (
+        f"inside this capture was, at {last}: a call of another library invalidated the capture" in note
+    )
+    made.check(0)
+
+
+# Other threads
+
+
+def test_other_threads_work_on_while_one_captures_for_itself(device: Gpu) -> None:
+    made, mine = scene(device), work(device)
+    stream = device.stream()
+
+    def busy() -> np.ndarray[Any, Any]:
+        own = device.array(mine.xs)
+        device.zeros(33, "int32").close()
+        mine.axpy[5, 64](2, own, mine.y, mine.n)
+        mine.axpy.launch(3, own, mine.y, mine.n, grid=5, block=64, stream=stream)
+        event = device.record()
+        stream.wait(event)
+        event.synchronize()
+        stream.synchronize()
+        assert event.done()
+        assert stream.done()
+        made.scalar.set(7)
+        assert made.scalar.get() == 7
+        made.other.replay()
+        device.kernel(KERNELS + "// other\n", "axpy")
+        device.synchronize()
+        device.trim()
+        return mine.y.numpy()
+
+    with device.capture() as graph:
+        made.made.launch(5)
+        seen = elsewhere(busy)
+        assert graph.status == "active"
+        made.made.launch(6)
+    np.testing.assert_array_equal(seen, mine.ys + 5 * mine.xs)
+    made.made.check(100)
+    assert len(graph) == 2  # nothing of the other thread's
+    graph.replay()
+    made.made.check(111)
+
+
+@pytest.mark.parametrize("name", ["read symbol", "write symbol"])
+def test_symbols_work_in_other_threads_while_one_captures_for_itself(name: str, device: Gpu) -> None:
+    made = scene(device)
+    with device.capture() as graph:
+        made.made.launch(5)
+        elsewhere(lambda: ACTS[name].do(made))
+        assert graph.status == "active"
+    graph.replay()
+    made.made.check(5)
+
+
+UNSAFE = [name for name, case in ACTS.items() if case.act is not None and case.act.unsafe]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, flaky: Flaky) -> None:
+    made = scene(flaky.gpu)
+    with flaky.gpu.capture(mode="global") as graph:
+        began = here(-1)
+        made.made.launch(5)
+        with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+            elsewhere(lambda: ACTS[name].do(made))
+        assert asked == {}
+        made.made.launch(6)
+    assert f"{caught.value.where}: {ACTS[name].words}" in str(caught.value)
+    assert str(caught.value).endswith(f" while another thread captures (since {began})")
+    assert caught.value.where == line_of(ACTS[name].do)
+    graph.replay()
+    made.made.check(11)
+
+
+def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> None:
+    made, mine, noted = work(device), work(device, 33), log(device)
+    other, notes = mine.captured(10), noted.captured()
+    doors: list[Callable[[], object]] = [
+        lambda: mine.launch(2),
+        other.replay,
+        lambda: notes.replay(step=4),
+        lambda: noted.step.set(5),
+        lambda: notes.replay(),
+    ]
+    with device.capture(mode="global") as graph:
+        made.launch(5)
+        for door in doors:
+            elsewhere(door)
+            assert graph.status == "active"
+    assert len(graph) == 1
+    graph.replay()
+    made.check(5)
+    mine.check(12)
+    assert noted.seen() == [4, 5]
+
+
+def test_no_other_thread_works_in_the_captured_stream(device: Gpu) -> None:
+    made = work(device)
+    with device.capture() as graph:
+        made.launch(5)
+        captured = graph.stream
+        with pytest.raises(CaptureError, match="another thread is capturing this stream"):
+            elsewhere(lambda: in_stream(made, captured))
+        assert graph.status == "active"
+    assert len(graph) == 1
+    graph.replay()
+    made.check(5)
+
+
+class Home(NamedTuple):
+    """Memory at home in a stream, and a graph that uses it."""
+
+    gpu: Gpu
+    stream: Stream
+    x: Array
+    y: Array
+    axpy: Kernel
+    graph: Graph
+
+
+HOMES: dict[str, Callable[[Home], object]] = {
+    "fill": lambda h: h.x.fill(1),
+    "copy": lambda h: h.x.copy_from(h.y),
+    "write": lambda h: h.x.write(np.arange(33, dtype=np.int32)),
+    "numpy": lambda h: h.x.numpy(),
+    "launch": lambda h: h.axpy[1, 64](1, h.x, h.y, 33),
+    "close": lambda h: h.x.close(),
+    "empty": lambda h: h.gpu.empty(3, stream=h.stream),
+    "replay": lambda h: h.graph.replay(),
+    "replay there": lambda h: h.graph.replay(stream=h.stream),
+    "wait": lambda h: h.stream.wait(h.gpu.record()),
+}
+
+
+def home(gpu: Gpu) -> Home:
+    """Such memory, on `gpu`."""
+    stream, axpy = gpu.stream(), gpu.kernel(KERNELS, "axpy")
+    x, y = (gpu.array(np.arange(1, 34, dtype=np.int32), stream=stream) for _ in range(2))
+    with gpu.capture() as graph:
+        axpy[1, 64](1, x, y, 33)
+    gpu.synchronize()
+    return Home(gpu, stream, x, y, axpy, graph)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HOMES)
+def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
+    name: str, mode: str, device: Gpu
+) -> None:
+    made, mine = home(device), work(device)
+    refused = mode == "global" and name in ("write", "numpy", "close", "empty")
+    with device.capture(stream=made.stream, mode=mode) as graph:
+        mine.launch(5)
+        with pytest.raises(CaptureError) if refused else nullcontext():
+            elsewhere(lambda: HOMES[name](made))
+        assert graph.status == "active"
+        mine.launch(6)
+    assert len(graph) == 2
+    graph.replay()
+    mine.check(11)
+
+
+@pytest.mark.parametrize("name", ["close", "empty"])
+def test_memory_of_that_stream_comes_and_goes_beside_a_relaxed_capture(name: str, device: Gpu) -> None:
+    made, mine = home(device), work(device)
+    with device.capture(stream=made.stream, mode="relaxed") as graph:
+        mine.launch(5)
+        HOMES[name](made)
+        assert graph.status == "active"
+    graph.replay()
+    mine.check(5)
