@@ -1,4 +1,4 @@
-"""`preheat compile`: files into the cache, and out as cubins where asked."""
+"""`preheat compile`: compile files into the cache, and write cubins where requested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
-# Where a tier keeps things, in words.
+# The tiers, in words.
 _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
@@ -62,8 +62,8 @@ def command(
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
         _make_directory(output, files)
-    watch = _Watch()
-    builder = Builder.open(events=Events(log_events(), watch))
+    sink = _TierSink()
+    builder = Builder.open(events=Events(log_events(), sink))
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
     threads = ThreadPoolExecutor(os.cpu_count())
@@ -74,7 +74,7 @@ def command(
             bar.step(", ".join(sorted(now)))
     for (file, _, arch), job in zip(jobs, running, strict=True):
         try:
-            rows.append(_row(file, arch, job.result(), watch, output))
+            rows.append(_row(file, arch, job.result(), sink, output))
         except PreheatError as error:
             failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)
@@ -92,8 +92,8 @@ def _make_directory(output: Path, files: tuple[str, ...]) -> None:
         raise InputError(f"cannot write to {output}: {fault.strerror or fault}") from None
 
 
-class _Watch:
-    """Remembers which artifacts came out of the store, and from which tier."""
+class _TierSink:
+    """A sink that remembers the tier of each hit, and why a program was not stored."""
 
     def __init__(self) -> None:
         self.tiers: dict[str, str] = {}
@@ -107,7 +107,7 @@ class _Watch:
 
 
 def _row(
-    file: str, arch: Arch, artifact: Artifact, watch: _Watch, output: Path | None
+    file: str, arch: Arch, artifact: Artifact, sink: _TierSink, output: Path | None
 ) -> dict[str, Any]:
     written = []
     if output is not None:
@@ -119,8 +119,8 @@ def _row(
         "file": file,
         "arch": str(arch),
         "key": artifact.digest,
-        "from": watch.tiers.get(artifact.digest, "compiler"),
-        "uncached": watch.uncached.get((artifact.label, str(arch))),
+        "from": sink.tiers.get(artifact.digest, "compiler"),
+        "uncached": sink.uncached.get((artifact.label, str(arch))),
         "seconds": artifact.provenance.seconds,
         "bytes": len(artifact.cubin),
         "kernels": [str(entry) for entry in artifact.entries],
@@ -153,5 +153,5 @@ def _report(
     for _, _, error in failures:
         complain(str(error), error.hint)
     made = sum(row["from"] == "compiler" for row in rows)
-    told = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
-    say(told + (f", {len(failures)} failed" if failures else ""))
+    summary = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
+    say(summary + (f", {len(failures)} failed" if failures else ""))
