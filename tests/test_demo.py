@@ -97,7 +97,7 @@ def test_it_bakes_for_the_architectures_asked_for_and_the_devices_own(told: dict
 def test_it_shows_what_the_seal_says_as_a_user_would_see_it(told: dict[str, Any]) -> None:
     first, *rest = told["refusal"].splitlines()
     assert first.startswith("server.py:")
-    assert "rms_norm of layers.cu for" in first
+    assert "rms_norm (layers.cu, sm_" in first
     assert any("header:model.h" in line and "WIDTH = 96" in line for line in rest)
     assert first in told["stderr"]
 

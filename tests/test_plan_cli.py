@@ -163,7 +163,7 @@ PLACES: dict[str, str] = {
     ".": "is a directory",
     "pipe": NO_FILE,
     "/dev/null": NO_FILE,
-    "-": "cannot go to standard output",
+    "-": "cannot be written to standard output",
     "/proc/x.toml": "cannot write",
     "notes.txt/k.toml": "notes.txt is not a directory",
     f"{'k' * 300}.toml": "File name too long",

@@ -1,4 +1,4 @@
-"""The result of a compile: machine code and all that is known about it, and its exact bytes."""
+"""The result of a compile: machine code, its description, and the encoding of both as bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
     "without_types",
 ]
 
-_MOST = 1 << 48  # no size, count or number of seconds is larger
+_MOST = 1 << 48  # A larger size, count or number of seconds means a damaged entry.
 
 
 class Parameter(NamedTuple):
-    """One kernel parameter: its place in the parameter block, its PTX kind, its C++ type if known."""
+    """One kernel parameter: its offset and size, its PTX kind, and its C++ type if known."""
 
     offset: int
     size: int
@@ -48,7 +48,7 @@ class Parameter(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """What one entry uses, in bytes where not a count."""
+    """The resources of one kernel. Sizes are in bytes."""
 
     registers: int = 0
     shared: int = 0
@@ -59,7 +59,7 @@ class Resources(NamedTuple):
 
 
 class EntryPoint(NamedTuple):
-    """A kernel in an artifact. `name` is what the driver knows, `cpp` its C++ name where it has one."""
+    """A kernel in an artifact. `name` is its symbol, `cpp` its C++ name where it has one."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -69,7 +69,7 @@ class EntryPoint(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name a person would use."""
+        """The C++ name, or the symbol where there is none."""
         return self.cpp or self.name
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class EntryPoint(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A file the compiler opened: which include root it came from, its name there, its content."""
+    """A file that the compiler opened: its include root, its name there, and its digest."""
 
     root: str
     name: str
@@ -85,7 +85,7 @@ class Header(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """What differs from one run to the next: never part of a bundle, never compared."""
+    """Facts about one compile. They are not compared and not part of a bundle."""
 
     seconds: float = 0.0
     created: str = ""
@@ -94,7 +94,7 @@ class Provenance(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Artifact:
-    """Verified machine code. Immutable; two artifacts of one key are interchangeable."""
+    """Verified machine code. It is immutable, and two artifacts of one key are interchangeable."""
 
     digest: str
     label: str
@@ -117,14 +117,14 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of code: cubin and PTX."""
+        """The size of the code, cubin and PTX, in bytes."""
         return len(self.cubin) + len(self.ptx)
 
     def entry(self, name: str) -> EntryPoint:
-        """The kernel called `name`: `extern "C"` or plain C++, qualified or not, or `tk<float>`.
+        """Return the kernel `name`: `extern "C"` or C++, qualified or not, or an instance `tk<float>`.
 
-        Its parameter types may follow, which tell overloads apart: `f(const float*, int)`.
-        `UnknownEntryError` lists what there is; a name that several kernels share is not guessed.
+        Parameter types distinguish overloads: `f(const float*, int)`.
+        Raises `UnknownEntryError` with the known names. A name that several kernels share is an error.
         """
         check_name("a kernel", name)
         found = self._by_name.get(self.names.get(name, name))
@@ -142,8 +142,9 @@ class Artifact:
         return meant[0]
 
     def name_of(self, entry: EntryPoint) -> str:
-        """The name a person would use for `entry`, the first of these by which `entry(name)` finds it:
-        its C++ name, that with its parameter types, its mangled name.
+        """Return the shortest name by which `entry(name)` finds `entry`.
+
+        That is its C++ name, its C++ name with parameter types, or its mangled name.
         """
         for name in (entry.title, str(entry)):
             if (self._by_name.get(name) or self._by_cpp.get(_folded(name))) in (entry, [entry]):
@@ -156,8 +157,9 @@ class Artifact:
 
     @lazy
     def _by_cpp(self) -> dict[str, list[EntryPoint]]:
-        """Entries by C++ name, and by the last part of it where that is not another's whole name;
-        both with and without parameter types.
+        """Return entries by C++ name, with and without qualifiers and parameter types.
+
+        A name without qualifiers is left out where it is the complete name of another entry.
         """
         full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
@@ -168,7 +170,7 @@ class Artifact:
         return {**short, **full}
 
     def encode(self) -> bytes:
-        """The bytes of this artifact as one entry; see `preheat.cache.codec`."""
+        """Encode this artifact as one entry; see `preheat.cache.codec`."""
         meta = {
             "kind": "artifact",
             "label": self.label,
@@ -192,7 +194,7 @@ class Artifact:
 
     @classmethod
     def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
-        """The artifact in an unpacked entry; `DamagedEntryError` when it holds something else."""
+        """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
             return cls(
                 digest=digest,
@@ -214,7 +216,7 @@ class Artifact:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
 
 
-# Reading: under a right checksum there may still be anything.
+# Decoding: a correct checksum does not prove that the content is an artifact.
 
 
 def _entry_point(row: Sequence[Any]) -> EntryPoint:
@@ -262,14 +264,14 @@ def _text_or_none(value: object) -> str | None:
 def _texts(rows: Any) -> dict[str, str]:
     if type(rows) is not dict:
         raise TypeError(f"{rows!r} is not a table of texts")
-    # Not `text`: a byte of a source that is not text is kept as a surrogate.
+    # Not `text`: bytes of a source that are not UTF-8 are stored as surrogates.
     if not all(type(source) is str for source in rows.values()):
         raise TypeError("a source is not text")
     return {text(name): source for name, source in rows.items()}
 
 
 def check_name(what: str, name: object) -> None:
-    """Refuse the name of a kernel or variable that is not text."""
+    """Raise unless the name of a kernel or variable is text."""
     if not isinstance(name, str):
         raise InputError(
             f"{what} is asked for by its name, not by {brief(name)}",
@@ -278,7 +280,7 @@ def check_name(what: str, name: object) -> None:
 
 
 def without_types(name: str) -> str:
-    """`tk<float>` of `tk<float>(float*)`, which is a name expression where the latter is none."""
+    """Return `tk<float>` for `tk<float>(float*)`. Only the first is a name expression."""
     bare = name.rstrip()
     depth, end = 0, len(bare)
     while bare.endswith(")") and end:
@@ -289,7 +291,7 @@ def without_types(name: str) -> str:
     return name
 
 
-# How a demangler writes what C++ lets people write in several ways.
+# The forms of a demangler for types that C++ allows to write in several ways.
 _SPELLINGS = (
     (re.compile(r"\(\s*void\s*\)"), "()"),
     (re.compile(r"\b(long|short)(\s+long)?\s+int\b"), r"\1\2"),
@@ -297,11 +299,13 @@ _SPELLINGS = (
     (re.compile(r"\bsigned\s+(?=int|long|short)"), ""),
 )
 _CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)")
-_OWN_CONST = re.compile(r"\bconst\s*(?=[,)]|$)")  # of a parameter itself, which no signature has
+_OWN_CONST = re.compile(
+    r"\bconst\s*(?=[,)]|$)"
+)  # of the parameter itself: it is not part of the signature
 
 
 def _folded(name: str) -> str:
-    """A name in one spelling, without spaces, and `const` behind its type as demanglers write it."""
+    """Normalise a name: no spaces, and `const` after its type as demanglers write it."""
     for pattern, spelling in _SPELLINGS:
         name = pattern.sub(spelling, name)
     while (match := _CONST_FIRST.search(name)) is not None:
@@ -311,7 +315,7 @@ def _folded(name: str) -> str:
 
 
 def _after_arguments(name: str, start: int) -> int:
-    """Where the template arguments that begin at `start` end; `start` itself where there are none."""
+    """Return the end of the template arguments at `start`, or `start` where there are none."""
     depth = 0
     for at in range(start, len(name)):
         depth += (name[at] == "<") - (name[at] == ">")
@@ -321,7 +325,7 @@ def _after_arguments(name: str, start: int) -> int:
 
 
 def _unqualified(name: str) -> str:
-    """`inner` of `ns::inner`; template arguments and parameter types keep their own qualifiers."""
+    """Return `inner` for `ns::inner`. Template arguments and parameter types are not changed."""
     depth = start = 0
     for at, char in enumerate(name):
         depth += (char in "(<") - (char in ")>")

@@ -1,4 +1,4 @@
-"""Settings: the one place that reads the environment. Everything else is given its values."""
+"""Settings: the only module that reads the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from preheat.errors import ConfigError, InputError
 
 __all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ"]
 
-_MOST_SECONDS = 1_000_000_000  # thirty years: more is a slip of the hand
+_MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -23,7 +23,7 @@ for _power, _letter in enumerate("kmgt", start=1):
 
 
 class SealMode(IntEnum):
-    """What becomes of a compile: it is done, it is done and told, or it is a `SealedError`."""
+    """The effect of a seal on a compile: none, a warning, or a `SealedError`."""
 
     OFF = 0
     WARN = 1
@@ -31,7 +31,7 @@ class SealMode(IntEnum):
 
     @classmethod
     def of(cls, text: str | SealMode) -> SealMode:
-        """`"warn"` or `"error"`; anything else is an `InputError`."""
+        """Parse `"warn"` or `"error"`. Any other text is an `InputError`."""
         if isinstance(text, SealMode):
             return text
         if text not in ("warn", "error"):
@@ -41,7 +41,7 @@ class SealMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable: its name, how it is read, its default in words, what it does."""
+    """One environment variable: its name, its parser, its default in words, and its effect."""
 
     name: str
     parse: Callable[[str, str], Any]
@@ -49,13 +49,13 @@ class Variable:
     help: str
 
     def read(self, env: Mapping[str, str], otherwise: Any) -> Any:
-        """Its value, or `otherwise` when unset or empty; a value that makes no sense is an error."""
+        """Return the value, or `otherwise` when unset or empty. An invalid value is a `ConfigError`."""
         text = env.get(self.name, "")
         return self.parse(self.name, text) if text.strip() else otherwise
 
 
 def boolean(name: str, text: str) -> bool:
-    """1/true/yes/on or 0/false/no/off, any case."""
+    """Parse 1/true/yes/on or 0/false/no/off in any case."""
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
         raise ConfigError(name, text, "a switch: use 1/true/yes/on or 0/false/no/off")
@@ -63,7 +63,7 @@ def boolean(name: str, text: str) -> bool:
 
 
 def size(name: str, text: str) -> int:
-    """Bytes, plain or with a unit: 500000, 512MiB, 2G."""
+    """Parse a number of bytes, plain or with a unit: 500000, 512MiB, 2G."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ConfigError(name, text, "a size: use bytes or a unit, such as 512MiB or 2G")
@@ -74,12 +74,12 @@ def size(name: str, text: str) -> int:
 
 
 def _start(text: str) -> str:
-    """Enough of a value to recognise it by."""
+    """Return the start of a value, enough to recognise it."""
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def count(name: str, text: str) -> int:
-    """A whole number, zero or more."""
+    """Parse a whole number, zero or more."""
     if not text.strip().isdecimal():
         raise ConfigError(name, _start(text), "a whole number")
     if len(text.strip()) > 18:
@@ -88,7 +88,7 @@ def count(name: str, text: str) -> int:
 
 
 def seconds(name: str, text: str) -> float:
-    """A number of seconds, zero or more."""
+    """Parse a number of seconds, zero or more."""
     if not re.fullmatch(r"\d+(?:\.\d+)?", text.strip()):
         raise ConfigError(name, _start(text), "a number of seconds")
     value = float(text)
@@ -98,7 +98,7 @@ def seconds(name: str, text: str) -> float:
 
 
 def strictness(name: str, text: str) -> SealMode:
-    """A switch, or `warn`."""
+    """Parse a switch, or `warn`."""
     if text.strip().lower() == "warn":
         return SealMode.WARN
     try:
@@ -108,31 +108,31 @@ def strictness(name: str, text: str) -> SealMode:
 
 
 def traceback(name: str, text: str) -> str:
-    """`short` or `full`."""
+    """Parse `short` or `full`."""
     if (chosen := text.strip().lower()) not in ("short", "full"):
         raise ConfigError(name, _start(text), "a kind of traceback: use short or full")
     return chosen
 
 
 def word(name: str, text: str) -> str:
-    """A word, white space around it gone."""
+    """Return a word without white space around it."""
     del name
     return text.strip()
 
 
 def directory(name: str, text: str) -> Path:
-    """A path, `~` allowed; made absolute so that a later chdir changes nothing."""
+    """Parse a path, which may start with `~`. It is made absolute, so a later chdir has no effect."""
     if "\0" in text:
         raise ConfigError(name, text, "a path: it has a NUL character in it")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def directories(name: str, text: str) -> tuple[Path, ...]:
-    """Paths separated by the platform's path separator."""
+    """Parse paths that are separated by the path separator of the platform."""
     return tuple(directory(name, part) for part in text.split(os.pathsep) if part.strip())
 
 
-#: Every variable preheat reads, in the order of docs/environment.md.
+#: Every variable that preheat reads, in the order of docs/environment.md.
 VARIABLES: tuple[Variable, ...] = (
     Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "where the cache lives"),
     Variable("PREHEAT_CACHE", boolean, "on", "off: keep nothing on disk, only in memory"),
@@ -236,13 +236,13 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
 def environ() -> Mapping[str, str]:
-    """The process environment, for those who start other processes."""
+    """Return the environment of the process, for code that starts other processes."""
     return os.environ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings, read once. `cache_dirs` are candidates, the first usable one is taken."""
+    """All settings. `cache_dirs` are candidates, of which the first usable one is used."""
 
     cache_dirs: tuple[Path, ...]
     lock_dir: Path
@@ -275,7 +275,7 @@ class Config:
         *,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Config:
-        """Settings from the environment; a value that cannot be read is a `ConfigError`.
+        """Read the settings from the environment. Raises `ConfigError` for an invalid value.
 
         With `cache_dir` the cache is there or, where that cannot be used, in memory alone.
         """
@@ -328,7 +328,7 @@ def _given_directory(path: object) -> Path:
 
 
 def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:
-    """`$XDG_CACHE_HOME`, then the platform's own cache directory; each only where it is absolute."""
+    """Return `$XDG_CACHE_HOME` and the cache directory of the platform, each only if it is absolute."""
     places = [env.get("XDG_CACHE_HOME", "")]
     if home := env.get("HOME", ""):
         places.append(f"{home}/{'Library/Caches' if sys.platform == 'darwin' else '.cache'}")
@@ -341,5 +341,5 @@ def _temporary(env: Mapping[str, str]) -> Path:
 
 
 def _node_local() -> Path:
-    """A place that all processes of this node share whatever their TMPDIR says."""
+    """Return a directory that all processes of this node share, whatever their TMPDIR is."""
     return Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")

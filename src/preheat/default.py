@@ -1,4 +1,4 @@
-"""The short way in: compile with the settings of the environment."""
+"""The default builder, and `preheat.compile`, both configured by the environment."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _opening = Lock()
 
 
 def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
-    """The process's own builder, opened from the environment when first asked for.
+    """Return the builder of the process, which the first call opens from the environment.
 
-    With `cache_dir` it is the one that keeps its cache in that directory.
+    With `cache_dir`, return the builder that has its cache in that directory.
     """
     where = None if cache_dir is None else Config.from_env(cache_dir=cache_dir).cache_dirs[0]
     if where == Config.from_env().cache_dirs[0]:
         where = None
-    with _opening:  # the cache alone would let two threads open one each
+    with _opening:  # `functools.cache` alone would let two threads open one each.
         return _builder(where)
 
 
@@ -57,14 +57,14 @@ def compile(
     names: Iterable[str] | None = (),
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Artifact:
-    """Machine code for `source`, compiled at most once, ever.
+    """Return machine code for `source`, from the cache or else from the compiler.
 
     `source` is a path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
-    text, or a `Program`. `names` are needed for template instances alone, such as `"tk<float>"`.
-    `headers` are in memory, by name; `include` are directories. `cache_dir` is where the cache is; the
-    environment says so where it is not given.
+    text, or a `Program`. `names` are needed only for template instances, such as `"tk<float>"`.
+    `headers` maps names to texts in memory; `include` lists directories. `cache_dir` is the directory
+    of the cache, which the environment sets by default.
 
-    Raises `CompileError` with the compiler's log.
+    Raises `CompileError` with the log of the compiler.
     """
     try:
         program = Program.read(

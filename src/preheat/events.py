@@ -1,7 +1,7 @@
-"""Named events, the counters made from them, and where they go.
+"""Named events, their counters, and the sinks that receive them.
 
-Everything that happens to a kernel on its way is one event with a name and fields. Events are
-counted; sinks may also write them down. A fault of a cache tier is an event and nothing more.
+Each step of a build is an event with a name and fields. Events are counted and passed to sinks, which
+may write them to a file or a log. A fault of a cache tier is an event, not an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from preheat.locks import Lock
 
 __all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_events", "merge", "warn"]
 
-#: Every event there is: name, and what it says. The fields follow in brackets.
+#: Every event by name: its meaning, and its fields in brackets.
 EVENTS: Mapping[str, str] = {
     "hit": "an artifact was found [tier, key, program, arch, bytes, seconds_saved]",
     "miss": "no tier had a usable artifact [key, program, arch, reason]",
@@ -44,12 +44,12 @@ EVENTS: Mapping[str, str] = {
     "worker": "a compiler process was started or ended [what, reason]",
 }
 
-Stats = dict[str, float]  # counter name -> value; adding two of them adds the counters
+Stats = dict[str, float]  # counter name -> value
 Sink = Callable[[str, Mapping[str, Any]], None]
 
 
 def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
-    """What one event adds to the counters."""
+    """Return what one event adds to the counters."""
     match name:
         case "hit":
             return {
@@ -78,7 +78,7 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
 
 
 class Events:
-    """Counts events and hands them to sinks. Safe from any thread."""
+    """Counts events and passes them to sinks. It is safe to use from any thread."""
 
     def __init__(self, *sinks: Sink) -> None:
         self.sinks = list(sinks)
@@ -86,7 +86,7 @@ class Events:
         self._stats: Stats = {}
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Count the event `name` and pass it on. `name` is one of `EVENTS`."""
+        """Count the event `name`, which is one of `EVENTS`, and pass it to the sinks."""
         if name not in EVENTS:
             raise KeyError(f"no event is called {name!r}")
         with self._lock:
@@ -96,21 +96,21 @@ class Events:
             sink(name, fields)
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
-        """A tier or file could not be used; say so and go on."""
+        """Emit a fault event: a tier or file cannot be used, and the caller goes on without it."""
         self.emit("fault", where=where, verb=verb, error=f"{type(error).__name__}: {error}")
 
     def stats(self) -> Stats:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return dict(self._stats)
 
     def forget(self) -> None:
-        """Start counting from nothing, as a forked child must."""
+        """Set all counters to zero, as a forked child must."""
         self._stats = {}
 
 
 def merge(*stats: Mapping[str, float]) -> Stats:
-    """The sum of several sets of counters."""
+    """Return the sum of several sets of counters."""
     total: Stats = {}
     for one in stats:
         for counter, amount in one.items():
@@ -122,14 +122,17 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class JsonLines:
-    """A sink that appends each event to a file as one JSON object a line.
+    """A sink that appends each event to a file as one line of JSON.
 
-    A file that cannot be written is reported once to the log and then left alone. A pipe is not waited
-    for: without a reader it cannot be written, and what its reader is too slow for is lost.
+    A file that cannot be written is reported once in the log and then ignored. A write to a pipe does
+    not block: events are lost when there is no reader, or when the reader is too slow.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._clock, self._broken, self._lost = path, clock, False, False
+        self._path = path
+        self._clock = clock
+        self._broken = False
+        self._lost = False
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._broken:
@@ -137,7 +140,7 @@ class JsonLines:
         line = json.dumps({"time": round(self._clock(), 6), "event": name, **fields}, default=str)
         try:
             with opened(self._path, _APPEND, 0o666) as file:
-                # One write in append mode: lines of several processes do not mix.
+                # One write in append mode, so that lines of several processes do not mix.
                 os.write(file, line.encode() + b"\n")
         except BlockingIOError:
             if not self._lost:
@@ -148,9 +151,9 @@ class JsonLines:
             warn(f"events are not written to {self._path}: {fault}")
 
 
-_INFO, _DEBUG = 20, 10  # as `logging` numbers them
+_INFO, _DEBUG = 20, 10  # the levels of `logging`
 
-#: What the log says about events that are no trouble.
+#: The level and the message of events that are not problems.
 _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
     "compile": (_INFO, "{program} was compiled for {arch} in {seconds:.3f} s"),
     "reject": (_INFO, "{program} was rejected by the compiler for {arch} after {seconds:.3f} s"),
@@ -163,10 +166,10 @@ _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
 
 
 def log_events() -> Sink:
-    """A sink that logs to the `preheat` logger.
+    """Return a sink that logs to the `preheat` logger.
 
-    Each kind of trouble is a warning once, and INFO from then on. Compiles and loads are INFO, hits and
-    misses DEBUG.
+    Each kind of problem is logged as a warning once, and as INFO from then on. Compiles and loads are
+    logged as INFO, hits and misses as DEBUG.
     """
     seen: set[tuple[str, str]] = set()
 
@@ -176,20 +179,20 @@ def log_events() -> Sink:
             if (logger := _logger()) is not None and logger.isEnabledFor(level):
                 logger.log(level, "%s", text.format_map(fields))
             return
-        if (trouble := _trouble(name, fields)) is None:
+        if (problem := _problem(name, fields)) is None:
             return
-        what, where, told = trouble
+        what, where, message = problem
         if (what, where) not in seen:
             seen.add((what, where))
-            warn(told)
+            warn(message)
         elif (logger := _logger()) is not None:
-            logger.info("%s", told)
+            logger.info("%s", message)
 
     return sink
 
 
-def _trouble(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The kind of trouble that an event tells of, where it is, and the sentence for the log."""
+def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the kind of problem of an event, its place, and the message for the log."""
     match name:
         case "fault":
             what, where = f"cannot {fields['verb']}", str(fields["where"])
@@ -197,29 +200,29 @@ def _trouble(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | Non
         case "refused":
             where = str(fields["path"])
             return "refused", where, f"{where} is not used: {fields['reason']}"
-        case "sealed" if fields["mode"] != "error":  # that one the caller hears of
+        case "sealed" if fields["mode"] != "error":  # The caller gets an error in that mode.
             where = f"{fields['program']} for {fields['arch']}"
-            told = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
-            return "sealed", where, told
+            message = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
+            return "sealed", where, message
         case "damaged":
             where = str(fields["tier"])
-            told = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"
-            return "damaged", where, told
+            message = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"
+            return "damaged", where, message
     return None
 
 
 def _logger() -> Any:
-    """The `preheat` logger; None in a process that has not imported `logging`.
+    """Return the `preheat` logger, or None in a process that has not imported `logging`.
 
-    Such a process has not configured it either. Importing it here would cost milliseconds, and a child
-    forked meanwhile could never import it.
+    Such a process has not configured logging either. An import here would take milliseconds, and a
+    child that is forked during the import could not import the module itself.
     """
     get = getattr(sys.modules.get("logging"), "getLogger", None)
     return None if get is None else get("preheat")
 
 
 def warn(text: str) -> None:
-    """Log a warning on the `preheat` logger, or write it where `logging` would, were it imported."""
+    """Log a warning, or write it to stderr as `logging` would, if that is not imported."""
     if (logger := _logger()) is not None:
         logger.warning("%s", text)
     elif sys.stderr is not None:

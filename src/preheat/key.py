@@ -1,4 +1,4 @@
-"""Keys: a request as a table of labelled parts, its digest, and why two of them differ."""
+"""Keys: a request as a table of labelled parts, its digest, and the difference of two keys."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from preheat.program import Program
 
 __all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "include_parts", "request_key"]
 
-SCHEMA = 2  # raise it whenever the same parts come to mean another compile
+SCHEMA = 2  # Raise it whenever equal parts come to mean another compile.
 _COUNTS = ("options", "names", "includes")
-_SHOWN = 160  # a part up to this many bytes is kept as text, a longer one by hash and size
+_SHOWN = 160  # A part of at most this many bytes is stored as text, a longer one as hash and size.
 
 
 class Part(NamedTuple):
-    """One row of a key as it is stored: what it is called and what it says."""
+    """One row of a key as it is stored: label and value."""
 
     label: str
     value: str
@@ -34,13 +34,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Key:
-    """Labelled parts and their digest. Equal parts in equal order, and nothing else, make it equal."""
+    """Labelled parts and their digest. Two keys are equal if their parts are equal, in order."""
 
     parts: tuple[tuple[str, bytes], ...]
 
     @lazy
     def digest(self) -> str:
-        """SHA-256 over every label and payload, each prefixed by its length: injective."""
+        """The SHA-256 of all labels and payloads. Each has its length as a prefix."""
         state = hashlib.sha256()
         for label, payload in self.parts:
             name = label.encode()
@@ -50,16 +50,16 @@ class Key:
 
     @lazy
     def table(self) -> tuple[Part, ...]:
-        """The parts as they are kept with an entry, long ones by hash."""
+        """The parts as they are stored with an entry, long ones as hashes."""
         return tuple(Part.of(label, payload) for label, payload in self.parts)
 
     def extended(self, parts: Iterable[tuple[str, bytes]]) -> Key:
-        """This key with further parts."""
+        """Return this key with more parts."""
         return Key((*self.parts, *parts))
 
 
 def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
-    """The key of one compile: everything that decides its output and nothing that does not.
+    """Return the key of one compile: exactly what determines its output.
 
     Include directories are left out: the contents of the headers found in them are checked on
     lookup instead, so the same program keys alike on two machines.
@@ -69,7 +69,7 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
 
 
 def bundle_key(program: Program, arch: Arch) -> Key:
-    """The key of one request, whichever compiler answers it: what a bundle goes by.
+    """Return the key of one request in a bundle, which does not depend on the compiler.
 
     A sealed process checks no header, so the include directories of a program that may include a file
     are part of it, as `preheat.spelling` spells them.
@@ -79,12 +79,12 @@ def bundle_key(program: Program, arch: Arch) -> Key:
 
 
 def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
-    """The parts of a `bundle_key` that name include directories."""
+    """Return the parts of a `bundle_key` that name include directories."""
     return _rows("include", spellings)
 
 
 def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
-    """What both keys have in common, the schema first."""
+    """Return the parts that both kinds of keys have, the schema first."""
     return (
         ("schema", str(SCHEMA).encode()),
         ("arch", str(arch).encode()),
@@ -101,21 +101,21 @@ def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
 def _rows(label: str, values: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
     yield f"{label}s", str(len(values)).encode()
     for index, value in enumerate(values):
-        # The name of a directory need not be text.
+        # The name of a directory may be bytes that are not text.
         yield f"{label}[{index}]", value.encode(errors="surrogateescape")
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:
-    """The parts in which two keys, or two stored tables, differ: a line each, none when they agree."""
+    """Return one line for each part in which two keys, or two stored tables, differ."""
     left, right = (dict(k.table if isinstance(k, Key) else k) for k in (a, b))
-    told = []
-    for label in {**left, **right}:  # in the order of the tables
-        if label in _COUNTS:  # the rows it counts say more
+    lines = []
+    for label in {**left, **right}:  # In the order of the tables.
+        if label in _COUNTS:  # The rows that it counts say more.
             continue
         if label not in right:
-            told.append(f"{label}: {left[label]!r} is gone")
+            lines.append(f"{label}: {left[label]!r} is gone")
         elif label not in left:
-            told.append(f"{label}: {right[label]!r} is new")
+            lines.append(f"{label}: {right[label]!r} is new")
         elif left[label] != right[label]:
-            told.append(f"{label}: {left[label]!r} became {right[label]!r}")
-    return tuple(told)
+            lines.append(f"{label}: {left[label]!r} became {right[label]!r}")
+    return tuple(lines)

@@ -25,7 +25,7 @@ __all__ = [
     "stripped",
 ]
 
-_SPLICE = r"(?:\\\r?\n)*"  # a backslash at the end of a line joins it with the next one
+_SPLICE = r"(?:\\\r?\n)*"  # A backslash at the end of a line joins it with the next.
 _SPLICES = re.compile(r"\\\r?\n")
 # Where a comment or literal begins. A number such as 1'000 and a name such as <a//b.h> are here because
 # nothing begins inside them.
@@ -57,7 +57,7 @@ _TRIGRAPHS = {"??/": "\\", "??=": "#"}
 
 
 class Piece(NamedTuple):
-    """One comment or literal, `text[start:end]`; a comment, string, raw string or character."""
+    """A comment, string, raw string or character literal at `text[start:end]`."""
 
     kind: str
     start: int
@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 
 
 def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
-    """The comments and literals of `text` in order. What lies between two of them is code."""
+    """Yield the comments and literals of `text` in order. The text between them is code."""
     opening = _PTX_START if ptx else _CPP_START
     at, raw_strings = 0, True
     while found := opening.search(text, at):
@@ -82,7 +82,7 @@ def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
                 at = end
                 yield Piece("raw string", found.start(), at)
             case "raw":
-                raw_strings = False  # one search that reached the end of the text is enough
+                raw_strings = False  # One search that reached the end of the text is enough.
             case "string":
                 at = _end(_INSIDE['"'], text, at)
                 yield Piece("string", found.start(), at)
@@ -92,9 +92,9 @@ def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
 
 
 def stripped(text: str, *, strings: bool = False) -> str:
-    """C++ `text` as a preprocessor sees it: lines joined at their backslashes, each comment a space.
+    """Return C++ `text` with lines joined at backslashes and each comment replaced by a space.
 
-    Literals become spaces, too; with `strings` those that are not raw stay.
+    Literals become spaces, too. With `strings`, those that are not raw strings stay.
     """
     parts: list[str] = []
     at = 0
@@ -107,7 +107,7 @@ def stripped(text: str, *, strings: bool = False) -> str:
 
 
 def certain(text: str, *, strings: bool = False) -> str:
-    """`stripped(text)`, or all of a text in which a scanner and a compiler may not agree on literals.
+    """Return `stripped(text)`, or the whole text where scanner and compiler may disagree on literals.
 
     Standards before C++11 have no raw strings, and a header name may contain what looks like a comment.
     """
@@ -116,7 +116,7 @@ def certain(text: str, *, strings: bool = False) -> str:
 
 
 def blanked(text: str) -> str:
-    """PTX `text` with comments and strings turned into spaces: every line and column stays in place."""
+    """Return PTX `text` with comments and strings replaced by spaces. Lines and columns stay."""
     parts: list[str] = []
     at = 0
     for _, start, end in scan(text, ptx=True):
@@ -127,7 +127,7 @@ def blanked(text: str) -> str:
 
 
 def first_token(text: str) -> int:
-    """Where the first character is that is neither white space nor part of a comment."""
+    """Return the position of the first character that is neither white space nor in a comment."""
     at = 1 if text.startswith("\ufeff") else 0
     while at < len(text):
         if text[at].isspace():
@@ -143,12 +143,12 @@ def first_token(text: str) -> int:
 
 
 def joined(text: str) -> str:
-    """C++ `text` with lines joined where a backslash ends one."""
+    """Return C++ `text` with lines joined where a backslash ends one."""
     return _SPLICES.sub("", text) if "\\" in text else text
 
 
 def readings(text: str) -> Iterator[str]:
-    """The text, and once more with trigraphs replaced where it has any: older standards do that."""
+    """Return the text and, if it has trigraphs, the text with trigraphs replaced (before C++17)."""
     yield text
     if "??/" in text or "??=" in text:
         for trigraph, character in _TRIGRAPHS.items():
@@ -157,7 +157,7 @@ def readings(text: str) -> Iterator[str]:
 
 
 def mentioned(texts: Iterable[str], names: Collection[str]) -> str | None:
-    """The first of `names` that the code of `texts` contains, or that `##` could make of its words.
+    """Return the first of `names` in the code of `texts`, also where `##` could compose it.
 
     A name in a comment or in a literal does not count.
     """
@@ -166,24 +166,24 @@ def mentioned(texts: Iterable[str], names: Collection[str]) -> str | None:
 
 
 def pasted(texts: Iterable[str], names: Collection[str]) -> str | None:
-    """The first of `names` that `##` could make of other words in the code of `texts`."""
+    """Return the first of `names` that `##` could compose from words in the code of `texts`."""
     words = _words(texts, names).difference(names)
     return next((name for name in names if _composed(name, words)), None)
 
 
 def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
-    """The words in the code of `texts`; none where they cannot give any of `names`."""
+    """Return the words in the code of `texts`, or none if they cannot compose any of `names`."""
     read = [reading for text in texts for reading in readings(text)]
     rough = {word for reading in read for word in _WORD.findall(joined(reading))}
-    if not any(_composed(name, rough) for name in names):  # as in nearly every text
+    if not any(_composed(name, rough) for name in names):  # The usual case.
         return set()
     return {word for reading in read for word in _WORD.findall(certain(reading))}
 
 
 def _composed(name: str, words: Collection[str]) -> bool:
-    """Whether `name` is one of `words`, or made of two or three of them in a row.
+    """Return True if `name` is one of `words`, or two or three of them joined.
 
-    Nobody puts a name together from more pieces, and single letters are words of ordinary programs.
+    More pieces are not tried: single letters are words of ordinary programs.
     """
     parts = [word for word in words if word in name]
     reached = {0}
@@ -195,13 +195,13 @@ def _composed(name: str, words: Collection[str]) -> bool:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where a pattern that matches any text stops matching."""
+    """Return the end of a match of a pattern that matches any text."""
     found = pattern.match(text, at)
     return found.end() if found else at
 
 
 def _raw_end(text: str, at: int) -> int | None:
-    """Where a raw string ends whose opening quote lies before `at`; None when nothing ends it."""
+    """Return the end of the raw string that opens before `at`, or None when it is not closed."""
     opening = _RAW_OPENING.match(text, at)
     if opening is None:
         return None

@@ -1,4 +1,4 @@
-"""What is to be compiled: source text, options, headers and names, as one frozen value."""
+"""The input of a compile: source text, options, headers and names, as one frozen value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from preheat.spelling import spelled
 
 __all__ = ["Program"]
 
-_PTX_START = re.compile(r"\.\w")  # no C++ starts with a dot
-_CANARY = "__nv_nvrtc_builtin_header.h"  # the compiler's own, by which a complete trace is known
+_PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
+_CANARY = (
+    "__nv_nvrtc_builtin_header.h"  # A header of the compiler itself: a trace that has it is complete.
+)
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
-# Options whose effect preheat cannot put into a key, each with the reason it gives.
+# Options whose effect cannot be part of a cache key, and the reason for the error message.
 _UNKEYED = (
     (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace of its own"),
     (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
@@ -41,7 +43,7 @@ _UNLINKED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Everything the compiler is given except the architecture; equal programs mean equal work.
+    """Everything the compiler is given, except the architecture. Equal programs compile to equal code.
 
     `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
     part of the key and never a path. `include` lists directories to search; they are not part of the
@@ -58,7 +60,7 @@ class Program:
     include: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
-    path: str | None = field(default=None, compare=False)  # where `from_file` read it
+    path: str | None = field(default=None, compare=False)  # the file that `from_file` read
     spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
 
     @classmethod
@@ -74,11 +76,11 @@ class Program:
         names: Iterable[str] | None = (),
         path: str | None = None,
     ) -> Program:
-        """The program a caller means: language told from the text, `-I` options moved to `include`.
+        """Make a program. The language follows from the text, and `-I` options move to `include`.
 
-        `options`, `include` and `names` are lists, and None is an empty one.
+        `options`, `include` and `names` are lists. None stands for an empty list.
 
-        Raises `InputError` for what no compile could use.
+        Raises `InputError` for values that no compile can use.
         """
         if (file := file_of(source)) is not None:
             hint = f"read the file: Program.from_file({os.fspath(file)!r})"
@@ -88,14 +90,16 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        kept, moved = _split_include_options([_text("option", o) for o in several("options", options)])
+        others, moved = _split_include_options(
+            [_text("option", o) for o in several("options", options)]
+        )
         written = [_path(directory) for directory in (*several("include", include), *moved)]
         spellings = tuple((os.path.abspath(d), spelled(d, path, _asking_file)) for d in written)
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
-            options=tuple(kept),
+            options=tuple(others),
             include=tuple(directory for directory, _ in spellings),
             spellings=spellings,
             headers=header_rows(headers),
@@ -105,11 +109,11 @@ class Program:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **more: Any) -> Program:
-        """The program in a `.cu` or `.ptx` file; its own directory is the first include root."""
+        """Read a program from a `.cu` or `.ptx` file. Its directory is the first include directory."""
         path = Path(path)
         try:
             raw = read_whole(path)
-        except (OSError, ValueError) as fault:  # a path with a NUL byte is the latter
+        except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
             why = getattr(fault, "strerror", None) or fault
             raise InputError(f"cannot read {path}: {why}") from None
         language = "ptx" if path.suffix == ".ptx" else "cuda"
@@ -127,10 +131,10 @@ class Program:
 
     @classmethod
     def read(cls, source: str | os.PathLike[str] | Program, **more: Any) -> Program:
-        """The program that `source` means, as every call of preheat takes one.
+        """Return the program that `source` describes, as every function of preheat accepts it.
 
         A path, or a one-line string that ends in `.cu` or `.ptx`, is a file. Any other string is source
-        text. A `Program` is taken as it is, and nothing else can be given with it.
+        text. A `Program` is returned unchanged, and no other argument can be given with it.
         """
         given = {name: value for name, value in more.items() if value is not None}
         if isinstance(source, Program):
@@ -144,7 +148,7 @@ class Program:
         return cls.of(source, **given) if path is None else cls.from_file(path, **given)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        known = dict(reversed(self.spellings))  # of one directory, its first spelling
+        known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
         complete = tuple(
             (directory, known.get(directory) or spelled(directory, self.path))
             for directory in dict.fromkeys(self.include)
@@ -188,20 +192,20 @@ class Program:
 
     @property
     def asked_include(self) -> tuple[str, ...]:
-        """The include directories, as far as they can matter, spelled alike wherever they lie."""
+        """The spellings of the include directories; empty when the program includes no file."""
         known = dict(self.spellings)
         return tuple(known[directory] for directory in self.include) if self.may_include else ()
 
     @lazy
     def may_include(self) -> bool:
-        """Whether compiling could open a file. Errs on the side of yes."""
+        """Return True if a compile may open a file. False is certain, True is not."""
         if self.language != "cuda":
             return False
         return any("include" in joined(reading) for text in self.texts for reading in readings(text))
 
     @lazy
     def uncacheable(self) -> str | None:
-        """Why no key could describe this program's output, or None when one can."""
+        """The reason why the program cannot be cached, or None when it can."""
         for option in self.options:
             for pattern, reason in _UNKEYED:
                 if re.fullmatch(pattern, option):
@@ -212,12 +216,12 @@ class Program:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All text that the preprocessor is given: source, in-memory headers, options."""
+        """Return all text that the preprocessor reads: source, in-memory headers, options."""
         return (self.source, *(text for _, text in self.headers), *self.options)
 
 
 def file_of(source: object) -> Path | None:
-    """The file that `source` names; None where it is source text or a program."""
+    """Return the file that `source` names, or None for source text or a program."""
     if isinstance(source, os.PathLike):
         return Path(source)
     if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
@@ -226,7 +230,7 @@ def file_of(source: object) -> Path | None:
 
 
 def several(what: str, given: object) -> tuple[Any, ...]:
-    """The values of the list called `what`; None is an empty one. A single text or path is refused."""
+    """Return the values of the list argument `what`. A single text or path is an error."""
     if given is None or (type(given) is tuple and not given):
         return ()
     if isinstance(given, str | bytes | os.PathLike):
@@ -246,7 +250,7 @@ def several(what: str, given: object) -> tuple[Any, ...]:
 
 
 def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Headers in memory as they are kept in a program: name and text, by name."""
+    """Return in-memory headers as pairs of name and text, sorted by name."""
     if not isinstance(headers, Mapping | None):
         raise InputError(f"headers must be a mapping from name to text, not {type(headers).__name__}")
     headers = headers or {}
@@ -261,12 +265,12 @@ def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
 
 
 def clock_macro(*texts: str) -> str | None:
-    """A macro that the code of `texts` uses and whose value changes from one compile to the next."""
+    """Return a macro in the code of `texts` whose value differs from compile to compile."""
     return mentioned(texts, _CLOCK)
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether every character of `text` can be encoded; a lone surrogate cannot."""
+    """Return True if `text` can be encoded as UTF-8. A lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -289,23 +293,23 @@ def _path(directory: str | os.PathLike[str]) -> str:
 
 
 def _asking_file() -> str | None:
-    """The Python file that asks for a program; None where code has no file."""
+    """Return the Python file of the call site, or None when the code has no file."""
     name = call_site()[0]
     return None if name == "?" or name.startswith("<") else os.path.abspath(name)
 
 
 def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:
-    """Separate `-Idir`, `-I dir`, `-I=dir`, `--include-path=dir` from the rest, order kept."""
-    kept: list[str] = []
+    """Separate `-Idir`, `-I dir`, `-I=dir` and `--include-path=dir` from other options, in order."""
+    others: list[str] = []
     moved: list[str] = []
     pending = iter(options)
     for option in pending:
         match = _INCLUDE_OPTION.fullmatch(option)
         if match is None:
-            kept.append(option)
+            others.append(option)
             continue
         directory = match[2] or next(pending, "")
         if not directory:
             raise InputError(f"{option} needs a directory")
         moved.append(directory)
-    return kept, moved
+    return others, moved

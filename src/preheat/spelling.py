@@ -1,17 +1,17 @@
-"""How a program names its include directories: the same text wherever the program is installed.
+"""Spellings of include directories: the same text wherever a program is installed.
 
-A bundle answers a sealed process by what was asked for, and include directories are part of that. Their
-absolute paths differ from one machine to the next, so each directory is spelled by where it starts:
+Include directories are part of the key of a request in a bundle. Their absolute paths differ from one
+machine to the next, so each directory is spelled relative to a base that the program knows:
 
-    {file}/include      at the directory of the program's own file
-    {cwd}/include       at the working directory: written as a relative path, for a program that is text
-    {caller}/include    at the directory of the Python file that asks: an absolute path, such as one
-                        made from `__file__`, for a program that is text
-    {packages}/x/inc    at the directory of installed packages
-    /opt/include        anywhere else
+    {file}/include      relative to the directory of the program's own file
+    {cwd}/include       relative to the working directory: a relative path, for a program that is text
+    {caller}/include    relative to the Python file that makes the request: an absolute path, such as
+                        one made from `__file__`, for a program that is text
+    {packages}/x/inc    relative to the directory of installed packages
+    /opt/include        any other directory
 
 Two directories have the same spelling only for programs in different files, in different working
-directories, or asked for by different Python files. A bake finds that out by their headers, and fails.
+directories, or requested by different Python files. A bake compares their headers, and fails.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_man
 FILE = "{file}"
 _CWD, _CALLER, _PACKAGES = "{cwd}", "{caller}", "{packages}"
 _SPELLING = re.compile(r"(?:\{(?:file|cwd|caller|packages)\}(?:/.*)?|/.*)", re.S)
-_BASE = "/" + "x/" * 64  # stands for the manifest's directory, however many `..` lead out of it
+_BASE = "/" + "x/" * 64  # Stands for the directory of the manifest, deep enough for every `..`.
 
 
 def spelled(written: str, file: str | None, caller: Callable[[], str | None] | None = None) -> str:
-    """The spelling of an include directory that the program wrote as `written`.
+    """Return the spelling of an include directory that the program gave as `written`.
 
-    `file` is the program's own file, `caller` finds the Python file that asks.
+    `file` is the file of the program. `caller` returns the Python file that makes the request.
     """
     directory = os.path.abspath(written)
     if file is not None and (steps := _steps(file, directory)) is not None:
@@ -50,27 +50,27 @@ def spelled(written: str, file: str | None, caller: Callable[[], str | None] | N
 
 
 def spelled_in_manifest(directory: str, file: str | None) -> str:
-    """What the paths in a row of a manifest say about a spelling, wherever the manifest lies.
+    """Return the spelling that follows from the paths of a program in a manifest.
 
-    The paths are absolute, or start at the manifest. Without a `file` an application is expected to run
-    where its manifest is.
+    The paths are absolute or relative to the manifest. Without a `file`, the application is expected to
+    run in the directory of its manifest.
     """
     if os.path.isabs(directory):
         return os.path.normpath(directory)
     if file is None:
         return _joined(_CWD, os.path.normpath(directory))
     if os.path.isabs(file):
-        return ""  # nothing that would hold elsewhere
+        return ""  # There is no spelling that holds on another machine.
     return _joined(FILE, os.path.relpath(_BASE + directory, os.path.dirname(_BASE + file)))
 
 
 def is_spelling(text: str) -> bool:
-    """Whether `text` is a spelling, as opposed to any other path."""
+    """Return True if `text` is a spelling, and not any other path."""
     return _SPELLING.fullmatch(text) is not None
 
 
 def format_spellings(spellings: tuple[str, ...]) -> str:
-    """A list of spellings for people: without the program's own directory, as short as it is clear."""
+    """Return spellings for a message: short, and without the directory of the program itself."""
     own = [each for each in spellings if each != FILE]
     return ", ".join(each.removeprefix(FILE + "/").removeprefix(_CWD + "/") for each in own)
 
@@ -80,9 +80,9 @@ def _joined(start: str, steps: str) -> str:
 
 
 def _steps(file: str, directory: str) -> str | None:
-    """The way from `file` to `directory`; None when they have nothing but the root in common.
+    """Return the relative path from `file` to `directory`, or None when they share only the root.
 
-    An installed package and a project have nothing in common either: only one of the two moves.
+    The same holds for an installed package and a project, because each can move without the other.
     """
     home = os.path.dirname(os.path.abspath(file))
     if directory == home:
@@ -104,11 +104,11 @@ def _way(home: str, directory: str) -> str | None:
     return os.path.relpath(directory, home) if near else None
 
 
-@functools.lru_cache(maxsize=256)  # costs a look at every directory on the way
+@functools.lru_cache(maxsize=256)  # `realpath` reads every directory of the path.
 def _real_way(home: str, directory: str) -> str | None:
-    """The way when links are followed, if it leads there from `home` as it is written, too.
+    """Return the relative path with links resolved, if it is also right from `home` as written.
 
-    A working directory never goes through a link; `__file__` often does.
+    A working directory never has links in its path. `__file__` often has.
     """
     real = os.path.realpath(directory)
     way = _way(os.path.realpath(home), real)
@@ -118,14 +118,14 @@ def _real_way(home: str, directory: str) -> str | None:
 
 
 def _packages_above(path: str) -> str:
-    """The directory of installed packages that `path` is in, if any."""
+    """Return the directory of installed packages that contains `path`, or an empty text."""
     if "-packages/" not in path:
         return ""
     return next((root for root in _package_roots() if path.startswith(root + os.sep)), "")
 
 
 def _is_first(packages: str, rest: str) -> bool:
-    """Whether an import would find `rest` in `packages`, and not in an earlier directory."""
+    """Return True if an import would find `rest` in `packages`, not in an earlier directory."""
     roots = _package_roots()
     earlier = roots[: roots.index(packages)]
     return not any(os.path.lexists(os.path.join(root, rest)) for root in earlier)

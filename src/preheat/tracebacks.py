@@ -1,4 +1,4 @@
-"""Tracebacks that end at the call that the user made."""
+"""Tracebacks that end at the call of the user."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["shorten"]
 
 
 def shorten(error: PreheatError) -> None:
-    """Drop the frames below the one that catches `error`, unless `PREHEAT_TRACEBACK` is `full`.
+    """Remove the frames of preheat from the traceback, unless `PREHEAT_TRACEBACK` is `full`.
 
-    What such an error says is about the program of the user. The way it took through preheat is not.
+    The error is about the program of the user, and frames inside of preheat do not help to find it.
     """
     below = error.__traceback__
     if below is not None and environ().get("PREHEAT_TRACEBACK", "").strip().lower() != "full":

@@ -1,4 +1,4 @@
-"""Bundles made by a bake, as a whole: what they say about themselves, whether they hold it, merging."""
+"""Operations on whole bundles: metadata, verification and merging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place"
 def meta(
     toolchains: Iterable[str], targets: Iterable[Arch], keys: Iterable[GraphKeys]
 ) -> dict[str, Any]:
-    """What a bundle says about itself: nothing that differs from one bake to the next."""
+    """Return the metadata of a bundle. It is the same for every bake of the same programs."""
     return {
         "format": "preheat bundle",
         "toolchains": sorted(set(toolchains)),
@@ -34,7 +34,7 @@ def meta(
 
 
 def archs(bundle: Bundle) -> tuple[Arch, ...]:
-    """The architectures there is code for; `BundleError` when the list makes no sense."""
+    """Return the architectures of a bundle. Raises `BundleError` when the list is invalid."""
     try:
         return tuple(map(Arch.parse, bundle.meta.get("archs", ())))
     except (TypeError, InputError):
@@ -42,7 +42,7 @@ def archs(bundle: Bundle) -> tuple[Arch, ...]:
 
 
 def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
-    """The graph keys to capture, as the manifest listed them; `BundleError` when they make no sense."""
+    """Return the graph keys of a bundle. Raises `BundleError` when they are invalid."""
     try:
         rows = bundle.meta.get("graphs", [])
         return tuple(GraphKeys(str(row["name"]), tuple(map(str, row["keys"]))) for row in rows)
@@ -51,7 +51,7 @@ def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
 
 
 def held(bundle: Bundle) -> Iterator[BundleEntry]:
-    """Everything `bundle` promises; `BundleError` when it is damaged."""
+    """Yield every entry of a bundle. Raises `BundleError` when it is damaged."""
     try:
         yield from entries_of(bundle)
     except DamagedEntryError as bad:
@@ -60,9 +60,9 @@ def held(bundle: Bundle) -> Iterator[BundleEntry]:
 
 
 def faults(bundle: Bundle) -> list[str]:
-    """Everything that is wrong with `bundle`, a line each, having read all of it.
+    """Read a whole bundle and return one line for each fault.
 
-    An entry is named by the key of its code, as everywhere; one that cannot be read by its own digest.
+    An entry is named by the key of its code, or by its own digest if it cannot be read.
     """
     keys = code_keys(bundle)
     wrong = bundle.verify().items() or _unkept(bundle)
@@ -70,7 +70,7 @@ def faults(bundle: Bundle) -> list[str]:
 
 
 def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
-    """Promises without their code, code that no promise leads to, and what is neither; and why."""
+    """Yield digest and fault of requests without code and of code without a request."""
     reached: set[str] = set()
     for digest in bundle.digests():
         try:
@@ -88,7 +88,7 @@ def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
 
 
 def require_place(output: str | os.PathLike[str]) -> None:
-    """`InputError` unless `output` can become a bundle: it is new, or a bundle is there to replace."""
+    """Raise `InputError` unless a bundle can be written to `output`, new or in place of another."""
     path = Path(output)
     if why := obstacle(path) or _not_to_replace(path):
         raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
@@ -98,7 +98,7 @@ def _not_to_replace(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        with open(path, "rb") as file:  # a bundle that was cut short is one, too
+        with open(path, "rb") as file:  # A truncated bundle counts as a bundle.
             return None if MAGIC.startswith(file.read(len(MAGIC))) else "what is there is not a bundle"
     except OSError as fault:
         return fault.strerror or str(fault)
@@ -107,10 +107,9 @@ def _not_to_replace(path: Path) -> str | None:
 def merge(
     bundles: Sequence[Bundle], output: str | os.PathLike[str], *, prefer: str | None = None
 ) -> tuple[int, int]:
-    """Write one bundle with the promises of all; their number, and its size.
+    """Merge bundles into one file, and return the number of entries and the size of the file.
 
-    Two that answer a request with different code are an error that names them, unless the "first" or
-    the "last" of them is preferred.
+    Two bundles with different code for one request are an error, unless `prefer` is "first" or "last".
     """
     require_place(output)
     merged: dict[str, tuple[BundleEntry, Bundle]] = {}
@@ -130,7 +129,7 @@ def merge(
 
 
 def united(a: BundleEntry, b: BundleEntry) -> BundleEntry:
-    """One of two equal answers, with the kernels that either wants; none listed means all."""
+    """Merge two entries of equal code: list the kernels of both. An empty list means all kernels."""
     both = tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
     return replace(a, entries=both)
 
@@ -149,8 +148,8 @@ def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleE
 
 
 def _differences(a: Artifact, b: Artifact) -> list[str]:
-    told = [] if a.toolchain == b.toolchain else [f"compiler: {a.toolchain} and {b.toolchain}"]
-    told += explain(a.parts, b.parts) if not told else ()
+    lines = [] if a.toolchain == b.toolchain else [f"compiler: {a.toolchain} and {b.toolchain}"]
+    lines += explain(a.parts, b.parts) if not lines else ()
     left, right = ({(h.root, h.name): h.digest for h in each.headers} for each in (a, b))
     changed = (key for key in {**left, **right} if left.get(key) != right.get(key))
-    return told + [f"header {name} differs" for _, name in sorted(changed)]
+    return lines + [f"header {name} differs" for _, name in sorted(changed)]

@@ -1,4 +1,4 @@
-"""What a warm-up came to."""
+"""The report of a warm-up."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["WarmReport"]
 class WarmReport(NamedTuple):
     """What `gpu.warm` did.
 
-    Of its `programs`, `hits` were stored and `compiles` had to be compiled; `entries` are the kernels
-    now resolved. `modules` with `nbytes` of code were loaded and `graphs` captured that were not there
-    before. `seconds` are all that it took, `compiling` (with looking up), `loading` and `capturing` the
-    parts of it.
+    `hits` of the `programs` were stored, and `compiles` had to be compiled. `entries` is the number of
+    kernels that are resolved. `modules` with `nbytes` of code were loaded, and `graphs` captured, not
+    counting those that existed before. `seconds` is the total time; `compiling` (with lookups),
+    `loading` and `capturing` are its parts.
     """
 
     programs: int = 0

@@ -1,4 +1,4 @@
-"""The command line: one file a command, talk on stderr, data on stdout."""
+"""The command line: one module for each command, messages on stderr, data on stdout."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
-    "record": "Run a command and write down the kernels it needs",
+    "record": "Run a command and record the kernels it needs",
     "plan": "List the kernels of a training step before it runs",
-    "bake": "Compile all that a manifest lists into one bundle",
-    "check": "Prove that nothing is left to compile",
-    "bundle": "Look into bundles, verify and merge them",
-    "cache": "Look into the cache and keep it tidy",
-    "debug": "Help debuggers and profilers to show source",
-    "emulate": "See what the CPU emulator can run",
+    "bake": "Compile the programs of a manifest into one bundle",
+    "check": "Verify that nothing is left to compile",
+    "bundle": "List, verify and merge bundles",
+    "cache": "Inspect and clean the cache",
+    "debug": "Write sources for debuggers and profilers",
+    "emulate": "Show what the CPU emulator can run",
     "doctor": "Check compilers, directories and settings",
-    "demo": "See all of it, from a cold compile to a sealed run",
+    "demo": "Run all steps, from a cold compile to a sealed run",
 }
 
 _EPILOG = """\b
@@ -39,8 +39,8 @@ cannot be used; 130 interrupted.
 """
 
 
-class _Lazy(click.Group):
-    """Loads a command's module when that command is asked for: help stays quick."""
+class _LazyGroup(click.Group):
+    """Imports the module of a command when the command is used, so that help stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -69,7 +69,7 @@ class _Lazy(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_Lazy, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="preheat")
 def _preheat() -> None:
     """GPU programs that start hot: CUDA kernels compiled once, ever."""
@@ -83,7 +83,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         sys.exit(_preheat.main(args, prog_name="preheat", standalone_mode=False) or 0)
     except click.UsageError as error:
-        if error.format_message().startswith("Usage:"):  # called with nothing: that is a question
+        if error.format_message().startswith("Usage:"):  # No command was given: show the help.
             click.echo(error.format_message(), err=True)
             sys.exit(2)
         usage = error.ctx.command_path if error.ctx else "preheat"
@@ -93,16 +93,16 @@ def main(args: list[str] | None = None) -> None:
         complain(error.format_message())
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
-        how_far = str(stop.__cause__ or stop)  # click raises its own in the place of Ctrl-C
-        complain("interrupted" + (f": {how_far}" if how_far else ""))
-        # Threads may be compiling or waiting for another process: leave without them. Their workers
-        # notice and end too, and the kernel gives back the locks.
+        progress = str(stop.__cause__ or stop)  # click replaces KeyboardInterrupt by Abort.
+        complain("interrupted" + (f": {progress}" if progress else ""))
+        # Threads may be compiling or waiting for another process: exit without them. Their workers
+        # notice that and exit too, and the operating system releases the locks.
         sys.stdout.flush()
         os._exit(130)
     except PreheatError as error:
         complain(str(error), error.hint)
         sys.exit(2 if isinstance(error, InputError | ConfigError) else 1)
-    except BrokenPipeError:  # the reader of our output left: `preheat cache ls | head`
+    except BrokenPipeError:  # The reader of the output has exited: `preheat cache ls | head`.
         sys.stderr.close()
         sys.exit(0)
     except OSError as fault:

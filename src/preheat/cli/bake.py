@@ -1,4 +1,4 @@
-"""`preheat bake`: everything a manifest lists, compiled ahead of time into one bundle."""
+"""`preheat bake`: compile the programs of a manifest ahead of time into one bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
-from preheat.cli.check import prove
+from preheat.cli.check import run_check
 from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
 from preheat.errors import InputError, PreheatError
 
@@ -69,7 +69,7 @@ def command(
     if check:
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
-        return prove(manifest, archs, [output], as_json=as_json)
+        return run_check(manifest, archs, [output], as_json=as_json)
     listed = require_programs(manifest)
     baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(listed, baked, output, as_json=as_json)
@@ -77,7 +77,7 @@ def command(
 
 
 def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> BakeResult:
-    """Bake under a bar that names what is being compiled and moves by the time that should take."""
+    """Bake with a progress bar, which names the running jobs and follows their estimated time."""
     todo = plan(manifest, archs)
     running: dict[Job, None] = {}
     done = 0
@@ -97,8 +97,8 @@ def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path)
         try:
             return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
         except KeyboardInterrupt:
-            told = f"{done:,} of {len(todo):,} done; run it again to go on"
-            raise KeyboardInterrupt(told) from None
+            message = f"{done:,} of {len(todo):,} done; run it again to go on"
+            raise KeyboardInterrupt(message) from None
 
 
 def _named(running: dict[Job, None]) -> str:

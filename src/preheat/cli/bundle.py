@@ -1,4 +1,4 @@
-"""`preheat bundle`: what is in bundles, whether it is whole, and several of them in one."""
+"""`preheat bundle`: list, verify and merge bundles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group(epilog=_EPILOG)
 def command() -> None:
-    """Look into bundles (.heat), verify and merge them."""
+    """List, verify and merge bundles (.heat)."""
 
 
 @command.command()
@@ -81,7 +81,7 @@ def _name(promise: BundleEntry) -> tuple[str, Arch]:
 
 
 def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
-    """The columns of a promise; with `include`, also what tells it from its namesakes."""
+    """Return the columns of an entry, with its include directories if `include` is True."""
     artifact = promise.artifact
     title = f"{artifact.label} (include {format_spellings(promise.include or ()) or '-'})"
     kernels = promise.entries or [entry.title for entry in artifact.entries]
@@ -93,7 +93,7 @@ def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
 
 
 def _own_headers(rows: list[BundleEntry]) -> set[tuple[str, str]]:
-    """Name and content of the files found in a program's own include directories."""
+    """Return name and digest of the files in include directories of the programs themselves."""
     files = (header for promise in rows for header in promise.artifact.headers)
     return {(f.name, f.digest[:12]) for f in files if f.root.isdecimal() or f.root == "/"}
 

@@ -1,4 +1,4 @@
-"""`preheat cache`: what is in the cache, why something is not, and keeping it tidy."""
+"""`preheat cache`: list, explain, verify and clean the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 
 @click.group()
 def command() -> None:
-    """Look into the cache and keep it tidy.
+    """Inspect and clean the cache.
 
     An entry is one compiled program. KEY is the start of its key, as `preheat cache ls` shows it. The
     limits count files: a program with header files also has a header list, by which it is found.
@@ -68,14 +68,14 @@ def stats(reset: bool, as_json: bool) -> None:
         ("entries", f"{entries:,}"),
         ("files", f"{len(items):,} of at most {config.cache_files:,}"),
         ("size", f"{size(held)} of at most {size(config.cache_limit)}"),
-        *_told(counters),
+        *_counter_rows(counters),
     ]
     for line in columns(rows):
         data(line)
 
 
-def _told(counters: Stats) -> Iterator[tuple[str, str]]:
-    """The counters in words, the interesting ones first."""
+def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
+    """Yield the counters as rows, the most useful first."""
     hits = {k.removeprefix("hits."): v for k, v in counters.items() if k.startswith("hits.")}
     misses = {k.removeprefix("misses."): v for k, v in counters.items() if k.startswith("misses.")}
     yield "hits", _split(hits)
@@ -91,9 +91,9 @@ def _told(counters: Stats) -> Iterator[tuple[str, str]]:
 
 
 def _split(kinds: dict[str, float]) -> str:
-    told = f"{sum(kinds.values()):,.0f}"
+    total = f"{sum(kinds.values()):,.0f}"
     parts = ", ".join(f"{name} {number:,.0f}" for name, number in sorted(kinds.items()))
-    return f"{told} ({parts})" if parts else told
+    return f"{total} ({parts})" if parts else total
 
 
 @command.command()
@@ -195,7 +195,7 @@ def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
 
 
 def _headers(headers: Sequence[Header], *, everything: bool) -> Iterator[str]:
-    """Name and content of each header file; those of the toolkit as a number unless `everything`."""
+    """Yield name and digest of header files. Without `everything`, count those of the toolkit."""
     own = [header for header in headers if everything or header.root not in TOOLKIT]
     yield from columns((h.root, h.name, h.digest[:12]) for h in own)
     if len(own) < len(headers):
@@ -238,7 +238,7 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
     """
     if len(what) == 2:
         differences = explain(artifact_at(what[0]).parts, artifact_at(what[1]).parts)
-        _tell_differences(differences, as_json, nothing="The two entries have the same key parts")
+        _print_differences(differences, as_json, nothing="The two entries have the same key parts")
         return
     if len(what) != 1:
         raise click.UsageError("give one file, or two keys")
@@ -249,7 +249,7 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
 
 def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     if program.uncacheable:
-        _tell_miss(f"never cached: {program.uncacheable}", None, as_json)
+        _print_miss(f"never cached: {program.uncacheable}", None, as_json)
         return
     builder = Builder.open(events=Events(log_events()))
     found = builder.why(program, arch)
@@ -261,10 +261,10 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
-    _tell_miss(found.reason, near, as_json)
+    _print_miss(found.reason, near, as_json)
 
 
-def _tell_miss(reason: str, near: Near | None, as_json: bool) -> None:
+def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
     if as_json:
         key, differences = (near.artifact.digest, near.differences) if near else (None, ())
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
@@ -278,7 +278,7 @@ def _tell_miss(reason: str, near: Near | None, as_json: bool) -> None:
         data(f"  {line}")
 
 
-def _tell_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
+def _print_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
     if as_json:
         emit_json({"differences": list(differences)})
         return
@@ -315,12 +315,12 @@ def verify(repair: bool, as_json: bool) -> int:
 
 
 def _damage(store: DiskStore, digest: str) -> str | None:
-    """Why an entry cannot be used; None when it can, or when there is none."""
-    told: list[str] = []
-    found = Events(lambda _, fields: told.append(str(fields.get("reason") or fields.get("error"))))
+    """Return why an entry is damaged, or None when it is intact or missing."""
+    reasons: list[str] = []
+    found = Events(lambda _, fields: reasons.append(str(fields.get("reason") or fields.get("error"))))
     blob = store.reader(found).get(digest)
     if blob is None:
-        return told[0] if told else None
+        return reasons[0] if reasons else None
     try:
         meta, sections = codec.unpack_checked(blob)
         if meta.get("kind") == "artifact":
@@ -412,13 +412,13 @@ def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
 
 
 def _is_entry(store: DiskStore, item: Item) -> bool:
-    """Whether a file of the cache is a compiled program, and not a header list or a note alone."""
+    """Return True if a file of the cache is a compiled program, not a header list or a note."""
     front = store.front(item.digest)
     return front is not None and not is_header_list(front)
 
 
 def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[str]]:
-    """The header lists that refer to any of `entries`, with every entry that each one refers to."""
+    """Return the header lists that refer to any of `entries`, each with all entries it refers to."""
     reader, found = store.reader(Events()), {}
     for item in store.items():
         if not _is_entry(store, item) and (blob := reader.get(item.digest)):
@@ -429,7 +429,7 @@ def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[s
 
 
 def _open() -> DiskStore:
-    """The cache the settings name; an error when there is none to be had."""
+    """Open the cache of the settings. Raises when it is off or no directory can be used."""
     config = Config.from_env()
     if not config.cache:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
@@ -440,7 +440,7 @@ def _open() -> DiskStore:
 
 
 def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
-    """Every whole artifact, most recently used first. Only reads: stamps and damage stay."""
+    """Yield every intact artifact, most recently used first. The cache is only read."""
     store = _open()
     reader = store.reader(Events())
     items = sorted(store.items(), key=lambda item: -item.last_read)
@@ -457,11 +457,11 @@ def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
 
 
 def _digest(store: DiskStore, key: str) -> str:
-    """The one entry whose key starts with `key`."""
-    wanted = key.strip().lower()
-    if len(wanted) < 4 or any(char not in "0123456789abcdef" for char in wanted):
+    """Return the digest of the only entry whose key starts with `key`."""
+    prefix = key.strip().lower()
+    if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
         raise InputError(f"{key!r} is not a key", hint="use at least 4 digits of one from 'cache ls'")
-    alike = [item for item in store.items() if item.digest.startswith(wanted)]
+    alike = [item for item in store.items() if item.digest.startswith(prefix)]
     found = [item.digest for item in alike if _is_entry(store, item)]
     if not found:
         raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists what there is")
@@ -471,7 +471,7 @@ def _digest(store: DiskStore, key: str) -> str:
 
 
 def artifact_at(key: str) -> Artifact:
-    """The artifact whose key starts with `key`."""
+    """Return the artifact whose key starts with `key`."""
     store = _open()
     digest = _digest(store, key)
     blob = store.reader(Events()).get(digest)

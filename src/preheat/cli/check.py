@@ -14,7 +14,7 @@ from preheat.build.builder import Builder
 from preheat.cli.output import count, data, emit_json, say
 from preheat.config import Config, SealMode
 
-__all__ = ["command", "prove"]
+__all__ = ["command", "run_check"]
 
 _EPILOG = """\b
 Examples:
@@ -47,15 +47,15 @@ something is missing, 2 when the manifest lists nothing.
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
     """See whether a sealed run finds all that MANIFEST lists. Compiles nothing."""
-    return prove(manifest, archs, bundles, as_json=as_json)
+    return run_check(manifest, archs, bundles, as_json=as_json)
 
 
-def prove(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
-    """Tell what a sealed run would miss; the exit status."""
+def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
+    """Print what a sealed run would not find, and return the exit status."""
     listed = require_programs(manifest)
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
-    if bundles:  # what this machine happens to have in its cache proves nothing about another's
+    if bundles:  # The cache of this machine says nothing about other machines.
         config = replace(config, bundles=(), layers=(), cache=False)
     builder = Builder.open(config)
     for path in bundles:

@@ -1,4 +1,4 @@
-"""`preheat compile`: files into the cache, and out as cubins where asked."""
+"""`preheat compile`: compile files into the cache, and write cubins where requested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
-# Where a tier keeps things, in words.
+# The tiers, in words.
 _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
@@ -149,5 +149,5 @@ def _report(
     for _, _, error in failures:
         complain(str(error), error.hint)
     made = sum(row["from"] == "compiler" for row in rows)
-    told = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
-    say(told + (f", {len(failures)} failed" if failures else ""))
+    summary = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
+    say(summary + (f", {len(failures)} failed" if failures else ""))

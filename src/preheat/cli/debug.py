@@ -1,4 +1,4 @@
-"""`preheat debug`: what debuggers and profilers need to show the source of cached programs."""
+"""`preheat debug`: write the sources of cached programs for debuggers and profilers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINT = "compile with line information: preheat compile FILE -X=-lineinfo"
 
 @click.group()
 def command() -> None:
-    """Help debuggers and profilers to show source."""
+    """Write sources for debuggers and profilers."""
 
 
 @command.command()
@@ -60,7 +60,9 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit_json({"directory": str(directory), "substitute": places, "programs": rows})
         return
-    for line in columns([(row["key"][:12], row["program"], row["arch"], _told(row)) for row in rows]):
+    for line in columns(
+        [(row["key"][:12], row["program"], row["arch"], _summary(row)) for row in rows]
+    ):
         data(line)
     say(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
     for name, place in places.items():
@@ -68,7 +70,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
 
 
 def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
-    """The artifacts to write the sources of, those used last first."""
+    """Yield the artifacts whose sources are written, most recently used first."""
     if keys:
         for key in keys:
             artifact = artifact_at(key)
@@ -85,7 +87,7 @@ def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
 
 
 def _placed(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """Where each text goes; a header that was found outside its include directory may have no place."""
+    """Yield path and text of each source. A header outside of its include directory is skipped."""
     for name, text in texts.items():
         relative = name.removeprefix(f"{HOME}/").lstrip("/")
         if not os.path.normpath(relative).startswith(".."):
@@ -107,7 +109,7 @@ def _row(artifact: Artifact, kept: list[Path], skipped: list[Path]) -> dict[str,
     }
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    told = count(len(row["files"]), "file")
+def _summary(row: Mapping[str, Any]) -> str:
+    files = count(len(row["files"]), "file")
     skipped = len(row["skipped"])
-    return f"{told}, {skipped} skipped for another program's" if skipped else told
+    return f"{files}, {skipped} skipped for another program's" if skipped else files

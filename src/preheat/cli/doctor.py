@@ -1,4 +1,4 @@
-"""`preheat doctor`: compilers, directories and settings, each with a verdict and a fix."""
+"""`preheat doctor`: check compilers, directories and settings, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `verdict` is ok, warn or fail."""
+    """The result of one check. `verdict` is ok, warn or fail."""
 
     what: str
     verdict: str
@@ -125,7 +125,7 @@ def _compilers() -> Iterator[Finding]:
         builder = Builder.open(events=Events())
         located = builder.toolchain.located
     except ConfigError:
-        return  # told with the settings
+        return  # `_settings` reports it.
     except PreheatError as error:
         yield Finding("compilers", "fail", str(error), error.hint or "")
         return
@@ -159,7 +159,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _test_compiles(builder: Builder) -> list[Finding]:
-    """Compile a plain kernel and one for each of `_HEADERS`, past the cache: the compiler runs."""
+    """Compile a plain kernel and one for each of `_HEADERS`, without the cache."""
     checks = [lambda: _plain_compile(builder)]
     checks += [partial(_header_compile, builder, header) for header in _HEADERS]
     with progress("test compiles", len(checks)) as bar, ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -193,7 +193,7 @@ def _header_compile(builder: Builder, header: str) -> Finding:
 
 
 def _seconds(builder: Builder, source: str) -> str:
-    """How long a compile takes, for the newest architecture."""
+    """Compile `source` for the newest architecture and return the duration."""
     started = time.perf_counter()
     newest = Arch.parse(str(builder.toolchain.located.archs[-1]))
     builder.toolchain.compile(Program.of(source, label="doctor.cu"), newest)
@@ -201,17 +201,17 @@ def _seconds(builder: Builder, source: str) -> str:
 
 
 def _reason(error: PreheatError) -> str:
-    """Why a compile failed, in a line: the compiler's first error where there is one."""
+    """Return the first error of the compiler, or the first line of the message."""
     errors = [row for row in getattr(error, "rows", ()) if row.severity != "warning"]
     return f"{errors[0].file}: {errors[0].message}" if errors else str(error).partition("\n")[0]
 
 
 def _bundles() -> Iterator[Finding]:
-    """What the settings would mount, and whether it answers."""
+    """Check the bundles of the settings."""
     try:
         config = Config.from_env()
     except ConfigError:
-        return  # told with the settings
+        return  # `_settings` reports it.
     builder = Builder.open(replace(config, bundles=(), events=None), events=Events())
     for path in config.bundles:
         try:
@@ -246,7 +246,7 @@ def _directories() -> Iterator[Finding]:
     try:
         config = Config.from_env()
     except ConfigError:
-        return  # told with the settings
+        return  # `_settings` reports it.
     if not config.cache:
         yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
     used = False
@@ -293,7 +293,7 @@ def _lock_directory(path: Path) -> Finding:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system `path` is on, from the longest mount point above it."""
+    """Return the type of the file system of `path`: that of the longest mount point above it."""
     best, kind = "", "unknown"
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()

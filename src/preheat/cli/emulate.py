@@ -34,7 +34,7 @@ Exit status 1 when the file has an instruction that the emulator cannot run.
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(file: Path, as_json: bool) -> int:
-    """See what the CPU emulator can run."""
+    """Show what the CPU emulator can run."""
     from preheat.devices.emulator.coverage import coverage
 
     try:

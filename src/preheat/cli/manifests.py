@@ -1,4 +1,4 @@
-"""Where the command line can write a manifest."""
+"""Checks of a path to which the command line writes a manifest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _HINT = "name another place for the manifest with -o"
 
 
 def require_file(named: Path) -> None:
-    """Refuse standard output, by the name that it has on a command line."""
+    """Raise for `-`, which stands for standard output."""
     if str(named) == "-":
-        told = "a manifest has sources beside it, and cannot go to standard output"
-        raise InputError(told, hint=_HINT)
+        message = "a manifest has sources beside it and cannot be written to standard output"
+        raise InputError(message, hint=_HINT)
 
 
 def require_writable(target: Path) -> None:
-    """Raise unless a manifest can be made at `target`, or is a file that can be replaced."""
+    """Raise unless a manifest can be created or replaced at `target`."""
     if why := obstacle(target):
         make = f"make it: mkdir -p {shlex.quote(str(target.parent))}"
         raise InputError(

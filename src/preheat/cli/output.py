@@ -1,4 +1,4 @@
-"""How the command line speaks: data on stdout, talk on stderr, sizes a person can read."""
+"""Output of the command line: data on stdout, messages on stderr, readable sizes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from preheat.config import environ
 
 __all__ = ["columns", "complain", "count", "data", "duration", "emit_json", "progress", "say", "size"]
 
-_EVERY = 10.0  # seconds between two lines where no bar is shown
+_EVERY = 10.0  # seconds between two lines without a terminal
 
 
 def data(text: str) -> None:
-    """A line of output that may be piped."""
+    """Print a line of data to stdout."""
     click.echo(text)
 
 
 def emit_json(value: Any) -> None:
-    """The output as JSON."""
+    """Print a value to stdout as JSON."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
+    """Print a message to stderr."""
     click.echo(text, err=True)
 
 
 def complain(text: str, hint: str | None = None) -> None:
-    """An error and, after a blank line, what to do about it."""
+    """Print an error to stderr and, after a blank line, its hint."""
     color = False if environ().get("NO_COLOR") else None  # None: only on a terminal
     click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True, color=color)
     if hint:
@@ -43,7 +43,7 @@ def complain(text: str, hint: str | None = None) -> None:
 
 
 def size(number: float) -> str:
-    """`1.2 MiB`."""
+    """Format a number of bytes: `1.2 MiB`."""
     if abs(number) < 1024:
         return f"{number:.0f} B"
     for unit in ("KiB", "MiB", "GiB", "TiB"):
@@ -54,7 +54,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`35 ms`, `1.8 s`, `4 min`."""
+    """Format a duration: `35 ms`, `1.8 s`, `4 min`."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:
@@ -63,13 +63,13 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 entry`, `2 entries`, `3 files`."""
+    """Format a count: `1 entry`, `2 entries`, `3 files`."""
     plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iterator[str]:
-    """Rows with their cells lined up; those in `right` to the right."""
+    """Yield rows with aligned cells. Columns in `right` are aligned to the right."""
     table = [list(row) for row in rows]
     widths = [max(map(len, column), default=0) for column in zip(*table, strict=True)]
     for row in table:
@@ -81,17 +81,20 @@ def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iter
 
 
 class Progress(Protocol):
-    """Something that can be told how far the work is."""
+    """Receives the progress of some work."""
 
     def step(self, doing: str, advance: int = 1, work: float | None = None) -> None: ...
 
 
-class _Log:
-    """Progress where nobody watches a bar, such as the build of an image: a line now and then."""
+class _LineProgress:
+    """Progress without a terminal, such as in the build of an image: a line from time to time."""
 
     def __init__(self, title: str, total: int, every: float) -> None:
-        self._title, self._total, self._every = title, total, every
-        self._count, self._due = 0, time.monotonic() + every
+        self._title = title
+        self._total = total
+        self._every = every
+        self._count = 0
+        self._due = time.monotonic() + every
 
     def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
         del work
@@ -105,13 +108,13 @@ class _Log:
 def progress(
     title: str, total: int, *, work: float | None = None, show: bool | None = None
 ) -> Iterator[Progress]:
-    """A bar on stderr with count and time left; a line every ten seconds where there is no terminal.
+    """Show a progress bar on stderr, or a line every ten seconds where there is no terminal.
 
-    Where steps take unequal time, `work` is what all of them come to in any unit, and each says its
-    part: the time left follows that and not the count.
+    Where steps take unequal time, `work` is the sum of their work in any unit, and each step reports
+    its part. The remaining time then follows the work and not the count.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield _Log(title, total, _EVERY if show is None else math.inf)
+        yield _LineProgress(title, total, _EVERY if show is None else math.inf)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -130,7 +133,7 @@ def progress(
     ) as bar:
         task = bar.add_task(title, total=work or total, doing="", count=0, steps=total)
 
-        class _Shown:
+        class _BarProgress:
             count = 0
 
             def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
@@ -138,4 +141,4 @@ def progress(
                 done = advance if work is None else work
                 bar.update(task, advance=done, doing=doing, count=self.count)
 
-        yield _Shown()
+        yield _BarProgress()

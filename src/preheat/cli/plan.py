@@ -1,4 +1,4 @@
-"""`preheat plan`: the kernels of a training step, known before it has ever run."""
+"""`preheat plan`: list the kernels of a training step before it runs."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def lora(
         emit_json(_as_dict(found, plan, requests))
     else:
         data(str(plan))
-    told = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
-    told += f" for every length up to {seq}" if shorter else ""
-    say(told if output is None else f"{told} → {output}")
+    summary = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
+    summary += f" for every length up to {seq}" if shorter else ""
+    say(summary if output is None else f"{summary} → {output}")
 
 
 def _model(name: str) -> Model:
-    """The model of that name, or of that repository at Hugging Face, however it is capitalised."""
+    """Return the model with this name or Hugging Face repository. Case does not matter."""
     known = MODELS | {model.repository.lower(): model for model in MODELS.values()}
     if (found := known.get(name.lower())) is None:
         hint = did_you_mean(name.lower(), known) or f"there are {', '.join(MODELS)}"
@@ -106,12 +106,12 @@ def _model(name: str) -> Model:
 
 
 def _plan(**given: Any) -> Plan:
-    """The plan; errors call parameters what the command line calls them."""
+    """Return the plan. Errors use the names of the command line options."""
     try:
         return backward_plan(**given)
     except InputError as error:
-        told = re.sub("|".join(_OPTIONS), lambda name: _OPTIONS[name[0]], str(error))
-        raise InputError(told, hint=error.hint) from None
+        message = re.sub("|".join(_OPTIONS), lambda name: _OPTIONS[name[0]], str(error))
+        raise InputError(message, hint=error.hint) from None
 
 
 def _add(manifest: Manifest, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a program is named on the command line: a file and the options that go with it."""
+"""The command line options that describe a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = "Template instance to compile, such as 'tk<float>'; repeatable."
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
-    """What `-I`, `-D`, `-X` and `--name` said."""
+    """The values of `-I`, `-D`, `-X` and `--name`."""
 
     include: tuple[str, ...]
     defines: tuple[str, ...]
@@ -31,7 +31,7 @@ class ProgramOptions:
     names: tuple[str, ...]
 
     def read(self, file: str) -> Program:
-        """The program in `file`, or an `InputError` in one line."""
+        """Read the program in `file`. Raises `InputError` with a message of one line."""
         if not file:
             raise InputError("the name of a file is empty")
         if Path(file).is_dir():
@@ -50,7 +50,7 @@ class ProgramOptions:
 
 
 def targets(program: Program, given: Iterable[str]) -> list[Arch]:
-    """The architectures asked for; when none was, for PTX the one it was made for, else this GPU's."""
+    """Return the given architectures, or the target of PTX, or the architecture of the GPU."""
     if archs := list(dict.fromkeys(Arch.parse(text) for text in given)):
         return archs
     if program.language == "ptx":
@@ -62,7 +62,7 @@ def targets(program: Program, given: Iterable[str]) -> list[Arch]:
 
 
 def _own_gpu(label: str) -> Arch:
-    """The architecture of the first GPU here; asked for, never guessed."""
+    """Return the architecture of the first GPU. Raises `InputError` when there is none."""
     from preheat.devices.cuda.device import visible
 
     hint = "add --arch, such as --arch sm_90"
@@ -77,7 +77,7 @@ def _own_gpu(label: str) -> Arch:
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that describe a program; the command gets them as `given`."""
+    """Add the options that describe a program. The command receives them as `given`."""
 
     @click.option(
         "-I",

@@ -1,4 +1,4 @@
-"""`preheat record`: run a command and write down which kernels it needs."""
+"""`preheat record`: run a command and record the kernels it needs."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def command(
     if not words and not others and not spool_directory(target).is_dir():
         nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
         raise click.UsageError(nothing, click.get_current_context())
-    added = [_readable(path) for path in dict.fromkeys(others)]
+    added = [_read_required(path) for path in dict.fromkeys(others)]
     status = 0
     try:
-        require_file(output)  # before the command has run in vain
+        require_file(output)  # Check before the command runs.
         require_writable(target)
         if fresh:
             _require_replaceable(target)
@@ -101,8 +101,8 @@ def command(
         complain(str(error), error.hint)
         return error.status
     if as_json:
-        told = {"manifest": str(output), "exit_status": status, **summary.json()}
-        emit_json({**told, "still_recording": recording})
+        fields = {"manifest": str(output), "exit_status": status, **summary.json()}
+        emit_json({**fields, "still_recording": recording})
     else:
         _report(summary, output, status)
     if recording and fresh:
@@ -112,15 +112,15 @@ def command(
     return status
 
 
-def _readable(path: Path) -> Manifest:
-    """A manifest that has to be there."""
+def _read_required(path: Path) -> Manifest:
+    """Read a manifest that must exist."""
     if not path.exists():
         raise InputError(f"there is no {path} to merge")
     return read_existing(path)
 
 
 def _require_replaceable(target: Path) -> None:
-    """A manifest may be broken; what never was one is somebody's."""
+    """Raise for a file that is not a manifest. A manifest with errors may be replaced."""
     there = target.read_bytes() if target.is_file() else b""
     if there.strip() and not re.search(rb"^\s*version\b", there, re.MULTILINE):
         raise InputError(
@@ -131,7 +131,7 @@ def _require_replaceable(target: Path) -> None:
 
 @contextmanager
 def _recording_to(target: Path, fresh: bool) -> Iterator[Path]:
-    """The manifest to record into: a new one leaves the old alone until there is something in it."""
+    """Yield the manifest to record into. With `fresh` it is a temporary one, so the old file stays."""
     if not fresh:
         yield target
         return
@@ -144,7 +144,7 @@ def _recording_to(target: Path, fresh: bool) -> Iterator[Path]:
 
 
 class _CannotRunError(Exception):
-    """There is nothing to run; `status` is what a shell would exit with."""
+    """The command cannot be run. `status` is the exit status of a shell in that case."""
 
     def __init__(self, words: Sequence[str], fault: OSError) -> None:
         self.status = 127 if isinstance(fault, FileNotFoundError) else 126
@@ -159,24 +159,24 @@ class _CannotRunError(Exception):
 
 
 def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
-    """Run a command to its end, recording; its exit status as a shell gives it."""
+    """Run a command with recording, and return its exit status as a shell reports it."""
     env = {**environ(), "PREHEAT_RECORD": str(manifest)}
-    with _signals_go_on() as go_to:
+    with _forward_signals() as forward_to:
         try:
             child = subprocess.Popen(words, env=env, stdout=output)
         except OSError as fault:
             raise _CannotRunError(words, fault) from None
         with child:
-            go_to(child)
+            forward_to(child)
             status = child.wait()
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
-def _signals_go_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Let the command decide what a signal means: we end when it has ended.
+def _forward_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Forward signals to the command, and exit when the command exits.
 
-    On a busy machine it may run for a while before we know of it: what comes until then waits.
+    Signals that arrive before the process of the command is known are forwarded later.
     """
     command: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -187,7 +187,7 @@ def _signals_go_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         elif number != signal.SIGINT or not _in_foreground():
             command.send_signal(number)
 
-    def go_to(child: subprocess.Popen[bytes]) -> None:
+    def forward_to(child: subprocess.Popen[bytes]) -> None:
         nonlocal command
         command = child
         for number in early:
@@ -198,14 +198,14 @@ def _signals_go_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         if handler != signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        yield go_to
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _in_foreground() -> bool:
-    """Whether we are in the foreground of a terminal: then its Ctrl-C reaches the command as well."""
+    """Return True in the foreground of a terminal, where Ctrl-C also reaches the command itself."""
     try:
         with open(os.ctermid()) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -213,12 +213,12 @@ def _in_foreground() -> bool:
         return False
 
 
-# Telling
+# Reporting
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """What a run added to a manifest: programs, which of them are new, and all graphs."""
+    """What a run added to a manifest: the programs, and which of them are new."""
 
     programs: tuple[ManifestProgram, ...]
     new: frozenset[Program]
@@ -226,7 +226,7 @@ class _Summary:
 
     @classmethod
     def of(cls, before: Manifest, after: Manifest, *, everything: bool) -> _Summary:
-        """The difference of two states; with `everything` also what did not change."""
+        """Return the difference of two manifests, or with `everything` all programs of the second."""
         asked = {item.identity: item.asked for item in before.programs}
         rows = [
             item for item in after.programs if everything or item.asked > asked.get(item.identity, -1)
@@ -236,15 +236,15 @@ class _Summary:
 
     def __str__(self) -> str:
         graphs = self.manifest.graphs
-        told = f"{count(len(self.programs), 'program')} ({len(self.new):,} new)"
+        text = f"{count(len(self.programs), 'program')} ({len(self.new):,} new)"
         if graphs:
             keys = sum(len(graph.keys) for graph in graphs)
-            told += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
+            text += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
         archs = sorted({arch for item in self.programs for arch in item.archs})
-        return told + (f", for {', '.join(map(str, archs))}" if archs else "")
+        return text + (f", for {', '.join(map(str, archs))}" if archs else "")
 
     def json(self) -> dict[str, Any]:
-        """The same for a machine."""
+        """Return the summary as JSON values."""
         return {
             "programs": [
                 {
