@@ -74,7 +74,7 @@ extern "C" __global__ void total(int* x) {
 
 
 def small(seed: int) -> str:
-    """One of many kernels like those that programs generate: a few operations on a vector."""
+    """Return one of many kernels such as programs generate: a few operations on a vector."""
     draw = random.Random(seed)
     steps = "".join(
         f"    v = {draw.choice(['fmaf(v, v, %.4ff)', 'v * %.4ff', 'tanhf(v) + %.4ff'])};\n"
@@ -100,8 +100,8 @@ def write_manifest(root: Path) -> Path:
     return root / "kernels.toml"
 
 
-class Kitchen:
-    """Runs bakes of one manifest, on caches by name."""
+class BakeRunner:
+    """Runs bakes of one manifest on caches by name."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.manifest = root, write_manifest(root)
@@ -123,7 +123,7 @@ class Kitchen:
         )
 
     def bake(self, cache: str, bundle: str, jobs: int) -> float:
-        """Seconds from start to exit."""
+        """Return the seconds from start to exit."""
         started = time.perf_counter()
         process = self.start(cache, bundle, jobs)
         told = json.loads(process.communicate()[0])
@@ -140,7 +140,7 @@ class Kitchen:
         process.communicate()
 
     def compiled(self, bundle: str) -> set[str]:
-        """The programs that were compiled, stored and told of while baking `bundle`."""
+        """Return the programs that were compiled, stored and reported while baking `bundle`."""
         try:
             lines = (self.root / f"{bundle}.events").read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -149,7 +149,7 @@ class Kitchen:
         return {event["program"] for event in events if event["event"] == "compile"}
 
 
-def measure(kitchen: Kitchen, jobs: int, rounds: int) -> list[tuple[str, ...]]:
+def measure(kitchen: BakeRunner, jobs: int, rounds: int) -> list[tuple[str, ...]]:
     one, many, again = [], [], []
     for index in range(rounds):
         one.append(kitchen.bake(f"one-{index}", f"one-{index}.heat", 1))
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of cold bakes")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
-        rows = measure(Kitchen(Path(place)), args.jobs, args.rounds)
+        rows = measure(BakeRunner(Path(place)), args.jobs, args.rounds)
     head = ("bake", "seconds", "compiled", "against one at a time", "bundle bytes", "sha256")
     title = f"{SMALL} small and {len(HEAVY)} header-heavy kernels for sm_90"
     report("bench_bake", title, head, rows, into=args.json)

@@ -25,7 +25,7 @@ import preheat
 from common import options, report, spread, us
 
 BATCHES, CALLS = 15, 200
-FILLS = (("float32", 1 << 28), ("float64", 1 << 27), ("complex64", 1 << 27))  # elements of 1 GiB
+FILLS = (("float32", 1 << 28), ("float64", 1 << 27), ("complex64", 1 << 27))  # Elements of 1 GiB.
 SOURCE = """
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     int i = threadIdx.x;
@@ -36,7 +36,7 @@ extern "C" __global__ void use(const int* a, const int* b, float* y) { y[threadI
 
 
 def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
-    """What is called, by name."""
+    """Return the measured functions by name."""
     torch: Any = importlib.import_module("torch")
     saxpy, use = (gpu.kernel(SOURCE, name) for name in ("saxpy", "use"))
     x, y, side = gpu.zeros(32), gpu.zeros(32), gpu.stream()
@@ -63,7 +63,7 @@ def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
 
 
 def measure() -> dict[str, tuple[float, int]]:
-    """Microseconds of a call in a burst, and the calls that one makes."""
+    """Return the microseconds of a call in a burst, and the number of calls that it makes."""
     gpu, torch = preheat.device("cuda"), importlib.import_module("torch")
     found = {}
     for name, act in contenders(gpu).items():
@@ -82,7 +82,7 @@ def measure() -> dict[str, tuple[float, int]]:
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """How many functions of Python and C are called."""
+    """Return how many functions of Python and C are called."""
     calls = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -92,11 +92,11 @@ def calls_of(act: Callable[[], object]) -> int:
     sys.setprofile(count)
     act()
     sys.setprofile(None)
-    return calls - 1  # the last one ends the profile
+    return calls - 1  # The last one ends the profile.
 
 
 def one_round(source: str) -> dict[str, tuple[float, int]]:
-    """What a process with this version measures."""
+    """Return the measurements of a process with this version."""
     path = os.pathsep.join([source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     done = subprocess.run(
         [sys.executable, __file__, "--child"], env=os.environ | {"PYTHONPATH": path},
@@ -109,7 +109,7 @@ def one_round(source: str) -> dict[str, tuple[float, int]]:
 
 
 def fill_bandwidth(dtype: str, value: float, count: int) -> float:
-    """GB/s of the best of some fills."""
+    """Return the GB/s of the best of some fills."""
     gpu = preheat.device("cuda")
     array, best = gpu.empty(count, dtype), float("inf")
     for _ in range(6):

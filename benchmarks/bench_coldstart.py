@@ -152,7 +152,7 @@ def values():
 
 
 class Run(NamedTuple):
-    """Seconds of one process: from its start to its end, to its last launch, and the two parts."""
+    """Seconds of one process: from start to end, to its last launch, and the two parts."""
 
     process: float
     last: float
@@ -162,7 +162,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Contender:
-    """A script, how often it runs, and what came of it; a `cold` one finds nothing in its cache."""
+    """A script, how often it runs, and its results. The cache of a `cold` one is empty."""
 
     title: str
     script: str
@@ -187,13 +187,13 @@ class Stage:
         return {**env, **{name: str(cache / name.lower()) for name in own}}
 
     def bake(self, contender: Contender, arch: preheat.Arch) -> None:
-        """The bundle of a sealed contender."""
+        """Return the bundle of a sealed contender."""
         programs = (preheat.Program.of(SOURCE.replace("NUMBER", str(i))) for i in range(COUNT))
         manifest = preheat.Manifest(tuple(ManifestProgram(program) for program in programs))
         preheat.bake(manifest, [arch], output=self.cache(contender) / "kernels.heat")
 
     def run(self, contender: Contender, *args: str) -> Run:
-        """One fresh process; `CalledProcessError` with its words when it fails."""
+        """Run one fresh process, or raise `CalledProcessError` with its output."""
         cache = self.cache(contender)
         env = self.environment(cache)
         if contender.cold:
@@ -211,7 +211,7 @@ class Stage:
         return Run(ended - started, last - started, ready - first, last - ready)
 
     def prime(self, contender: Contender, arch: preheat.Arch) -> bool:
-        """Fill its cache and see that it works from there; False, and the reason told, when not."""
+        """Fill the cache and check that it is used. Return False and print the reason otherwise."""
         cache = self.cache(contender)
         cache.mkdir()
         if contender.script == RAW:
@@ -292,7 +292,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
         os.environ |= {"PREHEAT_CACHE_DIR": f"{place}/cache", "PREHEAT_LOCK_DIR": f"{place}/locks"}
         try:
-            gpu = preheat.device("cuda")  # open all the while: a driver without any user starts anew
+            gpu = preheat.device("cuda")  # Kept open: a driver without any user starts again.
         except preheat.NoGpuError as why:
             sys.exit(str(why))
         done = compete(Stage(Path(place)), contenders, gpu.arch)

@@ -86,7 +86,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, the argument it writes, what must be in there, and the prototype's milliseconds."""
+    """A launch, the argument it writes, the expected result, and the prototype's milliseconds."""
 
     title: str
     source: str
@@ -155,9 +155,9 @@ def unwritten(*shape: int) -> Floats:
 
 
 def prepared(gpu: preheat.Gpu, case: Case) -> tuple[Callable[[], None], float]:
-    """A launch that was checked once, and the milliseconds from the source to its first end."""
+    """Return a launch that was checked once, and the milliseconds from source to its first end."""
     args = [gpu.array(arg) if isinstance(arg, np.ndarray) else arg for arg in case.args]
-    gpu.builder.build(preheat.Program.of(case.source), gpu.arch)  # compiling is not the subject
+    gpu.builder.build(preheat.Program.of(case.source), gpu.arch)  # Compiling is not measured.
     started = time.perf_counter()
     kernel = gpu.kernel(case.source, case.entry)
     kernel[case.grid, case.block](*args)
@@ -176,7 +176,7 @@ def prepared(gpu: preheat.Gpu, case: Case) -> tuple[Callable[[], None], float]:
 
 
 def timed(launch: Callable[[], None], seconds: float) -> list[float]:
-    """Milliseconds of each of as many launches as fit into about `seconds`, at least five."""
+    """Return the milliseconds of as many launches as fit into about `seconds`, at least five."""
     runs: list[float] = []
     while len(runs) < 5 or (sum(runs) < seconds * 1e3 and len(runs) < 2000):
         started = time.perf_counter()
@@ -186,7 +186,7 @@ def timed(launch: Callable[[], None], seconds: float) -> list[float]:
 
 
 def ratios(ours: float, prototype: Sequence[float]) -> tuple[str, str]:
-    """The prototype's figure and how many times faster ours is, one number or a range."""
+    """Return the prototype's figure and how many times faster preheat is."""
     low, high = prototype
     if low == high:
         return f"{low:g} ms", f"{low / ours:.2f} x"

@@ -26,13 +26,13 @@ import preheat
 from common import options, ratio, report, us
 from preheat.program import Program
 
-ROUNDS, SETTLED = 5, 2.1  # seconds after which a time stamp is believed
+ROUNDS, SETTLED = 5, 2.1  # Seconds after which a time stamp is trusted.
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = 1; }\n'
 CUB = "#include <cub/block/block_reduce.cuh>\n"
 
 
 def programs(root: Path) -> list[Program]:
-    """Programs that open 1, 31 and 421 headers."""
+    """Return programs that open 1, 31 and 421 headers."""
     for nth in range(31):
         (root / f"h{nth}.h").write_text(f"int v{nth};\n".replace("int", "__device__ int"))
     many = "".join(f'#include "h{nth}.h"\n' for nth in range(31))
@@ -44,7 +44,7 @@ def programs(root: Path) -> list[Program]:
 
 
 def median_of_calls(act: Callable[[], object], number: int) -> float:
-    """Microseconds a call: the median of single calls, after a warm-up."""
+    """Return the microseconds of a call: the median of single calls, after a warm-up."""
     act()
     runs = []
     for _ in range(number):
@@ -55,7 +55,7 @@ def median_of_calls(act: Callable[[], object], number: int) -> float:
 
 
 def measure() -> dict[str, float]:
-    """One version: microseconds of a hit by the kind of lookup and the number of headers."""
+    """Return the microseconds of a hit by kind of lookup and number of headers, of one version."""
     rows = {}
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
@@ -76,7 +76,7 @@ def measure() -> dict[str, float]:
 
 
 def version(source: str) -> dict[str, float]:
-    """What `measure` gives in a process that imports preheat from `source`."""
+    """Return the results of `measure` in a process that imports preheat from `source`."""
     env = {**os.environ, "PYTHONPATH": source}
     done = subprocess.run(
         [sys.executable, __file__, "--one"], env=env, check=True, capture_output=True, text=True
@@ -86,7 +86,7 @@ def version(source: str) -> dict[str, float]:
 
 
 def megabyte() -> str:
-    """Real CUDA source: headers of the toolkit, one after the other."""
+    """Return real CUDA source: headers of the toolkit, concatenated."""
     roots = preheat.default_builder().toolchain.located.roots
     parts: list[str] = []
     for file in sorted(Path(roots["cccl"]).rglob("*.h"), key=lambda file: file.name):
@@ -97,7 +97,7 @@ def megabyte() -> str:
 
 
 def reading() -> list[tuple[str, str, str]]:
-    """How long reading a text takes, and reading half of it."""
+    """Return how long it takes to read a text, and to read half of it."""
     from preheat.toolchain.signature import probe_names
 
     text = megabyte() + '\nextern "C" __global__ void k() {}\n'

@@ -104,7 +104,7 @@ def bench_in_process(root: Path) -> None:
         held = builder.build(program, "sm_90")
         cubin, files = held.cubin, len(held.headers)
         memory = median_us(partial(builder.build, program, "sm_90"), number=100)
-        del held  # from here on nobody holds the artifact: every hit reads and decodes it
+        del held  # No one holds the artifact any more, so every hit reads and decodes it.
 
         def from_disk(p: Program = program) -> None:
             builder.store.tiers[0].clear()  # type: ignore[attr-defined]
@@ -147,12 +147,12 @@ def bench_process_start(root: Path) -> None:
 
 
 def bench_storm(root: Path) -> None:
-    """Every process wants the same kernels, and nothing is cached."""
+    """Every process requests the same kernels, and nothing is cached."""
     rows = []
     for name, body in (("preheat", OURS), ("cuda.core", THEIRS)):
         place = root / f"storm-{name}"
         place.mkdir()
-        run(body, place, "0")  # find the compilers once: a process of its own does that on any machine
+        run(body, place, "0")  # Locate the compilers once, in a process of its own.
         started = time.perf_counter()
         command = [sys.executable, "-c", script(body, place), str(KERNELS), "count"]
         running = [

@@ -43,47 +43,47 @@ except ImportError:
 OURS, TORCH, SHIPPED, CUBLAS, COPY = "preheat", "torch", "shipped", "cuBLAS", "copy"
 DTYPES = "float32", "bfloat16"
 EPS = 1e-6
-L2 = 50 << 20  # bytes; sets of operands have several times as many in all
-SLEEP, LONGEST = 4_000_000, 1 << 30  # cycles: about 2 ms and half a second
-ELEMENTS = (8192, 14336)  # of silu
-NORMS = (8192, 4096), (65536, 4096)  # rows and widths of rms_norm
-SOFTMAX, WIDTHS = 1 << 28, (1024, 4096, 16384)  # elements, 1 GiB of float32, and widths of rows
-SQUARE, LORA, LONG = 4096, (2048, 4096, 16), (8192, 4096, 16)  # of products; tokens, width and rank
-CHECKED = 64  # rows at either end of a result
+L2 = 50 << 20  # Bytes. All sets of operands together have several times as many.
+SLEEP, LONGEST = 4_000_000, 1 << 30  # Cycles: about 2 ms and half a second.
+ELEMENTS = (8192, 14336)  # Of silu.
+NORMS = (8192, 4096), (65536, 4096)  # Rows and widths of rms_norm.
+SOFTMAX, WIDTHS = 1 << 28, (1024, 4096, 16384)  # Elements (1 GiB of float32), and widths of rows.
+SQUARE, LORA, LONG = 4096, (2048, 4096, 16), (8192, 4096, 16)  # Of products: tokens, width and rank.
+CHECKED = 64  # Rows at either end of a result.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1e-2}
 
-Act = Callable[[int], object]  # told which call of a burst it is, and so which operands to take
+Act = Callable[[int], object]  # Takes the index of the call in the burst, which selects the operands.
 
 
 @dataclass(frozen=True)
 class Case:
-    """What contenders do, how much work that is, and how far ours is from float64."""
+    """What contenders do, how much work that is, and how far preheat's result is from float64."""
 
     title: str
-    work: float  # bytes, or operations of products
+    work: float  # Bytes, or operations of products.
     contenders: dict[str, Act]
-    error: Callable[[], float]  # of ours, as a share of what is tolerated
+    error: Callable[[], float]  # The error of preheat as a share of the tolerance.
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row: the seconds that each contender took, round by round."""
+    """One row: the seconds of each contender, round by round."""
 
     title: str
     work: float
     rounds: dict[str, list[float]]
 
     def seconds(self, name: str) -> float:
-        """The median; not a number for who did not take part."""
+        """Return the median, or NaN for a contender that did not take part."""
         return statistics.median(self.rounds[name]) if name in self.rounds else math.nan
 
     def rate(self, name: str) -> float:
-        """Work in 10^12 a second."""
+        """Return the work in 10^12 per second."""
         return self.work / self.seconds(name) / 1e12
 
 
 class Bench:
-    """The GPU and how things are timed on it."""
+    """The GPU, and how contenders are timed on it."""
 
     def __init__(self, gpu: preheat.Gpu, args: argparse.Namespace) -> None:
         self.gpu, self.args, self.place = gpu, args, torch.device("cuda")
@@ -97,20 +97,20 @@ class Bench:
         return torch.randn(*shape, device=self.place, dtype=torch.float32).to(getattr(torch, dtype))
 
     def sets(self, *shapes: tuple[int, ...], dtype: str) -> list[tuple[Any, ...]]:
-        """Operands of these shapes, so often that they do not fit into the cache by far."""
+        """Return operands of these shapes, so many times that they exceed the cache by far."""
         size = sum(map(math.prod, shapes)) * dtype_of(dtype).size
         times = max(2, -(-6 * L2 // size))
         return [tuple(self.random(*shape, dtype=dtype) for shape in shapes) for _ in range(times)]
 
     def burst(self, act: Act, calls: int) -> float:
-        """Seconds a call, the host ahead of the GPU throughout."""
+        """Return the seconds of a call, with the host ahead of the GPU throughout."""
         while self.sleep < LONGEST:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(self.sleep)
             start.record()
             for call in range(calls):
                 act(call)
-            late = start.query()  # the GPU woke up before everything was submitted
+            late = start.query()  # The GPU woke up before everything was submitted.
             end.record()
             end.synchronize()
             if not late:
@@ -119,7 +119,7 @@ class Bench:
         sys.exit("a contender waits for the GPU")
 
     def compete(self, case: Case) -> Result:
-        """Check ours, warm everyone up, then let them take turns."""
+        """Check preheat's result, warm up all contenders, then let them take turns."""
         error = case.error()
         if not error <= 1:
             sys.exit(f"{case.title}: {error:.3g} times the tolerated error")
@@ -137,17 +137,17 @@ class Bench:
 
 
 def off(found: Any, wanted: Any, dtype: str) -> float:
-    """The largest error as a share of what is tolerated, relative to the result's usual magnitude."""
+    """Return the largest error as a share of the tolerance, relative to the usual magnitude."""
     room = TOLERANCE[dtype] * (wanted.abs() + wanted.square().mean().sqrt())
     return float(((found.double() - wanted).abs() / room).max())
 
 
 def ends(*tensors: Any) -> list[Any]:
-    """The first and the last rows of each, in float64."""
+    """Return the first and the last rows of each, in float64."""
     return [torch.cat((each[:CHECKED], each[-CHECKED:])).double() for each in tensors]
 
 
-# Kernels that memory bounds
+# Kernels bound by memory bandwidth
 
 
 def silu_cases(bench: Bench, dtype: str) -> Iterator[Case]:
@@ -290,7 +290,7 @@ def rms_norm_cases(bench: Bench, rows: int, width: int, dtype: str) -> Iterator[
 
 
 def fused(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
-    """torch's own RMSNorm, forward and backward."""
+    """Return torch's own RMSNorm, forward and backward."""
     aten, shape, number = torch.ops.aten, list(gamma.shape), len(sets)
     scales = [aten._fused_rms_norm(x, shape, gamma, EPS)[1] for _, x, _ in sets]
 
@@ -303,7 +303,7 @@ def fused(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
 
 
 def by_autograd(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
-    """The same where torch has no such thing."""
+    """Return RMSNorm by autograd, for versions of torch without a fused one."""
     norm, shape, number = torch.nn.functional.rms_norm, list(gamma.shape), len(sets)
     leaves = [(x.detach().requires_grad_(), gamma.detach().requires_grad_()) for _, x, _ in sets]
     results = [norm(x, shape, weight, EPS) for x, weight in leaves]
@@ -316,7 +316,7 @@ def by_autograd(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
 
 
 def at_turns(sets: list[tuple[Any, ...]], do: Callable[..., object]) -> Act:
-    """`do` with one set of operands after the other."""
+    """Return `do` with one set of operands after the other."""
     return lambda call: do(*sets[call % len(sets)])
 
 
@@ -336,18 +336,18 @@ def memory_cases(bench: Bench) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Product:
-    """A product as each of us asks for it; shapes are those of two operands and the result."""
+    """A product as each library calls it. Shapes are those of two operands and the result."""
 
     title: str
     shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     flops: float
-    ours: Callable[..., object]  # of ops, a, b, c
-    theirs: Callable[..., object]  # of a, b, c
-    add: bool = False  # to what the result holds, which then is read, too
+    ours: Callable[..., object]  # Takes ops, a, b, c.
+    theirs: Callable[..., object]  # Takes a, b, c.
+    add: bool = False  # Accumulates into the result, which is read as well.
 
     @property
     def touched(self) -> int:
-        """Elements read and written."""
+        """Return the number of elements read and written."""
         return sum(map(math.prod, self.shapes)) + self.add * math.prod(self.shapes[2])
 
 
@@ -377,7 +377,7 @@ def products(m: int, n: int, k: int) -> Iterator[Product]:
 
 
 def lora_products(s: int, h: int, r: int) -> Iterator[Product]:
-    """What LoRA's y = (xA)B with x[s, h] and a rank of r asks for."""
+    """Return the products of LoRA's y = (xA)B with x[s, h] and rank r."""
     into, back, weight = products(s, r, h)
     yield replace(into, title=f"xA: gemm [{s}x{h}] [{h}x{r}]")
     out, inner, second = products(s, h, r)
@@ -433,7 +433,7 @@ def product_cases(bench: Bench) -> Iterator[Case]:
 
 
 def nf4_case(bench: Bench, dtype: str) -> Case:
-    """A weight in NF4 beside the same weight dequantised before, which torch multiplies."""
+    """Compare a weight in NF4 with the same weight dequantised before, which torch multiplies."""
     (m, _, _), kind = LORA, getattr(torch, dtype)
     packed = nf4.quantize(torch.randn(SQUARE, SQUARE).numpy())
     there = packed.on(bench.gpu)
@@ -463,13 +463,13 @@ def lora_cases(bench: Bench) -> Iterator[Case]:
 
 
 def prepare(gpu: preheat.Gpu, ops: Iterable[Op]) -> None:
-    """Compile what they need, on all processors at once."""
+    """Compile all kernels that the cases need, on all CPU cores."""
     wanted = {(op.program, op.entry): ManifestProgram(op.program, entries=(op.entry,)) for op in ops}
     gpu.warm(Manifest(tuple(wanted.values())))
 
 
 def shipped_ops() -> Iterator[Op]:
-    """What the cases will launch."""
+    """Return the ops that the cases launch."""
     for dtype in DTYPES:
         for elements in (elementwise.silu, elementwise.silu_backward, elementwise.swiglu_backward):
             yield elements(math.prod(ELEMENTS), dtype)
@@ -547,7 +547,7 @@ def target(title: str, of: str, value: float, least: float) -> tuple[str, ...]:
 
 
 def copy_case(bench: Bench) -> Case:
-    """The ceiling: what it takes to copy 512 MiB within the device."""
+    """Return the upper bound: a copy of 512 MiB within the device."""
     sets = bench.sets(*[(1 << 27,)] * 2, dtype="float32")
     copy = at_turns(sets, lambda a, b: b.copy_(a))
     return Case("copy of 512 MiB", 2 * 4 << 27, {COPY: copy}, lambda: 0.0)
@@ -594,7 +594,7 @@ def compare(bench: Bench) -> None:
 
 
 def compare_widths(bench: Bench) -> None:
-    """The kernels over rows beside torch, in a file of its own."""
+    """Compare the kernels over rows with torch, in a separate result file."""
     found = widths.sweep(Ops(bench.gpu, blas=False), rounds=bench.args.rounds)
     for title, head, rows in widths.tables(found):
         report("bench_widths", title, head, rows, into=bench.args.json)
@@ -602,7 +602,7 @@ def compare_widths(bench: Bench) -> None:
 
 @contextmanager
 def started(args: argparse.Namespace) -> Iterator[Bench]:
-    """On the GPU, with a cache of its own and what is shipped compiled."""
+    """Return the GPU, with a cache of its own and the shipped kernels compiled."""
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
         for variable in ("PREHEAT_CACHE_DIR", "PREHEAT_LOCK_DIR"):
             os.environ[variable] = str(Path(place) / variable)

@@ -53,19 +53,19 @@ PREPACKED = "cuda.bindings, prepacked"
 
 @dataclass
 class Contender:
-    """One way to launch: a statement, the names in it, and where its operands are."""
+    """One way to launch: a statement, the names in it, and its operands."""
 
     title: str
     statement: str
     names: dict[str, Any]
     x: int
     y: int
-    launches: list[float] = field(default_factory=list)  # microseconds each, one entry a round
-    waits: list[float] = field(default_factory=list)  # the device was behind by this much a launch
+    launches: list[float] = field(default_factory=list)  # Microseconds, one entry per round.
+    waits: list[float] = field(default_factory=list)  # How far the device was behind per launch.
 
 
 class Driver:
-    """The few driver calls the benchmark itself makes, in the context that all contenders share."""
+    """The driver calls of the benchmark itself, in the context that all contenders share."""
 
     def __init__(self) -> None:
         self.api = importlib.import_module("cuda.bindings.driver")
@@ -76,7 +76,7 @@ class Driver:
         self.check(self.api.cuCtxSetCurrent(self.context))
 
     def check(self, result: tuple[Any, ...]) -> Any:
-        """What a call returned besides its status."""
+        """Return the results of a call without its status."""
         if result[0] != 0:
             raise RuntimeError(f"the driver says {result[0]!r}")
         return result[1] if len(result) == 2 else None
@@ -99,15 +99,15 @@ class Driver:
 
 
 def names(**given: Any) -> dict[str, Any]:
-    """What the names in a statement stand for."""
+    """Return the values of the names in a statement."""
     return given
 
 
-# The contenders. Each imports what it needs, so that one that is missing leaves the others alone.
+# The contenders. Each imports what it needs, so that a missing library does not affect the others.
 
 
 def with_bindings(driver: Driver, cubin: bytes) -> Iterator[Contender]:
-    """The driver's own call, the arguments packed once or at every launch."""
+    """Return the driver's own call, with arguments packed once or at every launch."""
     cu, check = driver.api, driver.check
     function = check(cu.cuModuleGetFunction(check(cu.cuModuleLoadData(cubin)), b"saxpy"))
     stream = check(cu.cuStreamCreate(int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
@@ -195,7 +195,7 @@ def with_torch() -> Iterator[Contender]:
 def with_triton(place: Path) -> Iterator[Contender]:
     torch = importlib.import_module("torch")
     importlib.import_module("triton")
-    (place / "triton_saxpy.py").write_text(TRITON)  # Triton reads a kernel's source from its file
+    (place / "triton_saxpy.py").write_text(TRITON)  # Triton reads a kernel's source from its file.
     sys.path.insert(0, str(place))
     kernel = importlib.import_module("triton_saxpy").saxpy
     x, y = torch.empty(N, device="cuda"), torch.empty(N, device="cuda")
@@ -205,7 +205,7 @@ def with_triton(place: Path) -> Iterator[Contender]:
 
 
 def gathered(driver: Driver, gpu: preheat.Gpu, place: Path) -> list[Contender]:
-    """Every contender that works on this machine; of the others, why they do not."""
+    """Return every contender that works on this machine, and why the others do not."""
     cubin = preheat.compile(SOURCE, gpu.arch).cubin
     (place / "saxpy.cubin").write_bytes(cubin)
     makers: list[tuple[str, Callable[[], Iterator[Contender]]]] = [
@@ -225,13 +225,13 @@ def gathered(driver: Driver, gpu: preheat.Gpu, place: Path) -> list[Contender]:
             for contender in made:
                 prove(driver, contender)
             found += made
-        except Exception as why:  # a peer may be missing or broken in any way; the others go on
+        except Exception as why:  # A library may be missing or broken in any way. The others continue.
             print(f"{title}: left out: {type(why).__name__}: {why}", flush=True)
     return found
 
 
 def prove(driver: Driver, contender: Contender) -> None:
-    """Run the statement three times, as a launch that is used again changes its way, and check each."""
+    """Run the statement three times, because repeated launches take another path, and check each."""
     rng = np.random.default_rng(1)
     code = compile(contender.statement, contender.title, "exec")
     for _ in range(3):
@@ -245,7 +245,7 @@ def prove(driver: Driver, contender: Contender) -> None:
 
 
 def native(place: Path) -> Path | None:
-    """The C program, compiled; None where there is no compiler for it."""
+    """Compile the C program. Return None if there is no compiler."""
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     source, program = Path(__file__).with_name("native") / "launch.c", place / "launch"
     if nvcc is None:

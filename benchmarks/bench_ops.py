@@ -26,7 +26,7 @@ except ImportError:
 
 
 def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
-    """What is called, by name."""
+    """Return the measured functions by name."""
     kind, aten = getattr(torch, TYPE), torch.ops.aten
     a, b, c, d, e = (torch.randn(SIDE, SIDE, device="cuda").to(kind) for _ in range(5))
     gamma, g_gamma = (torch.randn(SIDE, device="cuda").to(kind) for _ in range(2))
@@ -47,7 +47,7 @@ def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
 
 
 def burst(call: Callable[[], object]) -> float:
-    """Microseconds of a call."""
+    """Return the microseconds of a call."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(CALLS):

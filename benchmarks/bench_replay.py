@@ -36,9 +36,9 @@ from bench_launch import Driver, names
 from common import options, report, spread, us
 from replay_contenders import BARE, CORE, CUPY, NATIVE, NODES, OURS, SOURCE, TORCH, Contender, N, Ours
 
-SLOW = 180_000  # cycles: about 100 µs
+SLOW = 180_000  # Cycles: about 100 µs.
 SIZES = ((1, 0), (10, 0), (100, 0), (320, 0), (1000, 0), (20, SLOW))
-PARTS = 5  # native C has its turn after each
+PARTS = 5  # Native C runs after each.
 USELESS = "does not pay"
 NOTES = """\
 Bursts: where shorter ones of the bare call cost about the same, no call waited for the device.
@@ -49,7 +49,7 @@ Makers = Sequence[tuple[str, Callable[[], Iterator[Contender]]]]
 
 
 class Costs(NamedTuple):
-    """Microseconds of one graph's life; a line of the C program."""
+    """Microseconds of the life of one graph, as in a line of the C program."""
 
     capture: float
     instantiate: float
@@ -61,7 +61,7 @@ class Costs(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What graphs of one size cost."""
+    """The costs of graphs of one size."""
 
     nodes: int
     cycles: int
@@ -77,21 +77,21 @@ class Size(NamedTuple):
 
 @dataclass
 class Field:
-    """All contenders, by what they are compared in."""
+    """All contenders, by category."""
 
     replays: list[Contender] = field(default_factory=list)
     eager: list[Contender] = field(default_factory=list)
     early: list[Contender] = field(default_factory=list)
     turns: list[Contender] = field(default_factory=list)
     scalars: list[Contender] = field(default_factory=list)
-    short: list[Contender] = field(default_factory=list)  # the bare call in shorter bursts
+    short: list[Contender] = field(default_factory=list)  # The bare call in shorter bursts.
 
 
 # Graphs of several sizes
 
 
 def measured_sizes(ours: Ours, native: Native, rounds: int, burst: int) -> list[Size]:
-    """All sizes; to be called before other libraries are loaded, which a capture also looks after."""
+    """Measure all sizes. Call this before other libraries are loaded, which captures also check."""
     found = []
     for nodes, cycles in SIZES:
         given = (nodes, cycles, rounds, burst, max(20, 1000 // nodes))
@@ -100,7 +100,7 @@ def measured_sizes(ours: Ours, native: Native, rounds: int, burst: int) -> list[
 
 
 def middle(lines: Sequence[Costs]) -> Costs:
-    """The median of each cost; not a number where there is none."""
+    """Return the median of each cost, or NaN if there is none."""
     columns = zip(*lines, strict=True) if lines else ((math.nan,) for _ in Costs._fields)
     return Costs(*(statistics.median(column) for column in columns))
 
@@ -112,7 +112,7 @@ def lives(ours: Ours, nodes: int, cycles: int, rounds: int, burst: int, runs: in
     steps = (rounds + 1) * (1 + burst + 2 * runs)
     if not np.array_equal(ours.y.numpy(), steps * nodes * ours.x.numpy()):
         raise RuntimeError(f"a wrong result of {nodes} nodes")
-    return found[1:]  # the first warmed up
+    return found[1:]  # The first one was the warm-up.
 
 
 def life(ours: Ours, nodes: int, cycles: int, burst: int, runs: int) -> Costs:
@@ -136,7 +136,7 @@ def life(ours: Ours, nodes: int, cycles: int, burst: int, runs: int) -> Costs:
 
 
 def timed(timer: timeit.Timer, count: int, wait: Callable[[], None]) -> tuple[float, float]:
-    """Microseconds a run: until all were submitted, and until all were done."""
+    """Return the microseconds of a run: until all were submitted, and until all were done."""
     started = time.perf_counter()
     submitted = timer.timeit(count)
     wait()
@@ -144,7 +144,7 @@ def timed(timer: timeit.Timer, count: int, wait: Callable[[], None]) -> tuple[fl
 
 
 class Native:
-    """The C program, compiled; every use of it is a process of its own."""
+    """The compiled C program. Every use starts a new process."""
 
     def __init__(self, place: Path, cubin: Path) -> None:
         self._program, self._cubin = place / "replay", cubin
@@ -176,7 +176,7 @@ class Native:
 
 
 def gathered(driver: Driver, makers: Makers) -> list[Contender]:
-    """All contenders; of those that do not work on this machine, why."""
+    """Return all contenders, and why the others do not work on this machine."""
     found = []
     for title, contenders in makers:
         try:
@@ -184,7 +184,7 @@ def gathered(driver: Driver, makers: Makers) -> list[Contender]:
             for each in made:
                 prove(driver, each)
             found += made
-        except Exception as why:  # a peer may be missing or broken in any way; the others go on
+        except Exception as why:  # A library may be missing or broken in any way. The others continue.
             reason = textwrap.shorten(f"failed: {type(why).__name__}: {why}", 80)
             print(f"{title}: {reason}", flush=True)
             found.append(Contender(title, failure=reason))
@@ -192,7 +192,7 @@ def gathered(driver: Driver, makers: Makers) -> list[Contender]:
 
 
 def prove(driver: Driver, contender: Contender) -> None:
-    """Run the statement three times, as a replay that is used again changes its way, and check each."""
+    """Run the statement three times, because repeated replays take another path, and check each."""
     rng = np.random.default_rng(4)
     code = compile(contender.statement, contender.title, "exec")
     for _ in range(3):
@@ -206,7 +206,7 @@ def prove(driver: Driver, contender: Contender) -> None:
 
 
 def gather(driver: Driver, ours: Ours, cubin: Path, args: argparse.Namespace) -> Field:
-    """Everyone; ours before other libraries are loaded, which a capture also looks after."""
+    """Return all contenders; preheat's before other libraries are loaded, which captures also check."""
     code = cubin.read_bytes()
     raw = make.Raw(driver, code)
     torch, cupy = cache(lambda: make.Torch(raw)), cache(lambda: make.Cupy(cubin))
@@ -241,7 +241,7 @@ def gather(driver: Driver, ours: Ours, cubin: Path, args: argparse.Namespace) ->
 
 
 def duel(driver: Driver, two: Sequence[Contender], args: argparse.Namespace) -> list[Contender]:
-    """The same two in a process that has loaded nothing else: what one costs beyond the other."""
+    """Compare two in a process that has loaded nothing else: what one costs beyond the other."""
     alone = [replace(each, hosts=[], ends=[]) for each in two if not each.failure]
     for _ in range(2 * args.rounds):
         for each in random.sample(alone, len(alone)):
@@ -251,7 +251,7 @@ def duel(driver: Driver, two: Sequence[Contender], args: argparse.Namespace) -> 
 
 
 def compete(driver: Driver, everyone: Field, native: Native, args: argparse.Namespace) -> None:
-    """Parts in which all take turns, native C after each of them, so that all see the same machine."""
+    """Let all contenders take turns in parts, with native C after each, on the same machine state."""
     alone = Contender(NATIVE, "cuGraphLaunch(…)")
     eager = Contender("native C, eager", "cuLaunchKernel(…)")
     everyone.short += [
@@ -272,14 +272,16 @@ def compete(driver: Driver, everyone: Field, native: Native, args: argparse.Name
 
 
 def take_turns(driver: Driver, everyone: Field, rounds: int, args: argparse.Namespace) -> None:
-    """A burst each in every round; many replays from end to end in every sixth."""
+    """Run a burst of each contender in every round, and many replays in every sixth."""
     listed = (*everyone.replays, *everyone.turns, *everyone.scalars)
     working = [each for each in listed if not each.failure]
     for turn in range(-1, rounds):
-        for each in random.sample(working, len(working)):  # nobody always follows the same one
+        for each in random.sample(
+            working, len(working)
+        ):  # So that no contender always follows the same one.
             driver.wait()
             cost = each.run(args.burst)
-            if turn >= 0:  # the first warms up
+            if turn >= 0:  # The first one is the warm-up.
                 each.hosts.append(cost)
             if turn % 6 == 0:
                 end_to_end(driver, each, args.runs)
@@ -344,7 +346,7 @@ def end_rows(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
 
 
 def group_rows(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
-    """Rows that compare each contender with the first of its own kind."""
+    """Return rows that compare each contender with the first one of its category."""
     rows = []
     first: dict[str, Contender] = {}
     for each in contenders:
@@ -382,7 +384,7 @@ def paying_rows(sizes: Sequence[Size]) -> list[tuple[str, ...]]:
 
 
 def verdict(costs: Costs) -> str:
-    """From how many uses on a graph pays; a gain under 5 % is none."""
+    """Return after how many uses a graph pays off. A gain below 5 % does not count."""
     made, gain = costs.capture + costs.instantiate + costs.upload, costs.eager - costs.replay
     if gain < 0.05 * costs.eager:
         return USELESS

@@ -49,7 +49,7 @@ def bench_get(root: Path) -> None:
 
 
 def populate_ours(root: Path, count: int) -> None:
-    """Fill the directory as puts would, without their flush: 100,000 flushes take minutes."""
+    """Fill the directory as puts would, without flushing: 100,000 flushes take minutes."""
     digest, blob = entry(2_000)
     made = set()
     for _ in range(count):
@@ -93,7 +93,7 @@ def bench_put(root: Path) -> None:
         place = root / f"put-{count}"
         ours = DiskStore(place / "ours", Events(), lock_dir=root / "locks", max_files=1_000_000)
         populate_ours(place / "ours", count)
-        ours.put(*entry(2_000))  # the first put counts what is there, once
+        ours.put(*entry(2_000))  # The first put counts the existing entries once.
         populate_theirs(place / "theirs", count)
         theirs = program_cache()(place / "theirs", max_size_bytes=8 << 30)
         theirs[os.urandom(32)] = b"warm"

@@ -28,7 +28,7 @@ _tables: dict[str, Any] = {}
 
 
 def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) -> float:
-    """Microseconds a call: the median of `repeat` runs of `number` calls, after a warm-up."""
+    """Return the microseconds of a call: the median of `repeat` runs, after a warm-up."""
     for _ in range(min(number, 50)):
         act()
     runs = []
@@ -41,7 +41,7 @@ def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) 
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, Python and the versions of what is compared."""
+    """Return CPU, cores, Python and the versions of the compared libraries."""
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -53,7 +53,9 @@ def machine() -> dict[str, Any]:
             packages[name] = version(name)
         except PackageNotFoundError:
             packages[name] = "-"
-    packages["preheat"] = __version__  # on the GPU machine it runs from its source, not installed
+    packages["preheat"] = (
+        __version__  # On the GPU machine it runs from source, without being installed.
+    )
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu,
@@ -66,7 +68,7 @@ def machine() -> dict[str, Any]:
 
 
 def gpu() -> str:
-    """The GPU and its driver, `-` without one."""
+    """Return the GPU and its driver, or `-`."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -76,7 +78,7 @@ def gpu() -> str:
 
 
 def options(about: str | None) -> argparse.ArgumentParser:
-    """Arguments that every benchmark takes."""
+    """Return the arguments that every benchmark takes."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=style)
     parser.add_argument("--json", type=Path, help="where the results go, instead of results/")
@@ -91,7 +93,7 @@ def report(
     *,
     into: Path | None = None,
 ) -> None:
-    """Print a table and keep it, with the machine, in the file `into` or else under `results/`."""
+    """Print a table and store it, with the machine, in the file `into` or under `results/`."""
     cells = [[str(c) for c in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     print(f"\n{title}")
@@ -105,29 +107,29 @@ def report(
     path = into or RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     _tables[title] = {"head": list(head), "rows": [list(row) for row in rows]}
-    kept = {"machine": machine(), "tables": _tables}  # of this run alone
+    kept = {"machine": machine(), "tables": _tables}  # Of this run only.
     text = json.dumps(kept, indent=2, ensure_ascii=False)
     path.write_text(text + "\n")
 
 
 def us(value: float) -> str:
-    """Microseconds with three digits that mean something."""
+    """Return microseconds with three significant digits."""
     return f"{value:.3g} µs" if value < 1000 else f"{value / 1000:.3g} ms"
 
 
 def spread(values: Sequence[float]) -> str:
-    """How far the middle half of the values is apart, as a share of their median."""
+    """Return the interquartile range of the values as a share of their median."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{(high - low) / middle:.0%}"
 
 
 def ratio(theirs: float, ours: float) -> str:
-    """How many times faster ours is."""
+    """Return how many times faster preheat is."""
     return f"{theirs / ours:.2f} x"
 
 
 def program_cache() -> Any:
-    """cuda.core's file cache, or an explanation and exit when it is not installed."""
+    """Return cuda.core's file cache, or exit with an explanation if it is not installed."""
     try:
         from cuda.core.utils import FileStreamProgramCache
     except ImportError:

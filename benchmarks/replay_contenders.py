@@ -38,25 +38,27 @@ TORCH, CUPY, CORE = "torch.cuda.CUDAGraph", "CuPy", "cuda.core"
 
 @dataclass
 class Contender:
-    """One way to do the work: a statement, the names in it, where its operands are."""
+    """One way to do the work: a statement, the names in it, and its operands."""
 
     title: str
     statement: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     x: int = 0
     y: int = 0
-    replays: int = 1  # in one statement
-    adds: int = 0  # what the scalars add to each element in one replay
+    replays: int = 1  # In one statement.
+    adds: int = 0  # What the scalars add to each element in one replay.
     failure: str = ""
-    hosts: list[float] = field(default_factory=list)  # microseconds a replay, one entry a round
+    hosts: list[float] = field(default_factory=list)  # Microseconds per replay, one entry per round.
     ends: list[float] = field(default_factory=list)
 
     @cached_property
-    def _timer(self) -> timeit.Timer:  # one for all rounds: the interpreter warms up to its code
+    def _timer(
+        self,
+    ) -> timeit.Timer:  # One for all rounds, because the interpreter specialises its code.
         return timeit.Timer(self.statement, globals=self.names)
 
     def run(self, replays: int) -> float:
-        """Microseconds that a replay took the host."""
+        """Return the microseconds of host time of a replay."""
         return self._timer.timeit(replays // self.replays) / replays * 1e6
 
     @property
@@ -69,7 +71,7 @@ class Contender:
 
 
 class Raw:
-    """The kernels as the driver has them, for contenders that bring no loader of their own."""
+    """The kernels as driver handles, for contenders without a loader."""
 
     def __init__(self, driver: Driver, cubin: bytes) -> None:
         self.cu, self.check = driver.api, driver.check
@@ -79,7 +81,7 @@ class Raw:
         self._keep: list[object] = []
 
     def step(self, y: int, x: int, scalars: Sequence[int] = ()) -> Callable[[Any], None]:
-        """What submits one step to a stream: the ticks, and then what the scalars add."""
+        """Return a function that submits one step to a stream: the ticks, then the scalars."""
         tick = self._packed(y, x, ctypes.c_int(N), ctypes.c_int(0))
         mix = self._packed(y, *scalars, ctypes.c_int(N))
 
@@ -92,7 +94,7 @@ class Raw:
         return submit
 
     def _packed(self, *values: Any) -> int:
-        """The address of the addresses of the values, as the driver wants them."""
+        """Return the address of the array of addresses of the values, as the driver expects it."""
         boxes = [ctypes.c_void_p(each) if isinstance(each, int) else each for each in values]
         pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
         self._keep += [boxes, pointers]
@@ -106,7 +108,7 @@ class Raw:
         return self.check(self.cu.cuStreamCreate(int(self.cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
     def capture(self, step: Callable[[Any], None], stream: Any) -> Any:
-        """The step as a graph that is ready and uploaded."""
+        """Return the step as an instantiated and uploaded graph."""
         step(stream)
         self.check(self.cu.cuStreamSynchronize(stream))
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -119,7 +121,7 @@ class Raw:
 
 
 class Ours:
-    """preheat's kernels and arrays, and graphs of them."""
+    """The kernels and arrays of preheat, and graphs of them."""
 
     def __init__(self, gpu: preheat.Gpu) -> None:
         self.gpu = gpu
@@ -132,7 +134,7 @@ class Ours:
         self.mix(self.y, *self.scalars, N)
 
     def graph(self, *, scalars: bool = False) -> Any:
-        """The step as a graph that is ready and uploaded."""
+        """Return the step as an instantiated and uploaded graph."""
         with self.gpu.capture() as graph:
             for _ in range(NODES):
                 self.tick(self.y, self.x, N, 0)
@@ -165,7 +167,7 @@ def preheat_eager(ours: Ours) -> Iterator[Contender]:
 
 
 class Torch:
-    """Tensors of torch, on a stream that is its current one from here on."""
+    """Tensors of torch, on a stream that becomes the current one."""
 
     def __init__(self, raw: Raw) -> None:
         self.torch, self.raw = importlib.import_module("torch"), raw
@@ -192,7 +194,7 @@ def torch_replay(torch: Torch) -> Iterator[Contender]:
 
 
 class Cupy:
-    """CuPy's kernels and arrays, on a stream that is its current one from here on."""
+    """Kernels and arrays of CuPy, on a stream that becomes the current one."""
 
     def __init__(self, cubin: Path) -> None:
         self.cupy = importlib.import_module("cupy")
@@ -275,16 +277,16 @@ def slots_in_turn(ours: Ours) -> Iterator[Contender]:
         yield ours.contender(f"preheat, slots, {title}", statement, slots=slots, replays=2)
 
 
-# Scalars set on the way. Each contender sets those of the one before and more, so the sum is known.
+# Scalars set between replays. Each contender sets more than the one before, so the sum is known.
 
 
 def added(count: int) -> int:
-    """What the first `count` scalars add to each element."""
+    """Return what the first `count` scalars add to each element."""
     return sum(WEIGHTS[at] * VALUES[at] for at in range(count))
 
 
 def fills(template: str, count: int) -> str:
-    """Statements that set the first `count` scalars."""
+    """Return statements that set the first `count` scalars."""
     return "".join(template.format(at=at, value=VALUES[at]) + "; " for at in range(count))
 
 
@@ -317,7 +319,7 @@ def torch_scalars(torch: Torch) -> Iterator[Contender]:
 
 
 def torch_copied(torch: Torch) -> Iterator[Contender]:
-    """Four words by one copy from pinned memory, which must not change until the copy was made."""
+    """Set four words with one copy from pinned memory, which must not change before it is done."""
     words = torch.torch.zeros(4, dtype=torch.torch.int32, device="cuda")
     pinned = torch.torch.tensor(VALUES, dtype=torch.torch.int32).pin_memory()
     places = [words.data_ptr() + 4 * at for at in range(4)]

@@ -29,22 +29,22 @@ ROWS = 1, 7, 512, 8192
 OFFSETS = 0, 1, 3
 DTYPES = "float32", "float16", "bfloat16"
 EPS = 1e-6
-SETS = 16  # of operands, at most
-CALLS = 20  # of a graph, at most
-WORK = 2 << 30  # bytes of a graph, about
-SAMPLED = 4  # rows of a result that are compared with float64
+SETS = 16  # The most operands.
+CALLS = 20  # The most calls of a graph.
+WORK = 2 << 30  # Approximate bytes of a graph.
+SAMPLED = 4  # Rows of a result that are compared with float64.
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 SMALLEST = {
     "float32": 1e-37,
     "float16": 2.0**-25,
     "bfloat16": 1e-37,
-}  # errors where numbers are not normal
+}  # Errors of subnormal numbers.
 WANTED = 0.95
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case, and the seconds that each contender took."""
+    """One case, and the seconds of each contender."""
 
     op: str
     dtype: str
@@ -60,7 +60,7 @@ class Row:
 
 
 def shipped_ops(widths: Iterable[int] = WIDTHS) -> Iterator[Op]:
-    """What the cases will launch."""
+    """Return the ops that the cases launch."""
     for dtype, rows, width in itertools.product(DTYPES, ROWS, widths):
         yield softmax.softmax(rows, width, dtype)
         yield softmax.softmax_backward(rows, width, dtype)
@@ -79,7 +79,7 @@ class Sweep:
                 part.copy_(torch.randn(len(part), device="cuda"))
 
     def sets(self, rows: int, width: int, offset: int) -> list[tuple[Any, ...]]:
-        """Operands with so many elements before them."""
+        """Return operands with this many elements before them."""
         size = rows * width
         step = -(-(size + offset) // 64) * 64
         number = min(SETS, self.buffers[0].numel() // step)
@@ -89,7 +89,7 @@ class Sweep:
     def contenders(
         self, op: str, rows: int, width: int, offset: int
     ) -> tuple[list[Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-        """The operands, what preheat and torch do with a set of them, and the exact result's terms."""
+        """Return the operands, what preheat and torch do with them, and the terms of the result."""
         ops, aten, sets = self.ops, torch.ops.aten, self.sets(rows, width, offset)
         shape = [width]
         gamma, g_gamma = self.buffers[2][-2 * width - 8 :][: 2 * width].view(2, width)
@@ -184,7 +184,7 @@ def sweep(
     dtypes: Iterable[str] = DTYPES,
     seconds: float = float("inf"),
 ) -> list[Row]:
-    """Every case; those that come after `seconds` are left out."""
+    """Run every case. Cases after `seconds` are skipped."""
     widths, rows, until = list(widths), list(rows), time.monotonic() + seconds
     found = []
     for dtype in dtypes:
@@ -199,7 +199,7 @@ def sweep(
 
 
 def tables(found: list[Row]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """Titles, heads and rows: each kernel by element type, and the ten cases where torch is best."""
+    """Return titles, heads and rows: each kernel by element type, and the ten best cases of torch."""
     head: tuple[str, ...] = ("", "cases", "worst", "median", f"below {WANTED}")
     rows: list[tuple[str, ...]] = []
     for op, dtype in itertools.product(OPS, DTYPES):

@@ -73,7 +73,7 @@ def test_functions_are_called_through_pointers(cuda: Cuda) -> None:
     assert out.tolist() == [value(i) for i in range(70)]
     given[0] = 12345
     found = fault(machine, 1, 70, out, given)
-    assert "calls 0x3039, which is no function" in str(found)
+    assert "calls 0x3039, which is not a function" in str(found)
     assert found.thread == (3, 0, 0)
 
 
@@ -177,7 +177,7 @@ def test_calls_that_find_no_memory_are_a_fault(cuda: Cuda, monkeypatch: pytest.M
     __device__ __noinline__ int f(int d) { return d ? f(d - 1) * 3 + 1 : 5; }
     extern "C" __global__ void k(int* out) { out[threadIdx.x] = f(threadIdx.x); }""")
     monkeypatch.setattr(wave, "Frame", lambda *a: full() if len(a) > 3 else Frame(*a))
-    assert "no room for 1 calls" in str(fault(machine, 1, 33, np.zeros(33, np.int32)))
+    assert "no memory for 1 nested calls" in str(fault(machine, 1, 33, np.zeros(33, np.int32)))
 
 
 def test_local_variables_of_called_functions_are_aligned_as_they_say() -> None:
@@ -216,7 +216,7 @@ def test_endless_recursion_is_a_fault(cuda: Cuda) -> None:
     __device__ __noinline__ int deep(volatile int* p, int n) {
         return *p > 0 ? n : deep(p, n + 1) + *p; }
     extern "C" __global__ void k(int* p) { p[0] = deep(p, 0); }""")
-    assert "calls inside one another" in str(fault(machine, 1, 1, np.zeros(1, np.int32)))
+    assert "nested calls" in str(fault(machine, 1, 1, np.zeros(1, np.int32)))
 
 
 def test_a_trap_names_the_thread_that_fell_into_it(cuda: Cuda) -> None:
@@ -311,12 +311,12 @@ def test_a_call_with_other_parameters_than_the_function_has_is_a_fault(parameter
         "{.param .b32 p0; st.param.b32 [p0], 1; call f, (p0);} ret;",
         outside=f".func f({parameters}) {{ ret; }}",
     )
-    assert "calls f with other parameters than it has" in str(fault(Machine(text), 1, 1))
+    assert "calls f with parameters that differ from its declaration" in str(fault(Machine(text), 1, 1))
 
 
 def test_a_call_of_printf_with_other_parameters_is_a_fault() -> None:
     text = entry("", "{.param .b32 p0; st.param.b32 [p0], 1; call vprintf, (p0);} ret;")
-    assert "calls vprintf with other parameters" in str(fault(Machine(text), 1, 1))
+    assert "calls vprintf with parameters that differ" in str(fault(Machine(text), 1, 1))
 
 
 def test_what_is_unknown_is_refused_by_name_before_anything_runs() -> None:

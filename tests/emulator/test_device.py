@@ -84,7 +84,7 @@ def test_memory_is_counted_and_runs_out(device: EmulatorDevice) -> None:
     free, total = device.memory()
     address = device.allocate(1000, stream)
     assert device.memory() == (free - 1000, total)
-    with pytest.raises(OutOfMemoryError, match="no room"):
+    with pytest.raises(OutOfMemoryError, match="no memory"):
         device.allocate(total, stream)
     device.free(address, stream)
     assert device.memory() == (free, total)
@@ -137,7 +137,7 @@ def test_a_status_that_is_not_zero_is_an_error(device: EmulatorDevice) -> None:
         (f"{HEAD}.entry k() {{ ret;", "never closed"),
         (f"{HEAD}.entry k() {{ frobnicate %r1; }}", "no kernel"),
         (f"{HEAD}.global .u64 a = missing;", "missing, not defined"),
-        (f"{HEAD}.global .u8 a[2] = {{1, 2, 3}};", "more values than room"),
+        (f"{HEAD}.global .u8 a[2] = {{1, 2, 3}};", "more values than elements"),
         (f"{HEAD}.global .nonsense a;", "no known type"),
     ],
 )

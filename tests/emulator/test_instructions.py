@@ -236,13 +236,13 @@ BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
     "rsqrt.approx.ftz.f64": (lambda a: inverse(root(a)), relative(-19)),
     "ex2.approx{.ftz}.f32": (power, relative(-22)),
     "ex2.approx.half": (power, relative(-9.9)),
-    "ex2.approx.ftz.brain": (power, relative(-7)),
+    "ex2.approx.ftz.bfloat16": (power, relative(-7)),
     "lg2.approx{.ftz}.f32": (logarithm, logarithmic),
     "sin.approx{.ftz}.f32": (wave(math.sin), angular),
     "cos.approx{.ftz}.f32": (wave(math.cos), angular),
     "tanh.approx.f32": (math.tanh, relative(-11)),
     "tanh.approx.half": (math.tanh, absolute(-10.987)),
-    "tanh.approx.brain": (math.tanh, absolute(-8)),
+    "tanh.approx.bfloat16": (math.tanh, absolute(-8)),
 }
 
 

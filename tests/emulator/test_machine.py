@@ -190,7 +190,7 @@ def test_a_jump_table_takes_each_thread_to_its_own_place() -> None:
     machine = Machine(text)
     machine(1, 50, out, np.uint32(3))
     assert out.tolist() == [10 * (1 + i % 3) for i in range(50)]
-    assert "past the end of its branch table" in str(fault(machine, 1, 50, out, np.uint32(4)))
+    assert "beyond the end of its branch table" in str(fault(machine, 1, 50, out, np.uint32(4)))
 
 
 # Geometry

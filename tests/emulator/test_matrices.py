@@ -54,13 +54,13 @@ def gathered(fragments: Array, of: Any, shape: tuple[int, int]) -> Array:
     return found
 
 
-def brain(values: Array) -> Array:
+def bfloat16(values: Array) -> Array:
     """The bits of the bfloat16 below each number."""
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def bits_of(values: Array, kind: str) -> Array:
-    return brain(values) if kind == "bf16" else values.astype(np.float16).view(np.uint16)
+    return bfloat16(values) if kind == "bf16" else values.astype(np.float16).view(np.uint16)
 
 
 def exact(bits: Array, kind: str) -> Array:
@@ -345,7 +345,7 @@ ret;
 @pytest.mark.parametrize("blocks", [1, 5])
 def test_a_product_in_tiles(device: Gpu, blocks: int) -> None:
     rng = np.random.default_rng(blocks)
-    a, b = (brain(rng.standard_normal((blocks, *shape))) for shape in ((32, 64), (64, 32)))
+    a, b = (bfloat16(rng.standard_normal((blocks, *shape))) for shape in ((32, 64), (64, 32)))
     out = device.zeros((blocks, 32, 32), "float32")
     text = entry(".param .u64 a, .param .u64 b, .param .u64 c", TILED)
     device.kernel(text, "k")[blocks, 128](device.array(a), device.array(b), out)

@@ -127,7 +127,7 @@ def test_a_failed_allocation_leaves_nothing_to_free(flaky: Flaky) -> None:
 
 def test_the_emulator_says_when_its_memory_is_used_up(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    with pytest.raises(OutOfMemoryError, match="no room for"):
+    with pytest.raises(OutOfMemoryError, match="no memory for"):
         gpu.empty(gpu.memory().total + 1, "uint8")
     assert gpu.zeros(3).numpy().tolist() == [0, 0, 0]
 

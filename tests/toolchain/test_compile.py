@@ -112,9 +112,7 @@ def test_warnings_are_kept_in_the_log_of_a_compile_that_succeeds(toolchain: Tool
 
 def test_code_that_no_device_loads_is_refused_whatever_option_made_it(toolchain: Toolchain) -> None:
     program = Program.of('extern "C" __global__ void k() {}', label="k.cu", options=["-Xptxas=-c"])
-    with pytest.raises(
-        InputError, match=r"k\.cu: with -Xptxas=-c the compiler produces code that no dev"
-    ):
+    with pytest.raises(InputError, match=r"k\.cu: with -Xptxas=-c the compiler produces code that"):
         toolchain.compile(program, SM_90)
 
 

@@ -1,11 +1,11 @@
-"""A device that runs PTX on the CPU: every thread of a grid, as NumPy arrays.
+"""A device that runs PTX on the CPU: the threads of a grid are elements of NumPy arrays.
 
-device       the seam: memory, streams, modules
+device       the device interface: memory, streams, modules
 module       loaded PTX: variables in memory, kernels
 launch       one launch: parameters, waves of thread blocks
-wave         which threads run next; barriers are in `barrier`
+wave         scheduling of threads; barriers are in `barrier`
 group        threads that run together, and their registers
-access       loads and stores of many threads; which memory there is, in `memory`
-image        PTX made ready once: `decode`, `flow`, `generate`, `writer`, `emit`
+access       loads and stores of many threads; valid memory is in `memory`
+image        PTX compiled to Python: `decode`, `flow`, `generate`, `writer`, `emit`
 table        the instructions that only compute
 """

@@ -1,8 +1,8 @@
 """Loads and stores of many threads at once.
 
-An address operand becomes a `Place`: where in the host's memory each thread goes, found once and used
-for every access at a constant distance from it. Threads that walk through memory in even steps, as
-most do, are one strided copy; the others are gathered.
+An address operand becomes a `Place`: the address in host memory for each thread, computed once and used
+for every access at a constant offset from it. If threads access memory with regular strides, as most
+do, an access is one strided copy; otherwise it gathers or scatters.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
-#: Generic addresses from here on are shared, then local memory; host addresses are far below.
+#: Generic addresses from SHARED on are shared memory, from LOCAL on local memory.
 SHARED, LOCAL, _END = 1 << 56, 1 << 57, 1 << 63
 _WINDOWS = (("global", -_END, SHARED), ("cluster", SHARED, LOCAL), ("local", LOCAL, _END))
 
-#: A shared address below is of the thread's own block. Those of the block with rank r in its cluster
-#: begin at (r + 1) * OF_BLOCK.
+#: Shared addresses below this are in the thread's own block. Those of the block with rank r in its
+#: cluster begin at (r + 1) * OF_BLOCK.
 OF_BLOCK = 1 << 24
-NO_BLOCK = 126  # the rank that all from here on become in an address: no cluster has so many blocks
+NO_BLOCK = 126  # Larger ranks become this one in an address: no cluster has so many blocks.
 
 _STAY = "let all blocks of the cluster meet at a cluster barrier before one of them ends"
 _REMOTE = "use the form with .shared::cluster"
 
-# The host's whole address space as one buffer. It begins below zero because NumPy takes no null pointer
-# and because a constant distance may be negative.
+# The host's address space as one buffer. It begins below zero, because NumPy rejects a null pointer
+# and because a constant offset may be negative.
 _ORIGIN = -(1 << 40)
 _BIAS = 1 << 36
 _SPAN = 1 << 50
@@ -71,36 +71,36 @@ _FLAT: dict[DType, Array] = {}
 def view(
     dtype: DType, address: int, shape: tuple[int, ...] = (), strides: tuple[int, ...] | None = None
 ) -> Array:
-    """Host memory as an array; what the caller may touch of it is the caller's affair."""
+    """Return host memory as an array. The caller is responsible for its validity."""
     return np.ndarray(shape, dtype, _HOST, address - _ORIGIN, strides)
 
 
 def flat(dtype: DType, offset: int = 0) -> Array:
-    """The host's memory as an array; `Place.index` finds in it what is `offset` from the place."""
+    """Return host memory as an array that `Place.index` indexes, for accesses at `offset`."""
     if dtype not in _FLAT:
         _FLAT[dtype] = np.ndarray((_SPAN // dtype.itemsize,), dtype, _HOST)
     return _FLAT[dtype][(_BIAS + offset) // dtype.itemsize :]
 
 
-Even = tuple[int, tuple[int, ...], tuple[int, ...]]  # start, shape, strides
+Even = tuple[int, tuple[int, ...], tuple[int, ...]]  # Start, shape, strides.
 
 
 class Base(NamedTuple):
-    """Where a space begins in the host's memory, its step for each axis of a wave, its size."""
+    """Where a space begins in host memory, its stride along each axis of a wave, and its size."""
 
     start: int
-    strides: tuple[int, ...] = ()  # none where all threads share the space
-    limit: int | None = None  # none for global memory, where buffers say what there is
+    strides: tuple[int, ...] = ()  # Empty if all threads share the space.
+    limit: int | None = None  # None for global memory, where buffers decide what is valid.
 
 
 class Place:
-    """Where each thread of a group goes.
+    """The address of each thread of a group.
 
-    `values` are the addresses as the kernel has them, `lo` and `hi` their bounds, `bits` their low bits
-    or'ed together. In the host's memory the place is one address for all threads (`shape` is empty),
-    even steps from `start`, or, where `strides` is None, `addresses`. Where addresses name blocks of a
-    cluster, `blocks` are those blocks by their place in the wave, -1 for one that does not exist, and
-    `lo` and `hi` are counted from the beginning of a block.
+    `values` are the addresses in the kernel, `lo` and `hi` their bounds, `bits` the bitwise or of them.
+    In host memory the place is one address for all threads (`shape` is empty), a grid with regular
+    strides from `start`, or, if `strides` is None, `addresses`. If addresses name blocks of a cluster,
+    `blocks` are the indices of those blocks in the wave, or -1 for a block that does not exist, and
+    `lo` and `hi` are relative to the beginning of a block.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Place:
 
     def __init__(self, space: str, values: Any, lo: int, hi: int, bits: int, limit: int | None) -> None:
         self.space, self.values, self.lo, self.hi, self.bits = space, values, lo, hi, bits
-        self.limit = limit  # bytes there are of this space; None for global memory
+        self.limit = limit  # The size of this space in bytes; None for global memory.
         self.start = 0
         self.shape: tuple[int, ...] = ()
         self.strides: tuple[int, ...] | None = ()
@@ -131,7 +131,7 @@ class Place:
         self._index: dict[int, Array] = {}
 
     def index(self, dtype: DType) -> Array:
-        """Each thread's element of `flat(dtype, offset)`."""
+        """Return the index of each thread's element in `flat(dtype, offset)`."""
         size = dtype.itemsize
         if size not in self._index:
             index = self.everywhere() >> (size.bit_length() - 1)
@@ -140,13 +140,13 @@ class Place:
         return self._index[size]
 
     def everywhere(self) -> Array:
-        """Each thread's address in the host's memory; one for all where they share it."""
+        """Return the host address of each thread, or a single one if all threads share it."""
         if self.addresses is None:
             self.addresses = _grid(self.start, self.shape, self.strides or ())
         return self.addresses
 
     def moved(self, offset: int) -> Place:
-        """The same place `offset` bytes on."""
+        """Return the same place moved by `offset` bytes."""
         bits = int(np.bitwise_or.reduce(np.atleast_1d(self.values + offset)))
         other = Place(
             self.space, self.values + offset, self.lo + offset, self.hi + offset, bits, self.limit
@@ -158,7 +158,7 @@ class Place:
         return other
 
     def name(self, position: int, offset: int) -> str:
-        """What a message calls the address `offset` bytes from the place of one thread."""
+        """Return how a message names the address at `offset` from the place of one thread."""
         values = np.atleast_1d(self.values)
         address = int(values[position if len(values) > 1 else 0])
         if self.blocks is None or address < OF_BLOCK:
@@ -169,11 +169,11 @@ class Place:
 
 
 def place(group: Group, values: Any, space: str) -> Place:
-    """Where addresses lie that are counted from the beginning of `space`."""
+    """Return the place of addresses that are relative to the beginning of `space`."""
     if values.dtype.itemsize < 8:
         values = values.astype(np.int64)
     base = group.wave.base(space)
-    own = any(base.strides)  # threads have memory of their own there
+    own = any(base.strides)  # Each thread has its own memory in this space.
     if group.lanes is None or not own:
         shape = group.wave.shape if group.lanes is None else (group.count,)
         even = _even_steps(values, shape) if values.ndim else _one_address(values, shape if own else ())
@@ -184,23 +184,23 @@ def place(group: Group, values: Any, space: str) -> Place:
 
 
 def place_shared(group: Group, values: Any, space: str) -> Place:
-    """Where addresses of shared memory lie: of the whole cluster, or, where `space` is "shared", of the
-    thread's own block, whether they name it or not.
+    """Return the place of shared addresses: of the whole cluster or, if `space` is "shared", of the
+    thread's own block, whether or not they name it.
     """
     found = place(group, values, "shared")
     return found if found.hi < OF_BLOCK else _in_cluster(group, found, space)
 
 
 def _in_cluster(group: Group, plain: Place, space: str) -> Place:
-    """Where shared addresses lie of which some name a block."""
+    """Return the place of shared addresses of which some name a block."""
     values, base = np.broadcast_to(plain.values, (group.count,)), group.wave.base("shared")
     row, count = group.of("row"), group.wave.layout.cluster_blocks
-    named = values >> (OF_BLOCK.bit_length() - 1)  # 0 is the thread's own block, as is one below zero
+    named = values >> (OF_BLOCK.bit_length() - 1)  # 0 and negative ranks are the thread's own block.
     within = np.where(named > 0, values & (OF_BLOCK - 1), values)
     blocks = np.where(named > 0, row - group.of("rank") + named - 1, row)
     blocks = np.where(named > count, -1, blocks)
     if space == "shared" and (blocks < 0).any():
-        return plain  # an address beyond the shared memory of the block
+        return plain  # An address beyond the shared memory of the block.
     step = base.strides[0] if base.strides else 0
     found = _scattered(space, within, base, base.start + np.maximum(blocks, 0) * step + within)
     found.values, found.blocks = values, blocks
@@ -229,7 +229,7 @@ def _scattered(space: str, values: Any, base: Base, addresses: Array) -> Place:
 
 
 def place_generic(group: Group, values: Any) -> Place:
-    """Where generic addresses lie: in global memory, or in the windows of shared and local memory."""
+    """Return the place of generic addresses: in global memory, or in the shared or local window."""
     lo, hi = int(values.min()), int(values.max())
     for space, first, end in _WINDOWS:
         if first <= lo and hi < end:
@@ -248,40 +248,40 @@ def place_generic(group: Group, values: Any) -> Place:
 
 
 def load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
-    """What each thread finds `offset` bytes from its place; a scalar when all go to the same."""
+    """Return each thread's value at `offset` from its place; a scalar if all read the same address."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=False)
     return peek(at, offset, dtype)
 
 
 def load_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, count: int) -> list[Any]:
-    """`count` neighbouring elements of each thread."""
+    """Return `count` consecutive elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * count, site, write=False)
     return [peek(at, offset + i * size, dtype) for i in range(count)]
 
 
 def load_bytes(group: Group, at: Place, offset: int, count: int, site: int, *, align: int) -> list[Any]:
-    """`count` bytes of each thread, which begin at a multiple of `align`."""
+    """Return `count` bytes of each thread, which begin at a multiple of `align`."""
     at, offset = _admit(group, at, offset, count, site, write=False, align=align)
     return [peek(at, offset + i, np.dtype(np.uint8)) for i in range(count)]
 
 
 def span(one: Group, at: Place, offset: int, size: int, site: int, *, write: bool, align: int) -> int:
-    """The address in the host's memory of `size` bytes of one thread."""
+    """Return the host address of `size` bytes of one thread."""
     at, offset = _admit(one, at, offset, size, site, write=write, align=align)
     one.wave.writes += write
     return int(at.everywhere()[0]) + offset
 
 
 def store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
-    """Write each thread's value; of several to one address the last thread's stays."""
+    """Write each thread's value. If several threads write to one address, the last thread wins."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
     group.wave.writes += at.space != "local"
     poke(at, offset, dtype, value)
 
 
 def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
-    """Write neighbouring elements of each thread."""
+    """Write consecutive elements of each thread."""
     size = dtype.itemsize
     at, offset = _admit(group, at, offset, size * len(values), site, write=True)
     group.wave.writes += at.space != "local"
@@ -290,19 +290,19 @@ def store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, 
 
 
 def admit(group: Group, at: Place, offset: int, dtype: DType, site: int) -> tuple[Array, Array]:
-    """For an atomic operation: the host's memory and each thread's index in it."""
+    """Check an atomic access. Return host memory as an array, and each thread's index in it."""
     at, offset = _admit(group, at, offset, dtype.itemsize, site, write=True)
     index = at.index(dtype)
     return flat(dtype, offset), np.broadcast_to(index, (group.count,)) if len(index) == 1 else index
 
 
 def in_space(group: Group, values: Any, space: str) -> Any:
-    """Whether generic addresses lie in a space."""
+    """Return whether generic addresses lie in a space."""
     if space in ("shared", "cluster", "local"):
         first, end = (LOCAL, _END) if space == "local" else (SHARED, LOCAL)
         inside = (values >= first) & (values <= end - 1)
         if space == "shared" and (inside & (values >= SHARED + OF_BLOCK)).any():
-            named = (values - SHARED) // OF_BLOCK  # the thread's own block may be named or not
+            named = (values - SHARED) // OF_BLOCK  # The address may name the thread's own block or not.
             inside = inside & ((named == 0) | (named == group.of("rank") + 1))
         return inside
     constant = values != values
@@ -312,7 +312,7 @@ def in_space(group: Group, values: Any, space: str) -> Any:
 
 
 def peek(at: Place, offset: int, dtype: DType) -> Any:
-    """What each thread finds `offset` bytes from its place, without a check."""
+    """Return each thread's value at `offset` from its place, without checks."""
     if at.strides is None:
         return flat(dtype, offset).take(at.index(dtype))
     if not at.shape:
@@ -321,7 +321,7 @@ def peek(at: Place, offset: int, dtype: DType) -> Any:
 
 
 def poke(at: Place, offset: int, dtype: DType, value: Any) -> None:
-    """Write each thread's value without a check; of several to one address the last stays."""
+    """Write each thread's value without checks. The last thread wins."""
     if at.strides is None or not _injective(at.shape, at.strides):
         flat(dtype, offset)[at.index(dtype)] = value
     elif not at.shape:
@@ -334,9 +334,9 @@ def poke(at: Place, offset: int, dtype: DType, value: Any) -> None:
 def _admit(
     group: Group, at: Place, offset: int, size: int, site: int, *, write: bool, align: int = 0
 ) -> tuple[Place, int]:
-    """Check an access: `Violation` for memory that is not there, read-only, or not aligned.
+    """Raise `Violation` for an access to memory that is invalid, read-only or misaligned.
 
-    An access has to be aligned to its own size, unless `align` says otherwise.
+    An access must be aligned to its own size, unless `align` is given.
     """
     if at.parts:
         _check_parts(group, at, offset, size, site, write=write)
@@ -370,7 +370,7 @@ def _check_parts(group: Group, at: Place, offset: int, size: int, site: int, *, 
 def _check_blocks(
     group: Group, at: Place, blocks: Array, offset: int, size: int, site: int, *, write: bool
 ) -> None:
-    """`Violation` unless all blocks that addresses name exist, still run, and may be named."""
+    """Raise `Violation` unless all blocks that addresses name exist, still run, and may be named."""
     count = group.wave.layout.cluster_blocks
     remote = (blocks != group.of("row")) & (at.space == "shared")
     wrongs = (
@@ -402,9 +402,9 @@ def _outside_space(group: Group, at: Place, offset: int, size: int, site: int, *
 
 
 def _needs_shared(wave: Wave, end: int) -> str | None:
-    """How a launch gets shared memory up to `end`, where its size is the affair of the launch."""
+    """Return a hint how a launch gets shared memory up to `end`, if its size depends on the launch."""
     fixed, have = wave.program.shared_bytes, wave.shared_bytes
-    dynamic = fixed in wave.program.shared.values()  # such arrays begin where the others end
+    dynamic = fixed in wave.program.shared.values()  # It begins where static memory ends.
     if not dynamic or not have < end <= Limits().shared_optin:
         return None
     return (
@@ -416,7 +416,7 @@ def _needs_shared(wave: Wave, end: int) -> str | None:
 def _outside_buffers(
     group: Group, at: Place, offset: int, size: int, site: int, *, write: bool
 ) -> None:
-    # Sums beyond 64 bits stay at the bounds, where there is no memory either, and do not wrap around.
+    # Sums beyond 64 bits saturate, where there is no memory either, instead of wrapping around.
     values = np.atleast_1d(at.values)
     sums = np.clip(values, -_END - min(offset, 0), _END - 1 - max(offset, 0)) + offset
     memory = group.wave.memory
@@ -443,9 +443,9 @@ def _one_address(value: Any, shape: tuple[int, ...]) -> Even:
 
 
 def _even_steps(values: Array, shape: tuple[int, ...]) -> Even | None:
-    """Start, shape and strides of addresses that go on in even steps; None when they do not.
+    """Return start, shape and strides of addresses with regular strides, or None.
 
-    Steps that wrap around at 64 bits are not even: the memory they reach is not in one piece.
+    Strides that wrap around at 64 bits are not regular: their memory is not contiguous.
     """
     start, inner = int(values[0]), len(values)
     strides, last = [], start
@@ -467,12 +467,12 @@ def _even_steps(values: Array, shape: tuple[int, ...]) -> Even | None:
 
 @functools.lru_cache(maxsize=32)
 def _differences(shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """The distance of each thread's address from that of the thread before it."""
+    """Return the distance of each thread's address from that of the previous thread."""
     return np.diff(_grid(0, shape, strides))
 
 
 def _grid(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """Addresses in even steps, one for each thread; like those of a GPU they wrap around."""
+    """Return addresses with regular strides, one for each thread. They wrap around, as on a GPU."""
     addresses = np.full(shape, wrapped(start), np.int64)
     for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
         steps = np.arange(extent, dtype=np.int64) * wrapped(stride)
@@ -481,12 +481,12 @@ def _grid(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
 
 
 def wrapped(number: int) -> int:
-    """The signed 64-bit integer with the same low bits: what addresses are counted in here."""
+    """Return the signed 64-bit integer with the same low bits, which represents an address."""
     return (number + _END) % (2 * _END) - _END
 
 
 def _injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether no two threads go to the same address."""
+    """Return whether no two threads access the same address."""
     reach = 1
     for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride < reach:

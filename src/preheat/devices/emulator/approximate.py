@@ -1,7 +1,7 @@
-"""The approximate functions, each within the bound that NVIDIA documents.
+"""The approximate functions, each within the error bound that NVIDIA documents.
 
-They are computed in double precision and rounded once. Where the hardware is known to do something
-cruder that shows in the result (angles, 16-bit results, seeds of doubles), so does this.
+They are computed in double precision and rounded once. Where the hardware is known to be less accurate
+in a visible way (angles, 16-bit results, seeds of doubles), so is this module.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ def _double(a: Array) -> Array:
 
 
 def _turns(a: Array) -> Array:
-    """An angle whose turns were counted in single precision, and cut off there."""
+    """Return an angle reduced as in hardware: turns are counted and cut in single precision."""
     product = np.multiply(a, np.float32(1 / (2 * np.pi)), dtype=np.float64)
     return np.fmod(_double(narrow(product, SINGLE, "rz")), 1.0) * (2 * np.pi)
 
 
 def _rounded(function: Run, of: Run = _double) -> Run:
-    """`function`, computed in double precision."""
+    """Return `function`, computed in double precision."""
     return lambda a: function(of(a)).astype(a.dtype)
 
 
 def power(a: Array) -> Array:
-    """2 to the power of `a`; in float16, what is left of it when it is cut off."""
+    """Return 2 to the power of `a`. In float16 the result is truncated."""
     exact = np.exp2(_double(a))
     nearest = exact.astype(a.dtype)
     if a.dtype != HALF:
@@ -36,13 +36,13 @@ def power(a: Array) -> Array:
     return choose(np.isinf(nearest), nearest, narrow(exact, HALF, "rz"))
 
 
-def cut_to_brain(run: Run) -> Run:
-    """`run` with as much of its single-precision result as bfloat16 holds."""
+def cut_to_bfloat16(run: Run) -> Run:
+    """Return `run` with its single-precision result truncated to bfloat16."""
     return lambda a: (run(a).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _upper_word(function: Run) -> Run:
-    """`function` of the upper 32 bits of a double, with a result of 32 bits."""
+    """Return `function` of the upper 32 bits of a double, with a result of 32 bits."""
 
     def run(a: Array) -> Array:
         result = function(_cut(a))
@@ -64,12 +64,12 @@ def _inverse_root(a: Array) -> Array:
 
 
 def divide(a: Array, b: Array) -> Array:
-    """a / b."""
+    """Return a / b."""
     return (_double(a) / _double(b)).astype(np.float32)
 
 
 def divide_by_inverse(a: Array, b: Array) -> Array:
-    """The quotient, or zero times `a` where the inverse of `b` is too small to be normal."""
+    """Return the quotient, or zero times `a` where the inverse of `b` is too small to be normal."""
     small = (np.abs(b) > np.float32(2.0**126)) & (np.abs(b) < np.float32(np.inf))
     return choose(small, a * np.copysign(np.float32(0), b), divide(a, b))
 

@@ -1,4 +1,4 @@
-"""What asynchronous copies and the barriers that they arrive on look like in Python."""
+"""Emit asynchronous copies and the mbarriers that they arrive on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BULK = re.compile(
     r"\.mbarrier::complete_tx::bytes"
     rf"|global\.shared::cta\.bulk_group){_HINT}"
 )
-# Copies are done at once, so that groups of them are complete, and prefetching changes nothing.
+# Copies complete immediately, so groups of them are always complete, and prefetching has no effect.
 _NOTHING = re.compile(
     r"cp\.async\.(?:(?:bulk\.)?commit_group|wait_all|(?:bulk\.)?wait_group|bulk\.wait_group\.read"
     r"|bulk\.prefetch\.L2\.global(?:\.L2::cache_hint)?)"
@@ -40,7 +40,7 @@ _BARRIER = re.compile(
 
 
 def emit_copy(w: Writer, op: Op) -> None:
-    """`cp.async` in all its forms but those of tensors."""
+    """Emit `cp.async` in all its forms except tensor copies."""
     if _NOTHING.fullmatch(op.opcode):
         return
     if found := _COPY.fullmatch(op.opcode):
@@ -48,7 +48,7 @@ def emit_copy(w: Writer, op: Op) -> None:
     elif found := _BULK.fullmatch(op.opcode):
         _copy_bulk(w, op, found)
     elif (found := _ARRIVE.fullmatch(op.opcode)) and len(op.operands) == 1:
-        # An arrival that is not counted in advance adds itself to those that the phase waits for.
+        # An arrival that was not counted in advance is added to the number that the phase expects.
         arrivals = int(bool(found["counted"]))
         w.lines.append(_call(w, mbarrier.arrive, op.operands[0], found, f"arrivals={arrivals}"))
     else:
@@ -56,7 +56,7 @@ def emit_copy(w: Writer, op: Op) -> None:
 
 
 def _copy(w: Writer, op: Op, found: re.Match[str]) -> None:
-    """Copies of 4, 8 or 16 bytes; a fourth operand is how many to read, or whether to read none."""
+    """Emit a copy of 4, 8 or 16 bytes. A fourth operand is the number of bytes to read."""
     target, source, size, *rest = _operands(w, op, found, 3, 4)
     count = int(w.number(size, U32)) if isinstance(size, Number) else 0
     if count not in ((16,) if found["cache"] == "cg" else (4, 8, 16)):
@@ -72,18 +72,18 @@ def _copy(w: Writer, op: Op, found: re.Match[str]) -> None:
 
 
 def _copy_bulk(w: Writer, op: Op, found: re.Match[str]) -> None:
-    """Copies of any multiple of 16 bytes."""
+    """Emit a copy of any multiple of 16 bytes."""
     inward = found["inward"] or ""
     target, source, size, *barrier = _operands(w, op, found, 3 + bool(inward), 3 + bool(inward))
     to = ("cluster" if "cluster" in inward else "shared") if inward else "global"
     of = "global" if inward.endswith("global") else "shared"
     places = f"{_where(w, target, to)}, {_where(w, source, of)}"
-    told = f", {_where(w, barrier[0], to)}" if barrier else ""
-    w.lines.append(f"copy_bulk(G, {places}, {w.read(size, U32)}, {w.site()}{told})")
+    arrival = f", {_where(w, barrier[0], to)}" if barrier else ""
+    w.lines.append(f"copy_bulk(G, {places}, {w.read(size, U32)}, {w.site()}{arrival})")
 
 
 def _operands(w: Writer, op: Op, found: re.Match[str], least: int, most: int) -> list[Operand | None]:
-    """The operands without the cache policy that a hint adds."""
+    """Return the operands without the cache policy that a hint adds."""
     operands = list(op.operands[:-1] if found["hint"] else op.operands)
     if not least <= len(operands) <= most:
         raise w.unsupported()
@@ -101,8 +101,9 @@ def _is_predicate(operand: Operand | None) -> bool:
 
 
 def emit_barrier(w: Writer, op: Op) -> None:
-    """`mbarrier` in all its forms."""
-    found, operands = _BARRIER.fullmatch(op.opcode), op.operands
+    """Emit `mbarrier` in all its forms."""
+    found = _BARRIER.fullmatch(op.opcode)
+    operands = op.operands
     if found is None:
         raise w.unsupported()
     if found["set"] and len(operands) == 1 + (found["set"] != "inval"):
@@ -111,7 +112,7 @@ def emit_barrier(w: Writer, op: Op) -> None:
         w.write(operands[0], w.let(f"{w.constant(mbarrier.pending)}({w.read(operands[1], I64)})"), I64)
     elif found["arrive"] and len(operands) in (2, 3):
         w.write(operands[0], w.let(_arrive(w, found, *operands[1:])), I64)
-    elif found["wait"] and len(operands) in (3, 4):  # the fourth is how long to wait at most
+    elif found["wait"] and len(operands) in (3, 4):  # The fourth operand is a time limit.
         parity = f"{w.read(operands[2], U32)} & 1"
         if not found["parity"]:
             parity = f"{w.constant(mbarrier.phase)}({w.read(operands[2], I64)})"
@@ -131,8 +132,9 @@ def _set(w: Writer, found: re.Match[str], at: Operand | None, number: Operand | 
 
 
 def _arrive(w: Writer, found: re.Match[str], at: Operand | None, number: Operand | None = None) -> str:
-    """An arrival, or `number` of them; with `.expect_tx` that is a number of bytes."""
-    arrivals, transfer = w.constant(np.int64(1)), "0"
+    """Emit one arrival, or `number` of them; with `.expect_tx`, `number` is a number of bytes."""
+    arrivals = w.constant(np.int64(1))
+    transfer = "0"
     if found["bytes"]:
         transfer = _signed(w, number)
     elif number is not None:
@@ -145,13 +147,13 @@ def _arrive(w: Writer, found: re.Match[str], at: Operand | None, number: Operand
 def _call(
     w: Writer, run: Callable[..., Any], at: Operand | None, found: re.Match[str], *arguments: str
 ) -> str:
-    """The call of a function that takes the place of an mbarrier."""
+    """Emit the call of a function that takes the place of an mbarrier."""
     place, offset = w.address(at, _space(found))
     return f"{w.constant(run)}({', '.join(('G', place, str(offset), str(w.site()), *arguments))})"
 
 
 def _space(found: re.Match[str]) -> str:
-    """The space of an mbarrier's address: that of the block, of the cluster, or all."""
+    """Return the space of an mbarrier's address: of the block, of the cluster, or generic."""
     return {None: "generic", ".shared::cluster": "cluster"}.get(found["space"], "shared")
 
 

@@ -1,7 +1,7 @@
-"""Atomic operations: every thread's update of memory, in the order of the threads.
+"""Atomic operations: the updates of all threads, in the order of the threads.
 
-Threads that meet at one address are worked off one after another: exact, and the same every time. The
-work is by address when few addresses have many threads, by turns when many addresses have few.
+Updates of one address are applied one after another, exactly and in the same order every time. If many
+threads share few addresses, they are processed address by address, otherwise in rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Function = Callable[..., Any]
 class Update(NamedTuple):
     """How one operation changes words: `apply(old, *values)`.
 
-    `ufunc` does the same where NumPy has it, `single` on Python's own integers where that is quicker.
+    `ufunc` is the same operation in NumPy, if it has one. `single` works on Python's integers, if that
+    is faster.
     """
 
     apply: Function
@@ -64,7 +65,7 @@ VERBS = frozenset({*_INTEGER, *_OTHER})
 
 @lru_cache(maxsize=256)
 def update(verb: str, kind: str) -> Update | None:
-    """The operation for a type, or None when there is no such."""
+    """Return the operation for a type, or None if there is none."""
     if kind not in TYPES or verb not in VERBS or kind == "pred":
         return None
     if verb in _OTHER:
@@ -87,7 +88,7 @@ def atomic(
     wants: bool,
     *values: Any,
 ) -> Any:
-    """Update memory for every thread; what each found there before, if that is wanted."""
+    """Update memory for every thread. Return what each thread found there, if that is wanted."""
     memory, index = access.admit(group, at, offset, dtype, site)
     values = tuple(np.broadcast_to(value, (group.count,)) for value in values)
     if how.ufunc is not None and not wants:
@@ -116,7 +117,7 @@ def atomic(
 
 
 def _by_address(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
-    """What each thread leaves, address by address; `before` is set to what each found."""
+    """Return what each thread leaves, address by address. Set `before` to what each found."""
     after = np.empty_like(before)
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         mine = slice(start, start + size)
@@ -133,12 +134,12 @@ def _by_address(how: Update, before: Array, values: list[Array], starts: Array, 
 
 
 def _chain(apply: Function, word: Any, values: Iterable[Iterable[Any]]) -> list[Any]:
-    """What one word is after each of its updates."""
+    """Return the value of one word after each of its updates."""
     return [word := apply(word, *operands) for operands in zip(*values, strict=True)]
 
 
 def _by_turn(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
-    """Work off the first thread of every address, then the second, the same way."""
+    """Apply the first update of every address, then the second, and so on."""
     after = np.empty_like(before)
     words = before[starts]
     for turn in range(int(sizes.max())):

@@ -1,4 +1,4 @@
-"""Barriers of thread blocks: who has arrived, and whom that lets go on."""
+"""Barriers of thread blocks: which threads have arrived, and which they release."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrival(NamedTuple):
-    """What a barrier instruction asked for; `threads` is how many it waits for, if it says so.
+    """The operands of a barrier instruction. `threads` is the number of threads to wait for, if given.
 
-    Values may differ from thread to thread, those of the barrier and its count until `parts`.
+    Values may differ between threads; barrier and count may until `parts` has split them.
     """
 
     ident: Any
     threads: Any = None
-    kind: str = "sync"  # "arrive", or what a reduction makes of the predicates: "popc", "and", "or"
+    kind: str = "sync"  # "sync", "arrive", or a reduction of the predicates: "popc", "and", "or".
     predicate: Any = None
-    result: int = -1  # slot of a reduction's result
+    result: int = -1  # The register of a reduction's result.
 
     def parts(self, group: Group) -> Iterator[tuple[Group, Arrival]]:
-        """The threads that mean the same barrier, and what they ask for."""
+        """Yield the threads that use the same barrier, with their operands."""
         counts = self.threads is not None
         wanted = self.ident.astype(np.int64) << 32 | (self.threads if counts else 0)
         for value in np.unique(wanted).tolist() if wanted.ndim else [int(wanted)]:
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
                 yield part, one.of(chosen)
 
     def of(self, chosen: Array) -> Arrival:
-        """The same of some threads."""
+        """Return the same operands for some of the threads."""
         kept = self.predicate
         return self if kept is None or not kept.ndim else self._replace(predicate=kept[chosen])
 
@@ -65,10 +65,12 @@ class Barriers:
         self.parked: dict[int, list[_Waiting]] = {}
         self.cluster: ClusterBarrier | None = None
         self.releases = 0
-        self._passed: dict[int, Array] = {}  # threads of each block and warp that arrived and went on
+        self._passed: dict[
+            int, Array
+        ] = {}  # Threads of each block and warp that have arrived and continued.
 
     def arrive(self, group: Group, asked: Arrival) -> list[Group]:
-        """Take in a group that now stands behind its barrier; the groups that may go on."""
+        """Add a group that has arrived at its barrier. Return the groups that may continue."""
         return [gone for part, one in asked.parts(group) for gone in self._arrive(part, one)]
 
     def _arrive(self, group: Group, arrival: Arrival) -> list[Group]:
@@ -90,7 +92,7 @@ class Barriers:
         return self.release(ident)
 
     def release(self, ident: int) -> list[Group]:
-        """The groups that nothing holds at this barrier any more."""
+        """Return the groups that this barrier no longer holds."""
         waiting = self.parked.get(ident)
         if not waiting:
             return []
@@ -115,25 +117,25 @@ class Barriers:
         return self._let_go(ident, waiting, full)
 
     def _by_warp(self, group: Group, others: Array | None) -> Array:
-        """How many threads of each block and warp a group has, together with others."""
+        """Return how many threads of each block and warp a group has, added to `others`."""
         layout = self.wave.layout
         counts = np.bincount(group.of("warp"), minlength=layout.warps).reshape(layout.blocks, -1)
         return counts if others is None else counts + others
 
     def _whole_warps(self, came: Array) -> Array:
-        """Threads of each block that came, where those a warp lacks count as soon as the warp does."""
+        """Return the threads of each block that count as arrived: one counts for its whole warp."""
         layout, there = self.wave.layout, ~self.wave.exited
         alive = np.bincount(layout.warp[there], minlength=layout.warps).reshape(came.shape)
         whole: Array = np.where(came > 0, np.minimum(came + WARP - alive, WARP), 0).sum(1)
         return whole
 
     def release_all(self) -> list[Group]:
-        """The groups that go on because threads have exited."""
+        """Return the groups that may continue because threads have exited."""
         gone = [group for ident in list(self.parked) for group in self.release(ident)]
         return gone if self.cluster is None else [*gone, *self.cluster.release()]
 
-    def complain(self) -> None:
-        """`Violation` when threads still wait, for those of their block that went elsewhere."""
+    def raise_if_waiting(self) -> None:
+        """Raise `Violation` if threads still wait for others of their block."""
         for ident, parked in self.parked.items():
             for group, _ in parked:
                 self.wave.running = group
@@ -160,7 +162,7 @@ class Barriers:
 
 
 def _reduced(waiting: list[_Waiting], blocks: int) -> dict[str, Array]:
-    """What each kind of reduction makes of the predicates, for every block."""
+    """Return the result of each kind of reduction of the predicates, for every block."""
     total, true = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
     for group, arrival in waiting:
         if arrival.result >= 0:

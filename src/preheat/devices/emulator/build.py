@@ -1,4 +1,4 @@
-"""How an instruction is made from its functions and the modifiers of its opcode."""
+"""Build instructions of the table from their functions and the modifiers of the opcode."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from preheat.devices.emulator import (
     compare,
     convert,
     floating,
-    halves,
     integer,
+    small_floats,
     video,
 )
 from preheat.devices.emulator.form import (
@@ -35,7 +35,7 @@ Build = Callable[[Modifiers], Instruction]
 
 
 def _name(m: Modifiers) -> str:
-    """The name of the type that an opcode ends with; `.relu` may stand behind it."""
+    """Return the name of the type that an opcode ends with. `.relu` may follow it."""
     return [text for text in m.values() if text not in ("|", "relu")][-1]
 
 
@@ -44,7 +44,7 @@ def _kind(m: Modifiers) -> np.dtype[Any]:
 
 
 def _element(name: str) -> np.dtype[Any]:
-    """The type of one of the two numbers in a packed type, or the type itself."""
+    """Return the element type of a packed type, or the type itself."""
     return TYPES[name.removesuffix("x2")]
 
 
@@ -53,7 +53,7 @@ def _without(m: Modifiers, name: str) -> Modifiers:
 
 
 def _alike(m: Modifiers, run: Run, count: int) -> Instruction:
-    """Operands and result of the opcode's type; of a packed one, `run` is given either half."""
+    """Operands and result have the type of the opcode. For a packed type, `run` gets either half."""
     name, kind = _name(m), _kind(m)
     if name.endswith("x2"):
         run = integer.by_halves(run, _element(name))
@@ -61,12 +61,12 @@ def _alike(m: Modifiers, run: Run, count: int) -> Instruction:
 
 
 def integers(run: Run, count: int) -> Build:
-    """Rows whose operands and result all have the type of the last modifier."""
+    """Build rows whose operands and result all have the type of the last modifier."""
     return lambda m: _alike(m, run, count)
 
 
 def wide(run: Run, count: int) -> Build:
-    """Two factors of the opcode's type; the result, and a third operand, are twice as wide."""
+    """Build rows with two factors of the opcode's type and a result that is twice as wide."""
 
     def build(m: Modifiers) -> Instruction:
         kind, double = _kind(m), integer.WIDER[_kind(m)]
@@ -76,24 +76,24 @@ def wide(run: Run, count: int) -> Build:
 
 
 def fixed(run: Run, result: np.dtype[Any], *sources: np.dtype[Any]) -> Build:
-    """Operands and result of the types given."""
+    """Build rows with operands and result of the given types."""
     return lambda _: Instruction((result,), sources, run)
 
 
 def counted(run: Run) -> Build:
-    """One operand of the opcode's type, and a count of 32 bits as the result."""
+    """Build rows with one operand of the opcode's type, and a count of 32 bits as the result."""
     return lambda m: Instruction((U32,), (_kind(m),), run)
 
 
 def leading(run: Run, count: int, *others: np.dtype[Any]) -> Build:
-    """`count` operands of the opcode's type, then `others`."""
+    """Build rows with `count` operands of the opcode's type, then `others`."""
     return lambda m: Instruction((_kind(m),), (_kind(m),) * count + others, run)
 
 
 def shift(plain: Run, careful: Run) -> Build:
-    """Shifts: the plain function for types in which NumPy gets large amounts right."""
+    """Build shifts, with the plain function for types in which NumPy handles large amounts."""
 
-    # NumPy clamps amounts as PTX does, but must be given them in a type that does not widen the result.
+    # NumPy clamps amounts as PTX does, if they have a type that does not widen the result.
     def build(m: Modifiers) -> Instruction:
         kind = _kind(m)
         return Instruction((kind,), (kind, U32), plain if kind in (U32, U64, S64) else careful)
@@ -102,7 +102,7 @@ def shift(plain: Run, careful: Run) -> Build:
 
 
 def moded(name: str, make: Callable[[str], Run], *sources: np.dtype[Any]) -> Build:
-    """A function that depends on the modifier `name`; the result is of the first operand's type."""
+    """Build a function that depends on the modifier `name`. The result has the first operand's type."""
     return lambda m: Instruction((sources[0],), sources, make(m[name]))
 
 
@@ -112,7 +112,7 @@ def _dot_sources(m: Modifiers) -> tuple[np.dtype[Any], ...]:
 
 
 def simd(operation: str, size: int) -> Build:
-    """`operation` on each half or byte of words; `.add` sums the results, `.sat` clamps them."""
+    """Build `operation` on each half or byte of words. `.add` sums the results, `.sat` clamps them."""
 
     def build(m: Modifiers) -> Instruction:
         result, a, b = (_part(m[name], size) for name in ("word", "wordb", "wordc"))
@@ -125,7 +125,7 @@ def simd(operation: str, size: int) -> Build:
 
 
 def simd_set(size: int) -> Build:
-    """A comparison of each half or byte of words, 1 where it holds."""
+    """Build a comparison of each half or byte of words: 1 where it holds."""
 
     def build(m: Modifiers) -> Instruction:
         holds = compare.INTEGERS[m["cmp"]]
@@ -137,18 +137,18 @@ def simd_set(size: int) -> Build:
 
 
 def _part(word: str, size: int) -> str:
-    """The NumPy type of a part of a word."""
+    """Return the NumPy type of a part of a word."""
     return f"{TYPES[word].kind}{size}"
 
 
 def dp4a(m: Modifiers) -> Instruction:
-    """Four products of bytes."""
+    """Build four products of bytes."""
     a, b, c = _dot_sources(m)
     return Instruction((c,), (a, b, c), integer.dot_bytes(a.kind, b.kind))
 
 
 def dp2a(m: Modifiers) -> Instruction:
-    """Two products of 16 by 8 bits."""
+    """Build two products of 16 by 8 bits."""
     a, b, c = _dot_sources(m)
     return Instruction((c,), (a, b, c), integer.dot_halves(a.kind, b.kind, upper=m["part"] == "hi"))
 
@@ -157,7 +157,7 @@ def dp2a(m: Modifiers) -> Instruction:
 
 
 def _finish(run: Run, m: Modifiers) -> Run:
-    """`run` with `.ftz`, `.sat` and `.relu` as the opcode asks."""
+    """Return `run` with `.ftz`, `.sat` and `.relu` as in the opcode."""
     if "ftz" in m:
         run = floating.flushed(run)
     if "sat" in m:
@@ -168,14 +168,14 @@ def _finish(run: Run, m: Modifiers) -> Run:
 
 
 def floats(run: Run, count: int) -> Build:
-    """`run`, a function of any floating-point type, on the opcode's type."""
+    """Build `run`, a function of any floating-point type, on the opcode's type."""
 
     def build(m: Modifiers) -> Instruction:
         finished = _finish(run, m)
         if _name(m).startswith("bf16"):
-            finished = halves.brain(finished)
+            finished = small_floats.bfloat16(finished)
         elif _name(m).startswith("f16"):
-            finished = floating.then(finished, halves.canonical)
+            finished = floating.then(finished, small_floats.canonical)
         return _alike(m, finished, count)
 
     return build
@@ -185,7 +185,7 @@ ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "fma": 3, "rcp": 1, "sqrt": 1}
 
 
 def rounded(operation: str) -> Build:
-    """Arithmetic rounded once, in the mode of the opcode."""
+    """Build arithmetic that is rounded once, in the mode of the opcode."""
 
     def build(m: Modifiers) -> Instruction:
         make = floating.flushed_arithmetic if "ftz" in m else floating.arithmetic
@@ -199,12 +199,12 @@ def rounded(operation: str) -> Build:
 
 
 def mixed(operation: str) -> Build:
-    """Arithmetic of singles whose operands but the last are given as float16 or bfloat16."""
+    """Build arithmetic of singles whose operands but the last are float16 or bfloat16."""
 
     def build(m: Modifiers) -> Instruction:
         short, count = TYPES[m["short"]], ARITY[operation] - 1
         run = _finish(floating.arithmetic(operation, F32, m.get("rnd", "rn")), m)
-        widen = halves.from_brain if m["short"] == "bf16" else halves.from_half
+        widen = small_floats.from_bfloat16 if m["short"] == "bf16" else small_floats.from_half
         return Instruction(
             (F32,), (short,) * count + (F32,), lambda *a: run(*map(widen, a[:-1]), a[-1])
         )
@@ -213,7 +213,7 @@ def mixed(operation: str) -> Build:
 
 
 def extreme(operation: str) -> Build:
-    """min and max of floats."""
+    """Build min and max of floats."""
 
     def build(m: Modifiers) -> Instruction:
         run = floating.extreme(operation, nan="NaN" in m)
@@ -223,16 +223,16 @@ def extreme(operation: str) -> Build:
 
 
 def approximated(run: Run) -> Build:
-    """An approximate function of one operand."""
+    """Build an approximate function of one operand."""
 
     def build(m: Modifiers) -> Instruction:
-        return floats(approximate.cut_to_brain(run) if _name(m).startswith("bf16") else run, 1)(m)
+        return floats(approximate.cut_to_bfloat16(run) if _name(m).startswith("bf16") else run, 1)(m)
 
     return build
 
 
 def testp(m: Modifiers) -> Instruction:
-    """A property of a float."""
+    """Build a test of a property of a float."""
     return Instruction((BOOL,), (_kind(m),), compare.PROPERTIES[m["property"]])
 
 
@@ -240,15 +240,15 @@ def testp(m: Modifiers) -> Instruction:
 
 
 def _test(table: dict[str, Run], m: Modifiers) -> Run:
-    """The comparison that an opcode names first."""
+    """Return the comparison that an opcode names first."""
     test = table[next(iter(m.values()))]
     if "ftz" in m:
         test = floating.of(test, floating.flush)
-    return floating.of(test, halves.from_brain) if _name(m).startswith("bf16") else test
+    return floating.of(test, small_floats.from_bfloat16) if _name(m).startswith("bf16") else test
 
 
 def setp(table: dict[str, Run]) -> Build:
-    """A predicate, or two, the second from the negation; `.bool` joins a third operand."""
+    """Build a predicate, or two, the second from the negation. `.bool` combines a third operand."""
 
     def build(m: Modifiers) -> Instruction:
         test, kind, results = _test(table, m), _kind(m), (BOOL,) * (1 + ("both" in m))
@@ -261,7 +261,7 @@ def setp(table: dict[str, Run]) -> Build:
 
 
 def setp_halves(m: Modifiers) -> Instruction:
-    """A predicate from the lower and one from the upper half; `.bool` joins a third operand to each."""
+    """Build a predicate from the lower and one from the upper half. `.bool` adds an operand."""
     both = integer.each_half(_test(compare.FLOATS, m), _element(_name(m)))
     if "bool" not in m:
         return Instruction((BOOL, BOOL), (U32, U32), both)
@@ -271,7 +271,7 @@ def setp_halves(m: Modifiers) -> Instruction:
 
 
 def set_number(mark: str, table: dict[str, Run]) -> Build:
-    """A comparison whose result is a number: all ones, or 1.0, for true."""
+    """Build a comparison whose result is a number: all ones, or 1.0, for true."""
 
     def build(m: Modifiers) -> Instruction:
         test, to, kind = _test(table, m), m[mark], _kind(m)
@@ -291,7 +291,7 @@ def _truth(name: str) -> Array:
 
 
 def set_halves(mark: str) -> Build:
-    """A comparison of either half, whose result is a number of type `mark` in that half."""
+    """Build a comparison of either half, whose result is a number of type `mark` in that half."""
 
     def build(m: Modifiers) -> Instruction:
         tests = setp_halves(m)
@@ -301,7 +301,7 @@ def set_halves(mark: str) -> Build:
 
 
 def slct(m: Modifiers) -> Instruction:
-    """A choice by the sign of the last operand."""
+    """Build a selection by the sign of the last operand."""
     kind = TYPES[m["any"]]
     run = compare.select_by_flushed_sign if "ftz" in m else compare.select_by_sign
     return Instruction((kind,), (kind, kind, _kind(m)), run)
@@ -311,7 +311,7 @@ def slct(m: Modifiers) -> Instruction:
 
 
 def _convert(of: np.dtype[Any], to: np.dtype[Any], run: Run, m: Modifiers) -> Instruction:
-    """A conversion; `.ftz` concerns its single-precision sides alone."""
+    """Build a conversion. `.ftz` applies only to its single-precision sides."""
     if "ftz" in m and of == F32:
         run = floating.of(run, floating.flush)
     if "ftz" in m and to == F32:
@@ -320,126 +320,126 @@ def _convert(of: np.dtype[Any], to: np.dtype[Any], run: Run, m: Modifiers) -> In
 
 
 def int_to_int(m: Modifiers) -> Instruction:
-    """cvt between integers."""
+    """Build cvt between integers."""
     to = TYPES[m["to"]]
     return Instruction((to,), (TYPES[m["from"]],), convert.integer_to_integer(to, saturate="sat" in m))
 
 
 def float_to_int(m: Modifiers) -> Instruction:
-    """cvt from a float to an integer."""
+    """Build cvt from a float to an integer."""
     of, to = _kind(m), TYPES[m["to"]]
-    # Without being asked, an integer saturates: `.sat` adds nothing.
+    # Integers always saturate: `.sat` has no effect.
     return _convert(of, to, convert.float_to_integer(of, to, m["integral"]), _without(m, "sat"))
 
 
-def brain_to_int(m: Modifiers) -> Instruction:
-    """cvt from bfloat16 to an integer."""
+def bfloat16_to_int(m: Modifiers) -> Instruction:
+    """Build cvt from bfloat16 to an integer."""
     to = TYPES[m["int"]]
     run = convert.float_to_integer(F32, to, m["integral"])
-    return Instruction((to,), (U16,), floating.of(run, halves.from_brain))
+    return Instruction((to,), (U16,), floating.of(run, small_floats.from_bfloat16))
 
 
 def int_to_float(to: np.dtype[Any]) -> Build:
-    """cvt from an integer to a float."""
+    """Build cvt from an integer to a float."""
     return lambda m: _convert(_kind(m), to, convert.integer_to_float(to, m["rnd"]), m)
 
 
-def int_to_brain(m: Modifiers) -> Instruction:
-    """cvt from an integer to bfloat16."""
-    return Instruction((U16,), (_kind(m),), convert.integer_to_brain(m["rnd"]))
+def int_to_bfloat16(m: Modifiers) -> Instruction:
+    """Build cvt from an integer to bfloat16."""
+    return Instruction((U16,), (_kind(m),), convert.integer_to_bfloat16(m["rnd"]))
 
 
 def float_to_float(of: np.dtype[Any], to: np.dtype[Any]) -> Build:
-    """cvt between floats."""
+    """Build cvt between floats."""
     return lambda m: _convert(of, to, convert.float_to_float(to, m.get("rnd", "rn")), m)
 
 
 def single_to_half(m: Modifiers) -> Instruction:
-    """A single rounded once; `.ftz` does not reach operands so far below any result."""
+    """Round a single once. `.ftz` has no effect on operands so far below any result."""
     run = convert.float_to_float(F16, m["rnd"])
     return Instruction((F16,), (F32,), floating.then(run, floating.saturate) if "sat" in m else run)
 
 
 def integral(kind: np.dtype[Any]) -> Build:
-    """A number rounded to an integer, or left as it is."""
+    """Round a number to an integer, or leave it as it is."""
     return lambda m: _convert(
         kind, kind, convert.TO_INTEGRAL.get(m.get("integral", ""), np.positive), m
     )
 
 
-def integral_brain(m: Modifiers) -> Instruction:
-    """cvt of bfloat16 to a whole number."""
-    return Instruction((U16,), (U16,), halves.brain(convert.TO_INTEGRAL[m["integral"]]))
+def integral_bfloat16(m: Modifiers) -> Instruction:
+    """Build cvt of bfloat16 to a whole number."""
+    return Instruction((U16,), (U16,), small_floats.bfloat16(convert.TO_INTEGRAL[m["integral"]]))
 
 
-def from_brain(to: np.dtype[Any]) -> Build:
-    """A bfloat16 as another number."""
+def from_bfloat16(to: np.dtype[Any]) -> Build:
+    """Build cvt from bfloat16 to another number."""
 
     def build(m: Modifiers) -> Instruction:
         inner = _convert(F32, to, convert.float_to_float(to, m.get("rnd", "rn")), m)
-        return Instruction((to,), (U16,), floating.of(inner.run, halves.from_brain))
+        return Instruction((to,), (U16,), floating.of(inner.run, small_floats.from_bfloat16))
 
     return build
 
 
 def _to_short(to: str, m: Modifiers) -> Run:
-    """A single as float16 or bfloat16, with `.relu` if asked."""
+    """Return a single as float16 or bfloat16, with `.relu` if given."""
     if to == "f16":
-        return floating.then(_finish(convert.float_to_float(F16, m["rnz"]), m), halves.canonical)
+        return floating.then(_finish(convert.float_to_float(F16, m["rnz"]), m), small_floats.canonical)
     before = floating.relu if "relu" in m else np.positive
-    return lambda a: halves.to_brain(before(a), m["rnz"])
+    return lambda a: small_floats.to_bfloat16(before(a), m["rnz"])
 
 
 def to_short(to: str) -> Build:
-    """cvt of one or two floats to halves."""
+    """Build cvt of one or two floats to 16-bit floats."""
     return lambda m: Instruction((TYPES[to],), (_kind(m),), _to_short(to, m))
 
 
 def to_shorts(to: str) -> Build:
-    """Two singles as a packed pair, the first in the upper half."""
+    """Build cvt of two singles to a packed pair, the first in the upper half."""
     return lambda m: Instruction((U32,), (F32, F32), convert.pair(_to_short(to, m)))
 
 
-def to_brain(m: Modifiers) -> Instruction:
-    """A number of another type as bfloat16."""
+def to_bfloat16(m: Modifiers) -> Instruction:
+    """Build cvt of a number of another type to bfloat16."""
     return Instruction(
-        (U16,), (_kind(m),), lambda a: halves.double_to_brain(a.astype(np.float64), m["rnd"])
+        (U16,), (_kind(m),), lambda a: small_floats.double_to_bfloat16(a.astype(np.float64), m["rnd"])
     )
 
 
-def to_tensor(m: Modifiers) -> Instruction:
-    """cvt to tf32."""
-    run = halves.single_to_tensor(m.get("rnz", "rna"))
+def to_tf32(m: Modifiers) -> Instruction:
+    """Build cvt to tf32."""
+    run = small_floats.single_to_tf32(m.get("rnz", "rna"))
     return Instruction((U32,), (F32,), floating.of(run, floating.relu) if "relu" in m else run)
 
 
 def _to_byte(m: Modifiers) -> Run:
-    run = halves.to_byte(m["byte"].removesuffix("x2"))
+    run = small_floats.to_byte(m["byte"].removesuffix("x2"))
     return floating.of(run, floating.relu) if "relu" in m else run
 
 
 def singles_to_bytes(m: Modifiers) -> Instruction:
-    """cvt of two floats to bytes."""
+    """Build cvt of two singles to bytes."""
     return Instruction((U16,), (F32, F32), convert.pair(_to_byte(m)))
 
 
 def halves_to_bytes(m: Modifiers) -> Instruction:
-    """cvt of two halves to bytes."""
-    return Instruction((U16,), (U32,), halves.halves_to_bytes(_to_byte(m)))
+    """Build cvt of two float16 to bytes."""
+    return Instruction((U16,), (U32,), small_floats.halves_to_bytes(_to_byte(m)))
 
 
 def bytes_to_halves(m: Modifiers) -> Instruction:
-    """cvt of two bytes to halves."""
-    run = _finish(halves.from_byte(m["byte"].removesuffix("x2")), m)
-    return Instruction((U32,), (U16,), halves.bytes_to_halves(run))
+    """Build cvt of two bytes to float16."""
+    run = _finish(small_floats.from_byte(m["byte"].removesuffix("x2")), m)
+    return Instruction((U32,), (U16,), small_floats.bytes_to_halves(run))
 
 
 def pack(m: Modifiers) -> Instruction:
-    """Two integers clamped and packed, the first in the upper half."""
+    """Build the packing of two clamped integers, the first in the upper half."""
     clamp = convert.integer_to_integer(TYPES[m["packed"]], saturate=True)
     return Instruction((U32,), (S32, S32), convert.pair(clamp))
 
 
 def pack_onto(m: Modifiers) -> Instruction:
-    """Two integers clamped to bytes and pushed into a word from below."""
+    """Build the packing of two integers, clamped to bytes, that are pushed into a word from below."""
     return Instruction((U32,), (S32, S32, U32), convert.push(TYPES[m["octet"]]))

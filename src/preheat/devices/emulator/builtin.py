@@ -1,4 +1,4 @@
-"""Functions that the machine provides: what `printf`, `assert`, `malloc` and `free` come down to."""
+"""Built-in functions: those that `printf`, `assert`, `malloc` and `free` call."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SPECIFIER = re.compile(
 )
 _SIZES = {b"ll": 8, b"l": 8, b"j": 8, b"z": 8, b"t": 8}
 _LONGEST = 1 << 16
-_HEX_DIGITS = 13  # of a float64 behind the point
+_HEX_DIGITS = 13  # Of a float64, after the point.
 
 
 class Builtin(NamedTuple):
-    """What a function does for a group, given where its arguments lie, and how large those are."""
+    """The implementation of a function for a group, and the sizes of its arguments."""
 
     run: Callable[[Group, Step, list[int]], None]
     sizes: tuple[int, ...]
 
 
 def _printf(group: Group, step: Step, arguments: list[int]) -> None:
-    """`vprintf`: what each thread prints, in the order of the threads; how many arguments it had."""
+    """`vprintf`: print for each thread, in the order of the threads. Return the number of arguments."""
     formats, lists = (_argument(group, at, 8) for at in arguments)
     counts = np.zeros(group.count, np.int32)
     for position, (pattern, values) in enumerate(zip(formats, lists, strict=True)):
@@ -51,7 +51,7 @@ def _printf(group: Group, step: Step, arguments: list[int]) -> None:
 
 
 def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
-    """The text of a format and its arguments, and how many of those it took."""
+    """Return the text of a format with its arguments, and how many arguments it used."""
     out, at, end, count = [], values, 0, 0
     for match in _SPECIFIER.finditer(pattern):
         out.append(pattern[end : match.start()])
@@ -76,7 +76,7 @@ def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[byte
 
 
 def _one(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
-    """One argument as C writes it; `flags` end with the width."""
+    """Return one argument as C formats it. `flags` includes the width."""
     if kind == b"p":
         flags, kind = b"#" + flags, b"x"
     elif kind == b"c":
@@ -92,7 +92,7 @@ def _one(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> byte
 
 
 def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
-    """`%a`: all digits that are not zero, or as many as `precision` says."""
+    """`%a`: return all non-zero digits, or as many as `precision` says."""
     text = value.hex()
     if math.isfinite(value):
         least = int(precision or 0)
@@ -108,7 +108,7 @@ def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
 
 
 def _take(one: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
-    """The next argument of a list, and where the one behind it begins."""
+    """Return the next argument of a list, and where the following one begins."""
     at = -(-at // size) * size
     place = _place(one, at)
     value = access.load(one, place, 0, np.dtype(code), site)
@@ -130,7 +130,7 @@ def _string(one: Group, address: int, site: int) -> bytes:
 
 
 def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
-    """`__assertfail`: the first thread that failed names what did."""
+    """`__assertfail`: raise the failure of the first thread."""
     one = group.part(np.array([0]))
     message, file, line, function, _ = (
         int(_argument(one, at, size)[0])
@@ -144,13 +144,13 @@ def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
 
 
 def _malloc(group: Group, step: Step, arguments: list[int]) -> None:
-    """`malloc`: the address of new memory for each thread, or null."""
+    """`malloc`: return the address of new memory for each thread, or null."""
     heap, sizes = group.wave.program.heap, _argument(group, arguments[0], 8).tolist()
     _return(group, step, np.array([heap.allocate(size) for size in sizes], np.uint64))
 
 
 def _free(group: Group, step: Step, arguments: list[int]) -> None:
-    """`free`: give back what `malloc` returned; null is allowed."""
+    """`free`: free memory that `malloc` returned. Null is allowed."""
     for position, address in enumerate(_argument(group, arguments[0], 8).tolist()):
         try:
             if address:
@@ -162,14 +162,14 @@ def _free(group: Group, step: Step, arguments: list[int]) -> None:
 
 
 def _return(group: Group, step: Step, values: np.ndarray[Any, Any]) -> None:
-    """Give each thread its result, if the call takes one."""
+    """Store each thread's result, if the call uses it."""
     for name in step.returns:
         at, size = group.frame.base + group.frame.code.offsets[name], values.itemsize
         group.wave.local[_lanes(group), at : at + size] = values.view(np.uint8).reshape(-1, size)
 
 
 def _argument(group: Group, offset: int, size: int) -> np.ndarray[Any, Any]:
-    """An argument of each thread, from local memory."""
+    """Return an argument of each thread from local memory."""
     rows = np.ascontiguousarray(group.wave.local[_lanes(group), offset : offset + size])
     return rows.view(f"u{size}")[:, 0]
 

@@ -1,17 +1,17 @@
-"""Captures on the emulator: the same states, the same refusals and the same numbers as a GPU's.
+"""Captures on the emulator, with the states, errors and error codes of a GPU.
 
-A stream is captured from `begin` to `end`. Work submitted meanwhile becomes a node. A call that no
-capture can hold fails with 900 and invalidates every capture it concerns, as measured on a GPU:
+A stream is captured from `begin` to `end`. Work submitted in between becomes a node. A call that cannot
+be captured fails with 900 and invalidates every capture that it concerns, as measured on a GPU:
 
-    the device waited for                    every capture on it
-    the captured stream waited for or asked  its capture
-    a module unloaded, a pool trimmed        those begun "global"; those begun "thread_local" when
-                                             their own thread calls; none begun "relaxed"
+    waiting for the device                      every capture on it
+    waiting for or querying a captured stream   its capture
+    unloading a module, trimming a pool         captures in mode "global"; in mode "thread_local" if
+                                                their own thread calls; none in mode "relaxed"
 
-Waits for other streams and events, allocations and frees in them concern no capture, because the GPU
-makes them with the capture mode of the thread exchanged. An allocation in the captured stream is a
-node: its address is fixed, and each replay allocates the memory, which stays allocated until it is
-freed, in the graph or outside.
+Waits for other streams and events, and allocations and frees in them, concern no capture, because the
+GPU device makes them with the capture mode of the thread exchanged. An allocation in the captured
+stream is a node: its address is fixed, and each replay allocates the memory, which stays allocated
+until it is freed, in the graph or outside.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from preheat.devices import base
-from preheat.devices.emulator.refusal import refusal
-from preheat.devices.emulator.retired import Block
+from preheat.devices.emulator.driver_errors import driver_error
+from preheat.devices.emulator.quarantine import Block
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
@@ -33,14 +33,14 @@ Work = list[Callable[[], object]]
 
 
 class Claim(Protocol):
-    """The memory that a replay leaves allocated, at the device."""
+    """The memory of the device that a replay leaves allocated."""
 
     def __call__(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
-        """Count it as allocated; what an earlier replay left must be freed, or is in `stream`."""
+        """Count it as allocated. Memory of an earlier replay must be free, or freed in `stream`."""
 
 
 class Captured(NamedTuple):
-    """What each replay does: the work, what that keeps alive, and the memory it leaves allocated."""
+    """What each replay does: the work, the objects it keeps alive, the memory it leaves allocated."""
 
     work: Work
     owners: tuple[object, ...]
@@ -48,23 +48,26 @@ class Captured(NamedTuple):
 
 
 class EmulatorExecutable:
-    """Captured work, done in the order of its nodes; owners are kept meanwhile."""
+    """Captured work, executed in the order of its nodes. It keeps owners alive."""
 
     def __init__(
         self, captured: Captured, scheduler: Scheduler | None, claim: Claim, *, free_on_launch: bool
     ) -> None:
         self._captured: Captured | None = captured
-        self._scheduler, self._claim, self._free_on_launch = scheduler, claim, free_on_launch
+        self._scheduler = scheduler
+        self._claim = claim
+        self._free_on_launch = free_on_launch
 
     def upload(self, stream: base.Stream) -> None:
-        """Nothing to bring anywhere."""
+        """Do nothing: there is nothing to upload."""
 
     def prepare(self, stream: base.Stream) -> base.Replay:
-        """Do it all, or queue it as one item; an error of work done at once comes out here."""
+        """Execute the work, or queue it as one item. Work executed at once raises its errors here."""
         return partial(self._replay, stream)
 
     def _replay(self, stream: base.Stream) -> tuple[int, ...]:
-        captured, scheduler = self._captured, self._scheduler
+        captured = self._captured
+        scheduler = self._scheduler
         if captured is None:
             return (400,)
         if captured.unfreed and not self._claim(captured.unfreed, stream, free=self._free_on_launch):
@@ -72,11 +75,11 @@ class EmulatorExecutable:
         if scheduler is None:
             _do_all(captured)
         else:
-            scheduler.submit(stream.id, partial(_do_all, captured))  # which keeps the owners
+            scheduler.submit(stream.id, partial(_do_all, captured))  # The item keeps the owners alive.
         return (0,)
 
     def close(self) -> None:
-        """Let go of the work and the owners; a replay that is queued keeps them."""
+        """Release the work and the owners. A queued replay keeps them alive."""
         self._captured = None
 
 
@@ -86,7 +89,7 @@ def _do_all(captured: Captured) -> None:
 
 
 class EmulatorGraph:
-    """What was captured from a stream."""
+    """The work captured from a stream."""
 
     def __init__(
         self,
@@ -95,42 +98,47 @@ class EmulatorGraph:
         scheduler: Scheduler | None,
         claim: Claim,
     ) -> None:
-        self._nodes, self._captured = nodes, captured
-        self._scheduler, self._claim = scheduler, claim
+        self._nodes = nodes
+        self._captured = captured
+        self._scheduler = scheduler
+        self._claim = claim
 
     def nodes(self) -> list[base.GraphNode]:
-        """What it consists of, oldest first."""
+        """Return its nodes, oldest first."""
         return list(self._nodes)
 
     def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
-        """Make it ready."""
+        """Return an executable."""
         return EmulatorExecutable(
             self._captured, self._scheduler, self._claim, free_on_launch=free_on_launch
         )
 
     def close(self) -> None:
-        """Let go of the work and the owners."""
-        self._nodes, self._captured = [], Captured([], (), ())
+        """Release the work and the owners."""
+        self._nodes = []
+        self._captured = Captured([], (), ())
 
 
 class Capture:
     """One capture of one stream, from its begin to its end."""
 
     def __init__(self, mode: str) -> None:
-        self.mode, self.thread, self.valid = mode, threading.get_ident(), True
+        self.mode = mode
+        self.thread = threading.get_ident()
+        self.valid = True
         self.nodes: list[base.GraphNode] = []
-        self.unfreed: dict[int, Block] = {}  # what it allocates, by address
+        self.unfreed: dict[int, Block] = {}  # Its allocations by address.
         self._work: Work = []
         self._owners: list[object] = []
 
     def add(self, kind: str, name: str, do: Callable[[], object]) -> None:
-        """Work that is done at every replay instead of now."""
+        """Add work that each replay executes."""
         self.require(kind)
         self.nodes.append(base.GraphNode(kind, name))
         self._work.append(do)
 
     def retain(self, owner: object) -> None:
-        """Keep `owner` as long as what becomes of this capture."""
+        """Keep `owner` alive as long as the result of this capture."""
         self.require("retain")
         self._owners.append(owner)
 
@@ -138,59 +146,60 @@ class Capture:
         return len(self.nodes)
 
     def require(self, call: str) -> None:
-        """Refuse to go on with an invalid capture."""
+        """Raise if the capture is invalid."""
         if not self.valid:
-            raise refusal(call, 901)
+            raise driver_error(call, 901)
 
     def invalidate(self, call: str, code: int = 900) -> DriverError:
-        """What a call that no capture can hold raises."""
+        """Make the capture invalid. Return the error for a call that cannot be captured."""
         self.valid = False
-        return refusal(call, code)
+        return driver_error(call, code)
 
     def watches(self) -> bool:
-        """Whether this thread's calls beside the captured stream concern it."""
+        """Return whether calls of this thread outside the captured stream concern this capture."""
         mine = self.thread == threading.get_ident()
         return self.mode == "global" or (self.mode == "thread_local" and mine)
 
     def captured(self) -> Captured:
-        """What each replay is to do."""
+        """Return what each replay does."""
         return Captured(self._work, tuple(self._owners), tuple(self.unfreed.values()))
 
 
 class Captures:
-    """The captures under way on one device."""
+    """The active captures of one device."""
 
     def __init__(self, scheduler: Scheduler | None, claim: Claim) -> None:
-        self._open: dict[int, Capture] = {}  # by the id of the stream
-        self._scheduler, self._claim = scheduler, claim
+        self._open: dict[int, Capture] = {}  # By the id of the stream.
+        self._scheduler = scheduler
+        self._claim = claim
 
     def begin(self, stream: int, mode: str) -> Capture:
-        """Capture a stream from here on."""
+        """Begin to capture a stream."""
         if stream in self._open:
-            raise refusal("begin capture", 401)
+            raise driver_error("begin capture", 401)
         self._open[stream] = Capture(mode)
         return self._open[stream]
 
     def abandon(self, stream: int) -> None:
-        """Forget the capture of a stream that is destroyed."""
+        """Drop the capture of a stream that is destroyed."""
         self._open.pop(stream, None)
 
     def end(self, stream: int) -> EmulatorGraph:
-        """What was captured; the stream is free again whatever happens."""
+        """Return the captured work. The stream is no longer captured, whatever happens."""
         capture = self._open.pop(stream, None)
         if capture is None:
-            raise refusal("end capture", 401)
+            raise driver_error("end capture", 401)
         if capture.mode != "relaxed" and capture.thread != threading.get_ident():
-            raise refusal("end capture", 908)
+            raise driver_error("end capture", 908)
         capture.require("end capture")
         return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler, self._claim)
 
     def of(self, stream: int) -> Capture | None:
-        """The capture of a stream."""
+        """Return the capture of a stream, or None."""
         return self._open.get(stream) if self._open else None
 
     def forget(self) -> None:
-        """In a forked child: the captures of threads that it does not have are over."""
+        """Drop the captures of threads that do not exist in a forked child."""
         mine = threading.get_ident()
         self._open = {at: capture for at, capture in self._open.items() if capture.thread == mine}
 
@@ -202,9 +211,9 @@ class Captures:
         everywhere: bool = False,
         watched: bool = False,
     ) -> None:
-        """Refuse a call that no capture can hold, and invalidate the captures it concerns.
+        """Raise for a call that cannot be captured, and invalidate the captures that it concerns.
 
-        That is the capture of `stream`, every one, or those that watch the calls of this thread.
+        These are the capture of `stream`, every capture, or those that watch the calls of this thread.
         """
         if not self._open:
             return
@@ -217,4 +226,4 @@ class Captures:
         for capture in concerned:
             capture.invalidate(call)
         if concerned:
-            raise refusal(call, 900)
+            raise driver_error(call, 900)

@@ -1,7 +1,7 @@
 """Arithmetic with the carry flag: `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
 
-Each takes the flag before and the operands, all unsigned, and gives the result and the flag after.
-After a subtraction the flag is the carry of `a + ~b + 1`: it is set when nothing was borrowed.
+Each function takes the flag before and the unsigned operands, and returns the result and the flag
+after. After a subtraction the flag is the carry of `a + ~b + 1`: it is set if there was no borrow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _multiply_high(flag: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
 
 
 def _high(a: Any, b: Any) -> Any:
-    """The upper half of a product of unsigned words."""
+    """Return the upper half of a product of unsigned words."""
     half = a.dtype.type(a.dtype.itemsize * 4)
     low = a.dtype.type((1 << int(half)) - 1)
     a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
@@ -46,7 +46,7 @@ def _high(a: Any, b: Any) -> Any:
 
 
 def initial(base: str) -> bool:
-    """The flag that an instruction starts with which takes none: a subtraction adds 1 to `a + ~b`."""
+    """Return the flag for an instruction that takes none: a subtraction adds 1 to `a + ~b`."""
     return base == "sub"
 
 

@@ -1,4 +1,4 @@
-"""Clusters of thread blocks: their barrier, and addresses of shared memory in another block."""
+"""Clusters of thread blocks: their barrier, and addresses in the shared memory of another block."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _ARRIVE = "a thread arrives once, and waits before it arrives again"
 
 
 class ClusterBarrier:
-    """The barriers of all clusters of a wave; a cluster has one.
+    """The barriers of all clusters of a wave. Each cluster has one.
 
-    A phase of it is complete when every thread of the cluster that has not exited has arrived. The next
-    phase then begins. A thread may wait for the phase in which it arrived last. Threads that wait here
-    for ever do so because others of their cluster wait elsewhere for ever: those are the ones to name.
+    A phase is complete when every thread of the cluster that has not exited has arrived. Then the next
+    phase begins. A thread may wait for the phase in which it arrived last. If threads wait here for
+    ever, other threads of their cluster wait elsewhere for ever, and the error names those.
     """
 
     def __init__(self, wave: Wave) -> None:
         self.wave, layout = wave, wave.layout
         self._parked: list[Group] = []
-        self._here = np.zeros(layout.count, np.bool_)  # threads that arrived in the current phase
-        self._awaited = np.full(layout.count, -1)  # the phase that a thread has to wait for, if any
+        self._here = np.zeros(layout.count, np.bool_)  # Threads that have arrived in the current phase.
+        self._awaited = np.full(layout.count, -1)  # The phase that a thread has to wait for, if any.
         self._phase = np.zeros(layout.blocks // layout.cluster_blocks, np.int64)
 
     def arrive(self, group: Group, site: int) -> list[Group]:
-        """Count the threads of a group as arrived; the groups that waited for them."""
+        """Count the threads of a group as arrived. Return the groups that waited for them."""
         lanes = group.all_lanes
         if (twice := self._here[lanes]).any():
             message = "arrives twice in one phase of the barrier of its cluster"
@@ -46,7 +46,7 @@ class ClusterBarrier:
         return self.release()
 
     def wait(self, group: Group, site: int) -> list[Group]:
-        """Let the threads of a group wait; the groups that may go on."""
+        """Let the threads of a group wait. Return the groups that may continue."""
         lost = self._awaited[group.all_lanes] < 0
         if lost.any():
             message = "waits at the barrier of its cluster without having arrived"
@@ -55,7 +55,7 @@ class ClusterBarrier:
         return self._passing()
 
     def release(self) -> list[Group]:
-        """Complete the phases for which nobody is missing; the groups that may go on."""
+        """Complete the phases in which all threads have arrived. Return the released groups."""
         came = (self._here | self.wave.exited).reshape(len(self._phase), -1)
         complete = came.all(1) & self._here.reshape(came.shape).any(1)
         if not complete.any():
@@ -66,7 +66,7 @@ class ClusterBarrier:
         return self._passing()
 
     def _passing(self) -> list[Group]:
-        """The groups whose phase is complete, taken from those that wait."""
+        """Remove and return the waiting groups whose phase is complete."""
         parked, self._parked, gone = self._parked, [], []
         for group in parked:
             passes = self._phase_of(group) > self._awaited[group.all_lanes]
@@ -81,7 +81,7 @@ class ClusterBarrier:
         return gone
 
     def _phase_of(self, group: Group) -> Array:
-        """The current phase of each thread's cluster."""
+        """Return the current phase of each thread's cluster."""
         phases: Array = self._phase[group.of("row") // self.wave.layout.cluster_blocks]
         return phases
 
@@ -90,7 +90,7 @@ class ClusterBarrier:
 
 
 def mapped(address: Any, rank: Any) -> Any:
-    """`mapa`: the shared address that corresponds to `address` in the block with this rank."""
+    """`mapa`: return the shared address that corresponds to `address` in the block with this rank."""
     block = np.minimum(rank, np.uint32(NO_BLOCK)).astype(address.dtype) + address.dtype.type(1)
     return address % address.dtype.type(OF_BLOCK) + block * address.dtype.type(OF_BLOCK)
 
@@ -101,7 +101,7 @@ def mapped_generic(group: Group, address: Any, rank: Any, site: int) -> Any:
 
 
 def rank_of(group: Group, address: Any) -> Any:
-    """`getctarank`: the rank of the block in whose shared memory an address is."""
+    """`getctarank`: return the rank of the block that an address belongs to."""
     block = (address // address.dtype.type(OF_BLOCK)).astype(np.uint32)
     return np.where(block == 0, group.of("rank").astype(np.uint32), block - np.uint32(1))
 
@@ -112,7 +112,7 @@ def rank_of_generic(group: Group, address: Any, site: int) -> Any:
 
 
 def _in_window(group: Group, address: Any, site: int) -> Any:
-    """Generic addresses as addresses of the shared window, where all must be."""
+    """Return generic addresses relative to the shared window, or raise if one is outside."""
     outside = np.broadcast_to((address < SHARED) | (address >= LOCAL), (group.count,))
     if outside.any():
         position = int(np.argmax(outside))

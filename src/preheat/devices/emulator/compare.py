@@ -1,4 +1,4 @@
-"""Comparisons, and what they decide."""
+"""Comparisons and selections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _differ(a: Array, b: Array) -> Array:
     return (a < b) | (a > b)
 
 
-# False when an operand is NaN, or true with a `u` at the end.
+# False if an operand is NaN; with a `u` at the end, true.
 FLOATS: dict[str, Run] = {
     "eq": np.equal,
     "ne": _differ,
@@ -58,12 +58,12 @@ JOIN: dict[str, Run] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bi
 
 
 def joined(test: Run, join: Run) -> Run:
-    """`test`, joined with a third operand."""
+    """Return `test` combined with a third operand."""
     return lambda a, b, c: join(test(a, b), c)
 
 
 def with_negation(test: Run) -> Run:
-    """`test` and its negation."""
+    """Return `test` and its negation."""
 
     def run(a: Array, b: Array) -> tuple[Array, Array]:
         true = test(a, b)
@@ -73,7 +73,7 @@ def with_negation(test: Run) -> Run:
 
 
 def joined_with_negation(test: Run, join: Run) -> Run:
-    """`test` and its negation, each joined with a third operand."""
+    """Return `test` and its negation, each combined with a third operand."""
 
     def run(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
         true = test(a, b)
@@ -85,7 +85,7 @@ def joined_with_negation(test: Run, join: Run) -> Run:
 def each_joined(
     tests: Callable[..., tuple[Array, Array]], join: Run
 ) -> Callable[..., tuple[Array, Array]]:
-    """Both predicates of `tests`, each joined with a third operand."""
+    """Return both predicates of `tests`, each combined with a third operand."""
 
     def run(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
         low, high = tests(a, b)
@@ -95,26 +95,26 @@ def each_joined(
 
 
 def marked_halves(tests: Callable[..., tuple[Array, Array]], yes: Array) -> Run:
-    """`yes` in either half where its predicate holds, else zero."""
+    """Return `yes` in each half whose predicate holds, else zero."""
     mark = marked(lambda true: true, yes)
     return lambda *operands: join(*map(mark, tests(*operands)))
 
 
 def marked(test: Run, yes: Array) -> Run:
-    """`yes` where `test` holds, else zero."""
+    """Return `yes` where `test` holds, else zero."""
     return lambda *operands: choose(test(*operands), yes, yes.dtype.type(0))
 
 
 def select(a: Array, b: Array, condition: Array) -> Array:
-    """a where the condition holds, else b."""
+    """Return `a` where the condition holds, else `b`."""
     return choose(condition, a, b)
 
 
 def select_by_sign(a: Array, b: Array, c: Array) -> Array:
-    """`a` where c >= 0, else `b`."""
+    """Return `a` where c >= 0, else `b`."""
     return choose(c >= 0, a, b)
 
 
 def select_by_flushed_sign(a: Array, b: Array, c: Array) -> Array:
-    """a where c is not negative once flushed, else b."""
+    """Return `a` where c is not negative after flushing, else `b`."""
     return choose(flush(c) >= 0, a, b)

@@ -1,4 +1,4 @@
-"""Asynchronous copies. Here they are done at once, so that there is nothing to wait for."""
+"""Asynchronous copies. The emulator executes them immediately, so there is nothing to wait for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Where", "copy_bulk", "copy_each", "spans"]
 
 _BYTE, _WORD = np.dtype(np.uint8), np.dtype(np.uint32)
-_BULK = 16  # bytes: bulk copies begin at multiples of it and are as long
+_BULK = 16  # Bytes. Addresses and sizes of bulk copies are multiples of it.
 
-Where = tuple["Place", int]  # and the distance from it
+Where = tuple["Place", int]  # And the offset from it.
 
 
 def copy_each(group: Group, target: Where, source: Where, size: int, given: Any, site: int) -> None:
-    """Copy `size` bytes for each thread: `given` from its source, and zeros for the rest."""
+    """Copy `size` bytes for each thread: `given` bytes from its source, and zeros for the rest."""
     given = np.broadcast_to(given, (group.count,))
     if (given > size).any():
         position = int(np.argmax(given > size))
@@ -50,7 +50,7 @@ def copy_each(group: Group, target: Where, source: Where, size: int, given: Any,
 def copy_bulk(
     group: Group, target: Where, source: Where, sizes: Any, site: int, barrier: Where | None = None
 ) -> None:
-    """Copy whole pieces of memory, and tell a `barrier` that the bytes are complete."""
+    """Copy blocks of memory, and report the bytes as complete to a `barrier`."""
     for _, to, of, size in spans(group, target, source, sizes, site):
         ctypes.memmove(to, of, size)
     if barrier is not None:
@@ -60,7 +60,7 @@ def copy_bulk(
 def spans(
     group: Group, target: Where, source: Where, sizes: Any, site: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """The position of each thread, where it copies to and from in the host's memory, and how much."""
+    """Yield each thread's position, its target and source in host memory, and the size."""
     for position, size in enumerate(np.broadcast_to(sizes, (group.count,)).tolist()):
         chosen = np.array([position])
         with _of(chosen):
@@ -74,7 +74,7 @@ def spans(
 
 
 def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Group, Where]:
-    """Some of the threads, and where they go."""
+    """Return some of the threads, and their places."""
     if len(chosen) == group.count:
         return group, where
     at, offset = where
@@ -85,7 +85,7 @@ def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Gro
 
 @contextmanager
 def _of(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
-    """Let a `Violation` of some threads tell the position among all of them."""
+    """Translate the position in a `Violation` of some threads to the position among all of them."""
     try:
         yield
     except Violation as bad:

@@ -1,4 +1,4 @@
-"""Which instructions of a PTX text the emulator can run."""
+"""Report which instructions of a PTX text the emulator can run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Form", "coverage"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Form:
-    """An instruction without its operands; a call of a function from elsewhere has that one's name."""
+    """An instruction without its operands. A call of an external function includes its name."""
 
     opcode: str
     count: int
     supported: bool
-    line: int  # of the first
+    line: int  # Of the first one.
 
 
 def coverage(module: ptx.Module) -> list[Form]:
-    """Every form of instruction in a module, in alphabetical order; what is no PTX is not supported."""
+    """Return every form of instruction in a module, in alphabetical order."""
     counts: Counter[tuple[str, bool]] = Counter()
     lines: dict[tuple[str, bool], int] = {}
     for function in (function for function in module.functions if function.body is not None):
@@ -40,11 +40,13 @@ def coverage(module: ptx.Module) -> list[Form]:
 
 
 def _forms(function: ptx.Function, bodies: Container[str]) -> Iterator[tuple[str, int, bool]]:
-    """The form and line of each instruction of a function, and whether it can run."""
+    """Yield the form and line of each instruction of a function, and whether it can run."""
     rejected: list[ptx.Statement] = []
     try:
         generator = Generator(function, rejected)
-    except ptx.SyntaxFault:  # such as a branch to nowhere: nothing of this function can run
+    except (
+        ptx.SyntaxFault
+    ):  # Nothing in this function can run, for example because of a branch to nowhere.
         rejected = [statement for statement in function.statements if statement.is_instruction]
     else:
         for op, supported in _operations(generator):
@@ -56,7 +58,7 @@ def _forms(function: ptx.Function, bodies: Container[str]) -> Iterator[tuple[str
 
 
 def _operations(generator: Generator) -> Iterator[tuple[Op, bool]]:
-    """Each operation of a function, reachable or not, and whether it can run."""
+    """Yield each operation of a function, reachable or not, and whether it can run."""
     for block in generator.blocks[:-1]:
         writer = Writer(generator, block)
         for op in block.ops:
@@ -70,7 +72,7 @@ def _operations(generator: Generator) -> Iterator[tuple[Op, bool]]:
 
 
 def _callee(op: Op, bodies: Container[str]) -> str | None:
-    """The function from elsewhere that an operation calls, if it does."""
+    """Return the external function that an operation calls, or None."""
     if op.mnemonic != "call":
         return None
     named = next((operand for operand in op.operands if not isinstance(operand, Vector)), None)

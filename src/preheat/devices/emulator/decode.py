@@ -1,4 +1,4 @@
-"""A function's statements as operations: names resolved in their scopes, operands taken apart."""
+"""Decode the statements of a function: resolve names in their scopes and parse operands."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ __all__ = [
 
 
 class Register(NamedTuple):
-    """A register of the function; names from inner scopes carry the scope's number."""
+    """A register of the function. Names from inner scopes contain the number of the scope."""
 
     name: str
     kind: str
 
 
 class Special(NamedTuple):
-    """A register of the machine, such as `%tid.x`."""
+    """A special register, such as `%tid.x`."""
 
     name: str
 
 
 class Number(NamedTuple):
-    """A constant as it was written: what it means depends on the type it is used as."""
+    """A literal. Its value depends on the type that it is used as."""
 
     text: str
 
     def value(self, dtype: np.dtype[Any]) -> Any:
-        """The constant as a NumPy scalar; `0f` and `0d` constants keep their bits in integer types."""
+        """Return the literal as a NumPy scalar. `0f` and `0d` keep their bits in integer types."""
         text = self.text.lower()
         if text.startswith(("0f", "0d")):
             return _from_bits(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
@@ -66,7 +66,7 @@ class Number(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """A variable or function, and a distance from its beginning."""
+    """A variable or function, and an offset from its beginning."""
 
     name: str
     offset: int = 0
@@ -80,7 +80,7 @@ class Address(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """`{a, b}`, the `(a, b)` of a call, or a vector register. A place that is `_` is None."""
+    """`{a, b}`, the `(a, b)` of a call, or a vector register. An element `_` is None."""
 
     items: tuple[Operand | None, ...]
 
@@ -107,12 +107,12 @@ class Selected(NamedTuple):
     """`%r1.b0` or `-%r1.h1`: the bytes or halves of a register that a video instruction uses."""
 
     register: Register
-    parts: str  # "" for the whole register
+    parts: str  # "" for the whole register.
     negative: bool = False
 
 
 class Expression(NamedTuple):
-    """A constant that is computed, such as `4*(2+1)`, or an address with one."""
+    """A constant expression such as `4*(2+1)`, or an address with one."""
 
     text: str
 
@@ -133,7 +133,7 @@ Operand = (
 
 
 class Op(NamedTuple):
-    """One instruction. `guard` is the predicate in front of it and whether that is negated."""
+    """One instruction. `guard` is its guard predicate and whether that is negated."""
 
     line: int
     text: str
@@ -143,12 +143,12 @@ class Op(NamedTuple):
 
     @property
     def mnemonic(self) -> str:
-        """`ld` of `ld.global.f32`."""
+        """The first part of the opcode: `ld` in `ld.global.f32`."""
         return _parts(self.opcode)[0]
 
     @property
     def modifiers(self) -> tuple[str, ...]:
-        """`("global", "f32")` of `ld.global.f32`."""
+        """The other parts of the opcode: `("global", "f32")` in `ld.global.f32`."""
         return _parts(self.opcode)[1]
 
 
@@ -163,8 +163,8 @@ class Body:
     """A decoded function."""
 
     ops: list[Op] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # index of the operation behind each
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # `.branchtargets`
+    labels: dict[str, int] = field(default_factory=dict)  # The index of the operation after each label.
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # `.branchtargets`.
     variables: dict[str, ptx.Variable] = field(default_factory=dict)
 
 
@@ -175,21 +175,21 @@ _Meaning = Register | Vector | str
 class _Scope:
     number: int
     outer: _Scope | None
-    names: dict[str, _Meaning] = field(default_factory=dict)  # registers, variables, labels
-    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # `%r<5>`
+    names: dict[str, _Meaning] = field(default_factory=dict)  # Registers, variables, labels.
+    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # Such as `%r<5>`.
 
     def unique(self, name: str) -> str:
         return name if self.number == 0 else f"{name}@{self.number}"
 
     def register(self, name: str, kind: str) -> Register | Vector:
-        """The register, or the elements of the vector register, that a name declares."""
+        """Return the register, or the elements of the vector register, that a name declares."""
         vector, _, element = kind.rpartition(".")
         axes = "xyzw"[: int(vector.removeprefix("v") or 0)]
         items = tuple(Register(self.unique(f"{name}.{axis}"), element) for axis in axes)
         return Vector(items) if items else Register(self.unique(name), kind)
 
     def find(self, name: str) -> _Meaning | None:
-        """What `name` stands for here: a register, or the unique name of a variable or label."""
+        """Return what `name` refers to: a register, or the unique name of a variable or label."""
         scope: _Scope | None = self
         while scope is not None:
             if found := scope.names.get(name):
@@ -220,9 +220,9 @@ _IGNORED = frozenset((".loc", ".file", ".pragma", ".callprototype", ".calltarget
 
 
 def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) -> Body:
-    """The operations of a function.
+    """Return the operations of a function.
 
-    A statement that has no known shape is a `SyntaxFault`, or is left out and added to `rejected`.
+    A statement with invalid syntax raises `SyntaxFault`, or is skipped and added to `rejected`.
     """
     body, label = Body(), ""
     for scope, statement in list(_scoped(function.statements, body, rejected)):
@@ -245,7 +245,7 @@ def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) 
 def _scoped(
     statements: tuple[ptx.Statement, ...], body: Body, rejected: list[ptx.Statement] | None
 ) -> Iterator[tuple[_Scope, ptx.Statement]]:
-    """Instructions and labels, each with its scope; what declares names is taken in on the way."""
+    """Yield instructions and labels, each with its scope, and process declarations."""
     scope, count = _Scope(0, None), 0
     for statement in statements:
         text = statement.text
@@ -322,14 +322,14 @@ def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
 
 
 def _list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, ...]:
-    """The operands between brackets."""
+    """Return the operands between brackets."""
     if text[-1] != {"{": "}", "(": ")", "[": "]"}[text[0]]:
         raise ptx.SyntaxFault(f"{text!r} is no operand", line)
     return tuple(_operand(item, scope, line) for item in split_commas(text[1:-1]))
 
 
 def _result(text: str, scope: _Scope, line: int) -> Register | Vector | None:
-    """One of two results; that of a texture instruction is a vector."""
+    """Return one of two results. That of a texture instruction is a vector."""
     return Vector(_list(text, scope, line)) if text.startswith("{") else _register(text, scope, line)
 
 
@@ -346,7 +346,7 @@ def _address(text: str, scope: _Scope, line: int) -> Address | Compound | None:
 
 
 def _named(text: str, scope: _Scope) -> Operand | None:
-    """A register, a special register, or a variable and a distance from it."""
+    """Return a register, a special register, or a variable with an offset."""
     found = scope.find(text)
     if isinstance(found, Register | Vector):
         return found
@@ -363,7 +363,7 @@ def _named(text: str, scope: _Scope) -> Operand | None:
 
 
 def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
-    """An element of a vector register, or parts of another one."""
+    """Return an element of a vector register, or parts of another register."""
     found, parts = scope.find(match["name"]), match["parts"] or ""
     axis = max("xyzw".find(parts), "rgba".find(parts)) if parts else -1
     if isinstance(found, Vector) and 0 <= axis < len(found.items) and not match["sign"]:
@@ -374,7 +374,7 @@ def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
 
 
 def _distance(match: re.Match[str]) -> int:
-    """A distance from an address, as the signed 64-bit integer that it is added as."""
+    """Return an offset as a signed 64-bit integer."""
     return wrapped(_integer(match["plus"] or "0") - _integer(match["minus"] or "0"))
 
 
@@ -386,7 +386,7 @@ def _register(text: str, scope: _Scope, line: int) -> Register | None:
 
 
 def _integer(text: str) -> int:
-    """An integer in any of PTX's bases; a leading zero makes it octal."""
+    """Return an integer in any base of PTX. A leading zero makes it octal."""
     text = text.rstrip("uU")
     digits = text.lstrip("+-")
     octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()

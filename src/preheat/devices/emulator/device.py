@@ -1,6 +1,7 @@
-"""The emulator as a device: memory is the host's, work is done when it is submitted.
+"""The emulator as a device: memory is host memory, and work is executed when it is submitted.
 
-With a schedule the memory counts as another device's, and work is queued instead: see `schedule`.
+With a schedule, the memory counts as that of another device, and work is queued instead: see
+`schedule`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.capture import Capture, Captures
+from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid
-from preheat.devices.emulator.refusal import error_of
-from preheat.devices.emulator.retired import Block, Retired
+from preheat.devices.emulator.quarantine import Block, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
 from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, brief
@@ -29,26 +30,26 @@ from preheat.toolchain import ptx
 
 __all__ = ["COUNT", "EmulatorDevice", "name_of"]
 
-ARCH = "sm_90"  # unless told otherwise
-COUNT = 8  # devices that there are
-PATIENCE = 5_000_000  # unless told otherwise
+ARCH = "sm_90"  # The default.
+COUNT = 8  # The number of devices.
+PATIENCE = 5_000_000  # The default.
 _ALIGN = 256
-_CLUSTER = 16  # blocks: a GPU has 8, and 16 for a function that opted in, as launches do by themselves
+_CLUSTER = 16  # Blocks. A GPU allows 8, and 16 for functions that opt in, as launches do by themselves.
 _TOTAL = 16 << 30
-_ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor one of the known GPUs
+_ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor a known GPU.
 
 
 class EmulatorDevice:
-    """Runs PTX on the CPU, the same way every time, and stops at what a GPU would not survive.
+    """Runs PTX on the CPU, deterministically, and stops at errors that a GPU would not survive.
 
-    A kernel is said to hang when `patience` basic blocks ran and no thread wrote global or shared
-    memory, passed a barrier or ended, and when ten times as many ran and no thread ended.
+    A kernel counts as hanging if `patience` basic blocks ran and no thread wrote global or shared
+    memory, passed a barrier or ended, or if ten times as many ran and no thread ended.
 
     With a `schedule`, which is a seed, streams are deferred: work is queued and executed late, in an
     order that the seed chooses among those that streams and events allow.
 
-    With `sanitize`, a kernel also stops where it uses what CUDA leaves undefined: shared memory that
-    nothing has written, or the value of a lane that takes no part in a shuffle.
+    With `sanitize`, a kernel also stops where it uses a value that CUDA leaves undefined: shared memory
+    that was never written, or the value of a lane that does not take part in a shuffle.
     """
 
     def __init__(
@@ -61,13 +62,16 @@ class EmulatorDevice:
         sanitize: bool = False,
     ) -> None:
         self.name = name_of(index, arch, patience, schedule, sanitize)
-        self.index, self.arch = index, Arch.parse(arch)
+        self.index = index
+        self.arch = Arch.parse(arch)
         self.model = "PTX emulator"
         self.limits = base.Limits(cluster=_CLUSTER if self.arch.major >= 9 else 0)
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
         self.forks = self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
-        self.patience, self.schedule, self.sanitize = patience, schedule, sanitize
+        self.patience = patience
+        self.schedule = schedule
+        self.sanitize = sanitize
         self.lock = threading.RLock()
         self._begin()
 
@@ -78,21 +82,21 @@ class EmulatorDevice:
         self.captures = Captures(self.scheduler, self._claim)
         self.streams = Streams(self.captures, self.scheduler)
         self._allocated: dict[int, Block] = {}
-        self._retired = Retired()
+        self._quarantine = Quarantine()
         self._used = 0
 
     def _scheduler(self, seed: int) -> Scheduler:
         return Scheduler(seed, self.lock, lambda fault: self.on_loss(fault))
 
     def lost(self, fault: DeviceError) -> None:
-        """Tell of a fault at once; a scheduler tells of it when a call raises it."""
+        """Report a fault at once. A scheduler reports it when a call raises it."""
         if self.scheduler is None:
             self.on_loss(fault)
 
     def load(
         self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
     ) -> base.Module:
-        """Load an artifact's PTX; `InvalidCodeError` when it has no shape that can run."""
+        """Load an artifact's PTX, or raise `InvalidCodeError` if it cannot run."""
         del jit
         try:
             loaded = image(artifact.ptx.decode(), sanitize=self.sanitize)
@@ -104,16 +108,16 @@ class EmulatorDevice:
             raise invalid(f"{bad}, line {bad.line}") from None
 
     def stream(self, *, priority: int = 0) -> base.Stream:
-        """A new stream."""
+        """Return a new stream."""
         del priority
         return self.streams.open()
 
     def adopt(self, handle: int) -> base.Stream:
-        """A stream by its number."""
+        """Return the stream with this handle."""
         return self.streams.adopt(handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """Address of `size` new bytes, each of them `POISON`; in a captured stream, of each replay."""
+        """Return the address of `size` new bytes of `POISON`; in a captured stream, of each replay."""
         if (capture := self.captures.of(stream.id)) is not None:
             return self._allocate_in(capture, size)
         with self.lock:
@@ -132,23 +136,23 @@ class EmulatorDevice:
         return block
 
     def _reserved(self, size: int) -> Block:
-        """Memory with an address, which no kernel may use yet."""
+        """Return memory with an address that kernels may not use yet."""
         try:
-            room = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+            array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
         except MemoryError:
             raise _out_of_memory(size) from None
-        start = -(-room.ctypes.data // _ALIGN) * _ALIGN
-        return Block(Buffer(start, start + size, True), room)
+        start = -(-array.ctypes.data // _ALIGN) * _ALIGN
+        return Block(Buffer(start, start + size, True), array)
 
     def _allocate_in(self, capture: Capture, size: int) -> int:
-        """Let a graph allocate memory whenever it is replayed, at the address that this returns."""
+        """Let a graph allocate memory in each replay, at the address that this returns."""
         block = self._reserved(size)
         capture.add("allocation", "", lambda: self._revive(block.buffer))
         capture.unfreed[block.buffer.start] = block
         return block.buffer.start
 
     def _claim(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
-        """Count memory that a replay in `stream` allocates; False where it still is allocated."""
+        """Count memory that a replay in `stream` allocates. Return False if it is still allocated."""
         with self.lock:
             for block in blocks:
                 if block.buffer.start not in self._allocated:
@@ -162,9 +166,9 @@ class EmulatorDevice:
             return True
 
     def _again(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Block | None:
-        """Memory whose free is queued in the same stream, which can be used behind that free."""
+        """Return memory whose free is queued in the same stream and precedes its next use, or None."""
         scheduler.require()
-        block = self._retired.take(size, stream.id) if scheduler.chance(1 / 2) else None
+        block = self._quarantine.take(size, stream.id) if scheduler.chance(1 / 2) else None
         if block is not None:
             scheduler.submit(stream.id, lambda: self._revive(block.buffer))
         return block
@@ -176,7 +180,7 @@ class EmulatorDevice:
             ctypes.memset(buffer.start, POISON, size)
 
     def free(self, address: int, stream: base.Stream) -> None:
-        """Give memory back, behind the work that is queued in `stream`, or in each replay."""
+        """Free memory after the work that is queued in `stream`, or in each replay."""
         if (capture := self.captures.of(stream.id)) is not None:
             self._free_in(capture, address)
             return
@@ -188,8 +192,8 @@ class EmulatorDevice:
                 self._memory.free(block.buffer)
             else:
                 self.scheduler.submit(stream.id, lambda: self._retire(block.buffer))
-                if not block.of_graph:  # which uses that address again
-                    self._retired.add(block, stream.id)
+                if not block.of_graph:  # The replay uses that address again.
+                    self._quarantine.add(block, stream.id)
             del self._allocated[address]
             self._used -= block.size
 
@@ -210,19 +214,20 @@ class EmulatorDevice:
 
     @contextmanager
     def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
-        """Let kernels use memory of the host meanwhile."""
+        """Let kernels use host memory inside the block."""
         with self.lock:
-            memory, buffer = self._memory, self._memory.add(address, size, writable=writable)
+            memory = self._memory
+            buffer = memory.add(address, size, writable=writable)
         try:
             yield
         finally:
             with self.lock:
                 if self.scheduler is not None:
-                    self.scheduler.finish()  # the caller takes back what queued work may use
+                    self.scheduler.finish()  # Queued work may use the memory.
                 memory.remove(buffer)
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
-        """Bytes from the host."""
+        """Copy bytes from the host."""
         self.captures.guard("copy from the host", stream.id)
         if not data.nbytes:
             return
@@ -234,7 +239,7 @@ class EmulatorDevice:
             ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
 
     def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
-        """Bytes to the host."""
+        """Copy bytes to the host."""
         self.captures.guard("copy to the host", stream.id)
         if not data.nbytes:
             return
@@ -251,7 +256,7 @@ class EmulatorDevice:
             self.scheduler.force(self.scheduler.submit(stream.id, work))
 
     def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
-        """Bytes from place to place."""
+        """Copy bytes within device memory."""
         places = (source, target)
         self._do("copy", stream, lambda: ctypes.memmove(target, source, size), size, places)
 
@@ -269,7 +274,7 @@ class EmulatorDevice:
         size: int,
         places: tuple[int, ...],
     ) -> None:
-        """Do it, queue it, or let it become part of the stream's capture."""
+        """Execute work, queue it, or add it to the capture of the stream."""
 
         def locked() -> None:
             with self.lock:
@@ -287,9 +292,9 @@ class EmulatorDevice:
             self.scheduler.submit(stream.id, locked)
 
     def _check(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
-        """Stop queued work that comes to memory which is not in use any more.
+        """Raise for queued work that accesses memory which has been freed.
 
-        Work that is done at once may use memory of the host that nobody lent, so it is not checked.
+        Work that is executed at once may use host memory that was not lent, so it is not checked.
         """
         if self.scheduler is None or not size:
             return
@@ -299,7 +304,7 @@ class EmulatorDevice:
             raise EmulatorFault(f"{kind} of {which}", found, address=address)
 
     def setter(self, places: Sequence[tuple[int, int]], stream: base.Stream) -> base.Setter:
-        """Write several values."""
+        """Return a function that writes several values."""
 
         def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
             if (capture := self.captures.of(stream.id)) is not None:
@@ -318,7 +323,7 @@ class EmulatorDevice:
     def _write(
         self, kind: str, places: Sequence[tuple[int, int]], values: Sequence[bytes]
     ) -> Callable[[], None]:
-        """Queued writes of values that were read already."""
+        """Return a function that writes values which have been read already."""
 
         def work() -> None:
             for (address, size), value in zip(places, values, strict=True):
@@ -328,15 +333,15 @@ class EmulatorDevice:
         return work
 
     def owner(self, address: int) -> object:
-        """The array that allocated memory is part of."""
-        return self._allocated[address].room
+        """Return the array that allocated memory is part of."""
+        return self._allocated[address].array
 
     def memory(self) -> base.MemoryInfo:
-        """How much there is."""
+        """Return the memory in use and the total."""
         return base.MemoryInfo(_TOTAL - self._used, _TOTAL)
 
     def synchronize(self) -> None:
-        """Wait for a launch in another thread, and execute what is queued."""
+        """Wait for launches of other threads, and execute queued work."""
         self.captures.guard("synchronize", everywhere=True)
         with self.lock:
             if self.scheduler is not None:
@@ -344,30 +349,30 @@ class EmulatorDevice:
                 self.scheduler.require()
 
     def check(self, status: tuple[int, ...], call: str) -> None:
-        """Raise for a status that is not 0; launches here raise by themselves."""
+        """Raise for a status that is not 0. Launches of the emulator raise by themselves."""
         if status[0]:
             raise error_of(call, status[0])
 
     def trim(self) -> None:
-        """Nothing that counts as used is kept."""
+        """Do nothing: no unused memory is kept."""
         self.captures.guard("trim", watched=True)
 
     def reset(self) -> None:
-        """Begin anew: everything allocated or loaded is gone."""
+        """Reset the device: all allocated memory and loaded modules are gone."""
         with self.lock:
             if self.scheduler is not None:
                 self.scheduler.finish()
             self._begin()
 
     def after_fork(self) -> None:
-        """Whoever launched in the parent does not do so here."""
+        """Reset the lock in a forked child: the thread that held it does not exist here."""
         self.lock = threading.RLock()
         if self.scheduler is not None:
             self.scheduler.lock = self.lock
         self.captures.forget()
 
     def close(self) -> None:
-        """Give the device back."""
+        """Close the device."""
         self.reset()
 
 
@@ -378,7 +383,7 @@ def name_of(
     schedule: int | None = None,
     sanitize: bool = False,
 ) -> str:
-    """The name of an emulator, which says all it differs in from the others: `emulator:1[sm_100]`."""
+    """Return the name of an emulator with all its settings, such as `emulator:1[sm_100]`."""
     if not 0 <= index < COUNT:
         raise InputError(f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}")
     if schedule is not None and (isinstance(schedule, bool) or not isinstance(schedule, int)):
@@ -396,5 +401,5 @@ def name_of(
 
 def _out_of_memory(size: int) -> OutOfMemoryError:
     return OutOfMemoryError(
-        "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no room for {size} bytes"
+        "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no memory for {size} bytes"
     )

@@ -1,4 +1,7 @@
-"""What each instruction of the machine looks like in Python; those that only compute are in `table`."""
+"""Emit the Python code of each instruction.
+
+Instructions that only compute are in `table`, those that access memory in `emit_memory`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _CLUSTER_BARRIER = r"barrier\.cluster\.(arrive(\.release|\.relaxed)?|wait(\.acqu
 
 
 def pure(w: Writer, op: Op) -> None:
-    """An instruction that only computes: its row in the table says how."""
+    """Emit an instruction that only computes, as its row in the table says."""
     pair = op.operands[0] if op.operands and isinstance(op.operands[0], Pair) else None
     row = instruction(f"{op.opcode}|" if pair else op.opcode)
     if row is None or len(op.operands) != 1 + len(row.sources):
@@ -53,19 +56,19 @@ def pure(w: Writer, op: Op) -> None:
 
 
 def _logic(w: Writer, op: Op) -> None:
-    """`lop3`, whose truth table is a constant."""
+    """Emit `lop3`, whose truth table is a constant."""
     if not isinstance(op.operands[-1], Number):
         raise w.unsupported("lop3 with its truth table in a register")
     pure(w, op)
 
 
 def _video(w: Writer, op: Op) -> None:
-    """An instruction on parts of words, for which operands and the result may name parts."""
+    """Emit a SIMD video instruction, whose operands and result may select parts of words."""
     row = instruction(op.opcode)
     if row is None or len(op.operands) != 4:
         raise w.unsupported()
     halves = op.mnemonic.endswith("2")
-    target, (a, b) = op.operands[0], op.operands[1:3]
+    target, a, b = op.operands[:3]
     words = [w.read(o.register if isinstance(o, Selected) else o, U32) for o in (a, b)]
     orders = [_parts(w, o, r"h[0-3]{2}" if halves else r"b[0-7]{4}") for o in (a, b)]
     chosen = [
@@ -79,7 +82,7 @@ def _video(w: Writer, op: Op) -> None:
 
 
 def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
-    """The parts that an operand chooses, if it does."""
+    """Return the parts that an operand selects, or an empty string."""
     if not isinstance(operand, Selected):
         return ""
     if operand.negative or len(operand.parts) < 2 or not re.fullmatch(pattern, operand.parts):
@@ -119,7 +122,7 @@ def _move(w: Writer, op: Op) -> None:
 
 
 def pack(dtype: DType, *parts: Any) -> Any:
-    """One word from narrower ones, the lowest first."""
+    """Return one word from narrower ones, the lowest first."""
     bits = dtype.itemsize * 8 // len(parts)
     whole = parts[0].astype(dtype)
     for i, part in enumerate(parts[1:], 1):
@@ -128,7 +131,7 @@ def pack(dtype: DType, *parts: Any) -> Any:
 
 
 def unpack(whole: Any, part: DType, parts: int) -> list[Any]:
-    """The narrower words of one, the lowest first."""
+    """Return the narrower words of a word, the lowest first."""
     bits = part.itemsize * 8
     return [
         (whole >> whole.dtype.type(i * bits)).astype(part) if i else whole.astype(part)
@@ -154,7 +157,7 @@ def _shuffle(w: Writer, op: Op) -> None:
 
 
 def _mask(w: Writer, operand: Operand | None) -> str:
-    """The mask of those who take part."""
+    """Return the mask of participating threads."""
     mask = w.read(operand, U32)
     if w.code.sanitize:
         w.lines.append(f"check_member(G, {mask}, {w.site()})")
@@ -203,9 +206,10 @@ def _active(w: Writer, op: Op) -> None:
 
 
 def _carried(w: Writer, op: Op) -> None:
-    """`add.cc`, `addc` and their kin; without a carry they only compute."""
+    """Emit `add.cc`, `addc` and similar instructions. Without a carry they only compute."""
     base = op.mnemonic.removesuffix("c")
-    takes, gives = op.mnemonic != base, "cc" in op.modifiers
+    takes = op.mnemonic != base
+    gives = "cc" in op.modifiers
     if not takes and not gives:
         return pure(w, op)
     words = [word for word in op.modifiers if word != "cc"]
@@ -222,7 +226,7 @@ def _carried(w: Writer, op: Op) -> None:
     return None
 
 
-# Flow: what the block returns
+# Control flow: these return the result of the block
 
 
 def _branch(w: Writer, op: Op) -> str | None:
@@ -247,7 +251,7 @@ def _call(w: Writer, op: Op) -> str | None:
 
 
 def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
-    """Whom a call calls, if it names one, and the variables that hold its arguments and results."""
+    """Return the callee of a call, if it is named, and the variables with its arguments and results."""
     w.op = op
     operands = list(op.operands)
     returns = operands.pop(0) if isinstance(operands[0], Vector) else None
@@ -255,7 +259,9 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
         raise w.unsupported()
     callee = operands.pop(0)
     given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
-    if not all(isinstance(operand, Symbol) for operand in operands):  # a prototype or a list of targets
+    if not all(
+        isinstance(operand, Symbol) for operand in operands
+    ):  # A prototype or a list of targets.
         raise w.unsupported()
     sides = []
     for side in (given, returns):
@@ -275,10 +281,13 @@ def _barrier(w: Writer, op: Op) -> str | None:
     if words[:1] == ["warp"]:
         return None
     operands = list(op.operands)
-    kind, result, predicate = words[0] if words else "", -1, "None"
+    kind = words[0] if words else ""
+    result = -1
+    predicate = "None"
     reduces = kind == "red" and len(words) == 3 and words[1] in ("popc", "and", "or")
     if reduces and len(operands) > 2:
-        kind, target = words[1], operands.pop(0)
+        kind = words[1]
+        target = operands.pop(0)
         wanted = U32 if kind == "popc" else BOOL
         if not isinstance(target, Register) or register_type(target.kind).itemsize != wanted.itemsize:
             raise w.unsupported()
@@ -298,7 +307,7 @@ def _cluster_barrier(w: Writer, op: Op) -> str:
 
 
 def _nothing(w: Writer, op: Op) -> None:
-    """What only orders, waits or hints has no effect here."""
+    """Emit nothing: instructions that only order, wait or hint have no effect here."""
 
 
 def _policy(w: Writer, op: Op) -> None:
@@ -343,7 +352,7 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
 }
 
 
-#: How many operands each takes.
+#: The number of operands of each mnemonic.
 _COUNTS = {
     **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
     **dict.fromkeys(("cvta", "isspacep", "getctarank", "mov", "brx", "elect"), (2,)),
@@ -359,14 +368,14 @@ _COUNTS = {
 
 
 def emit(w: Writer, op: Op) -> str | None:
-    """Write one operation; the expression that its block returns, if it is of flow."""
+    """Emit one operation. Return the expression that its block returns, if it is control flow."""
     w.op = op
     if op.mnemonic in _COUNTS and len(op.operands) not in _COUNTS[op.mnemonic]:
         raise w.unsupported()
     return EMITTERS.get(op.mnemonic, pure)(w, op)
 
 
-#: What generated functions call.
+#: The globals of generated functions.
 NAMESPACE: dict[str, Any] = {
     "active": warp.active,
     "arrival": Arrival,

@@ -1,9 +1,9 @@
 """Floating-point arithmetic in every rounding mode, exact to the last bit.
 
-NumPy rounds to the nearest. Fused multiply-add and the other modes need to know what that lost. In
-single precision the result is first rounded to odd in double precision, where the last bit says whether
-anything is missing, which makes the second rounding right (Boldo and Melquiond). In double precision
-exact fractions decide where sums without error cannot.
+NumPy rounds to nearest. Fused multiply-add and the other modes need the rounding error. In single
+precision the result is first rounded to odd in double precision, where the last bit says whether the
+result is inexact, which makes the second rounding correct (Boldo and Melquiond). In double precision
+exact fractions decide where error-free sums cannot.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ TINY = {kind: np.finfo(kind).tiny for kind in (HALF, SINGLE, DOUBLE)}
 
 
 def flush(a: Array) -> Array:
-    """Subnormal numbers become zeros of the same sign."""
+    """Replace subnormal numbers by zeros of the same sign."""
     return a * (np.abs(a) >= TINY[a.dtype])
 
 
 def flushed(run: Run) -> Run:
-    """`run` with subnormal operands and results flushed to zero."""
+    """Return `run` with subnormal operands and results flushed to zero."""
     return lambda *operands: flush(run(*map(flush, operands)))
 
 
 def saturate(a: Array) -> Array:
-    """Clamped to [+0, 1]; NaN becomes +0."""
+    """Clamp to [+0, 1]. NaN becomes +0."""
     zero, one = a.dtype.type(0), a.dtype.type(1)
     return np.fmin(np.fmax(a, zero), one) + zero
 
 
 def then(run: Run, last: Run) -> Run:
-    """`run`, and `last` of its result."""
+    """Return `run` followed by `last`."""
     return lambda *operands: last(run(*operands))
 
 
 def of(run: Run, first: Run) -> Run:
-    """`first` of each operand, and `run` of those."""
+    """Return `run` applied to `first` of each operand."""
     return lambda *operands: run(*map(first, operands))
 
 
 def relu(a: Array) -> Array:
-    """Negative numbers become +0; NaN stays."""
+    """Replace negative numbers by +0. NaN stays."""
     return np.maximum(a, a.dtype.type(0)) + a.dtype.type(0)
 
 
@@ -56,7 +56,7 @@ BLOCK = 4096
 
 
 def in_blocks(run: Run) -> Run:
-    """`run` on pieces short enough that its many intermediate arrays stay in the processor's cache."""
+    """Return `run` on pieces so short that its intermediate arrays stay in the CPU cache."""
 
     def blocked(*operands: Array) -> Array:
         count = max(np.size(a) for a in operands)
@@ -69,7 +69,7 @@ def in_blocks(run: Run) -> Run:
 
 
 def step(nearest: Array, lacking: Array, mode: str) -> Array:
-    """The result in `mode`, from the nearest one and the sign of what it lacks."""
+    """Return the result in `mode`, from the nearest one and the sign of its error."""
     infinity = nearest.dtype.type(np.inf)
     down, up = lacking < 0, lacking > 0
     if mode == "rz":
@@ -82,7 +82,7 @@ def step(nearest: Array, lacking: Array, mode: str) -> Array:
 
 
 def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
-    """A double as `kind`, rounded once."""
+    """Round a double once to `kind`."""
     nearest = a.astype(kind)
     if mode == "rn":
         return nearest
@@ -96,7 +96,7 @@ def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
 
 
 def to_odd(nearest: Array, lacking: Array) -> Array:
-    """`nearest`, or its odd neighbour towards the exact value where it is even and lacks something."""
+    """Return `nearest`, or its odd neighbour towards the exact value if it is even and inexact."""
     number, rest = nearest.view(np.int64), lacking.view(np.int64)
     inexact = np.abs(lacking) > 0
     inward = (number ^ rest < 0) & inexact
@@ -104,25 +104,25 @@ def to_odd(nearest: Array, lacking: Array) -> Array:
 
 
 def sum_error(a: Array, b: Array, total: Array) -> Array:
-    """Exactly what `total` lacks of a + b (Knuth)."""
+    """Return exactly `a + b - total` (Knuth)."""
     part = total - a
     return (a - (total - part)) + (b - part)
 
 
 def product_error(a: Array, b: Array, product: Array) -> Array:
-    """Exactly what `product` lacks of a * b while nothing overflows or underflows (Dekker)."""
+    """Return exactly `a * b - product`, if nothing overflows or underflows (Dekker)."""
     a1, b1 = _upper_bits(a), _upper_bits(b)
     a2, b2 = a - a1, b - b1
     return a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
 
 
 def _upper_bits(a: Array) -> Array:
-    scaled = a * 134217729.0  # 2**27 + 1 (Veltkamp)
+    scaled = a * 134217729.0  # 2**27 + 1 (Veltkamp).
     return scaled - (scaled - a)
 
 
 def add_to_odd(a: Array, b: Array) -> Array:
-    """a + b, rounded to odd, so that rounding it once more is rounding once."""
+    """Return a + b rounded to odd, so that rounding it again rounds only once."""
     total = a + b
     return to_odd(total, sum_error(a, b, total))
 
@@ -139,7 +139,9 @@ def _subtract_single(a: Array, b: Array) -> Array:
 
 
 def _multiply_single(a: Array, b: Array) -> Array:
-    return a.astype(np.float64) * b.astype(np.float64)  # quicker than a ufunc that casts as it goes
+    return a.astype(np.float64) * b.astype(
+        np.float64
+    )  # This is faster than a ufunc that casts its operands.
 
 
 def _fma_single(a: Array, b: Array, c: Array) -> Array:
@@ -162,10 +164,10 @@ def _root_single(a: Array) -> Array:
 
 
 def fma_single(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c, rounded once to single precision."""
+    """Return a * b + c, rounded once to single precision."""
     product, addend = _multiply_single(a, b), c.astype(np.float64)
     total = product + addend
-    # Rounding twice goes wrong only from halfway between two results, or below the normal ones.
+    # Double rounding is wrong only halfway between two results, or below the normal numbers.
     doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
     doubtful |= np.abs(total) < TINY[SINGLE]
     if doubtful.any():
@@ -174,7 +176,7 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
 
 
 def _mended(total: Array, at: Array, product: Array, addend: Array) -> Array:
-    """`total` with the sums at these places rounded to odd instead."""
+    """Return `total` with the sums at these indices rounded to odd instead."""
     if not total.ndim:
         return add_to_odd(product, addend)
     total[at] = add_to_odd(*(x.take(at) if x.ndim else x for x in (product, addend)))
@@ -182,8 +184,8 @@ def _mended(total: Array, at: Array, product: Array, addend: Array) -> Array:
 
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c, rounded once to float16."""
-    # The product is exact in double precision. So is any sum that a second rounding could turn.
+    """Return a * b + c, rounded once to float16."""
+    # The product is exact in double precision, and so is any sum that double rounding could change.
     return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float16)
 
 
@@ -191,7 +193,7 @@ def fma_half(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma_double(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c, rounded once to double precision."""
+    """Return a * b + c, rounded once to double precision."""
     product = a * b
     size = np.abs(product)
     safe = (size > 2.0**-960) & (np.maximum(size, np.abs(c)) < 2.0**1000)
@@ -201,7 +203,7 @@ def fma_double(a: Array, b: Array, c: Array) -> Array:
 
 
 def _fma_by_sums(a: Array, b: Array, c: Array, product: Array) -> Array:
-    """Right while no intermediate value overflows or underflows."""
+    """Return the sum, which is correct if no intermediate value overflows or underflows."""
     lower = product_error(a, b, product)
     middle = c + lower
     upper = product + middle
@@ -209,10 +211,10 @@ def _fma_by_sums(a: Array, b: Array, c: Array, product: Array) -> Array:
 
 
 def _fma_by_fractions(a: Array, b: Array, c: Array, result: Array, safe: Array) -> Array:
-    """`result` where `safe`; elsewhere NumPy's if a term is zero or not finite, else by fractions."""
+    """Return `result` where `safe`; elsewhere compute it by NumPy or by exact fractions."""
     a, b, c = np.broadcast_arrays(a, b, c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
-    # An infinite or undefined c is the sum, whatever a finite product would overflow to.
+    # If c is infinite or NaN, it is the sum, even if the finite product overflows.
     plain = choose(np.isfinite(a) & np.isfinite(b) & ~np.isfinite(c), c, a * b + c)
     result = np.array(choose(safe, result, plain))
     for lane in np.argwhere(~safe & finite):
@@ -222,7 +224,7 @@ def _fma_by_fractions(a: Array, b: Array, c: Array, result: Array, safe: Array) 
 
 
 def nearest(exact: Fraction) -> float:
-    """The double nearest to a fraction."""
+    """Return the double nearest to a fraction."""
     sign = -1 if exact < 0 else 1
     try:
         return math.copysign(float(exact), sign)
@@ -230,7 +232,7 @@ def nearest(exact: Fraction) -> float:
         return sign * math.inf
 
 
-# What a double-precision result lacks of the exact one, up to a positive factor.
+# The error of a double-precision result, up to a positive factor.
 LACKING: dict[str, Callable[..., Fraction]] = {
     "add": lambda result, a, b: a + b - result,
     "sub": lambda result, a, b: a - b - result,
@@ -243,12 +245,12 @@ LACKING: dict[str, Callable[..., Fraction]] = {
 
 
 def _lacking(operation: str) -> Run:
-    """The sign of what a result lacks; 0 where an operand is not finite."""
+    """Return the sign of the error of a result; 0 where an operand is not finite."""
 
     def sign(result: float, *operands: float) -> float:
         if not all(map(math.isfinite, operands)) or math.isnan(result):
             return 0.0
-        # An infinite result overflowed, unless a division by zero gave it, which lacks nothing.
+        # An infinite result has overflowed, unless it is that of a division by zero, which is exact.
         finite = math.copysign(min(abs(result), np.finfo(np.float64).max), result)
         missing = LACKING[operation](*map(Fraction, (finite, *operands)))
         if finite != result and missing:
@@ -259,7 +261,7 @@ def _lacking(operation: str) -> Run:
 
 
 def reciprocal(a: Array) -> Array:
-    """1 / a."""
+    """Return 1 / a."""
     return a.dtype.type(1) / a
 
 
@@ -281,13 +283,13 @@ TO_ODD: dict[str, Run] = {
     "sqrt": _root_single,
     "fma": _fma_single,
 }
-# Which operands to negate to negate the result: rounding down is rounding up in the mirror, which makes
-# an exact sum of zero negative, as it must be.
+# Which operands to negate to negate the result: rounding down is rounding up of the negated value,
+# which makes an exact sum of zero negative, as required.
 MIRROR = {"add": (-1, -1), "sub": (-1, -1), "fma": (-1, 1, -1)}
 
 
 def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
-    """Like `arithmetic`, with subnormal operands and results flushed to zero."""
+    """Return `arithmetic` with subnormal operands and results flushed to zero."""
     run, exact, limit = arithmetic(operation, kind, mode), TO_ODD[operation], TINY[kind]
 
     def ftz(*operands: Array) -> Array:
@@ -295,7 +297,7 @@ def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
         result = flush(run(*operands))
         at_limit = np.abs(result) == limit
         if np.any(at_limit):
-            # Flushed, too, is what only the coarser rounding of subnormal numbers made a normal one.
+            # A result that became normal only by the coarse rounding of subnormals is flushed as well.
             finer = narrow(exact(*operands) * 2.0**8, kind, mode)
             small = at_limit & (np.abs(finer) < limit * kind.type(2.0**8))
             result = choose(small, np.copysign(kind.type(0), result), result)
@@ -305,7 +307,7 @@ def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
 
 
 def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
-    """`operation` on numbers of `kind`, rounded once in `mode`."""
+    """Return `operation` on numbers of `kind`, rounded once in `mode`."""
     at_nearest = NEAREST[operation][kind]
     if mode == "rn":
         return at_nearest
@@ -327,21 +329,21 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
 
 
 def extreme(operation: str, *, nan: bool) -> Run:
-    """The "min" or "max" of two numbers, -0 below +0; NaN if both are or, with `nan`, either is."""
+    """Return "min" or "max" of two numbers, with -0 < +0. NaN if both are or, with `nan`, either is."""
     pick = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[operation][nan]
     merge = np.bitwise_or if operation == "min" else np.bitwise_and
 
     def run(a: Array, b: Array) -> Array:
         equal = merge(unsigned(a), unsigned(b)).view(
             a.dtype
-        )  # equal numbers differ in the sign of zero alone
+        )  # Equal numbers differ only in the sign of zero.
         return choose(a == b, equal, pick(a, b))
 
     return run
 
 
 def xor_sign(run: Run) -> Run:
-    """`run` on magnitudes, with the product of the signs (`.xorsign.abs`)."""
+    """Return `run` on magnitudes, with the product of the signs (`.xorsign.abs`)."""
 
     def signed(a: Array, b: Array) -> Array:
         sign = np.signbit(a) ^ np.signbit(b)
@@ -351,5 +353,5 @@ def xor_sign(run: Run) -> Run:
 
 
 def copy_sign(a: Array, b: Array) -> Array:
-    """`b` with the sign of `a`."""
+    """Return `b` with the sign of `a`."""
     return np.copysign(b, a)

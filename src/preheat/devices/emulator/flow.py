@@ -1,4 +1,4 @@
-"""The shape of a function: basic blocks, what follows each, which registers live between them."""
+"""The control flow of a function: basic blocks, their successors, and live registers."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ WITHOUT_RESULT = frozenset(
     "griddepcontrol".split()
 )
 _ENDS = frozenset("bra brx call ret exit trap".split())
-_PAST = "@past "  # no label of a text begins like that
+_PAST = "@past "  # No label in a PTX text begins like this.
 _RENDEZVOUS = frozenset("shfl vote match redux elect".split())
 _MATRICES = frozenset("mma ldmatrix stmatrix movmatrix".split())
 
 
 @dataclass
 class Block:
-    """Operations that run one after another. The last one, if it is of flow, says what comes next.
+    """A basic block. Its last operation may be a control-flow instruction.
 
-    `targets` are block numbers: for a branch the one taken and the one fallen into, for everything
-    that goes on the one that follows.
+    `targets` are block indices: for a branch the taken one and the fall-through, for other blocks that
+    continue the next one.
     """
 
     index: int
@@ -63,12 +63,12 @@ class Block:
 
     @property
     def end(self) -> Op | None:
-        """The operation of flow it ends with."""
+        """The control-flow operation that ends the block, or None."""
         return self.ops[-1] if self.ops and _ends_block(self.ops[-1]) else None
 
 
 def is_around(op: Op) -> bool:
-    """Whether this is a branch that stands for another operation's guard."""
+    """Whether this branch stands for the guard of another operation."""
     return op.mnemonic == "bra" and _label(op).startswith(_PAST)
 
 
@@ -79,12 +79,12 @@ def is_rendezvous(op: Op) -> bool:
 
 
 def is_of_matrices(op: Op) -> bool:
-    """Whether this is an instruction on matrices, at which all threads of a warp wait."""
+    """Whether this is a matrix instruction, at which all threads of a warp wait."""
     return op.mnemonic in _MATRICES
 
 
 def is_warp_barrier(op: Op) -> bool:
-    """Whether threads of a warp do nothing but wait for one another at this instruction."""
+    """Whether this instruction is only a barrier of the warp."""
     return op.mnemonic in ("bar", "barrier") and "warp" in op.modifiers
 
 
@@ -94,12 +94,12 @@ def is_barrier(op: Op) -> bool:
 
 
 def is_cluster_barrier(op: Op) -> bool:
-    """Whether threads of a cluster arrive, or wait for one another, at this instruction."""
+    """Whether threads of a cluster arrive or wait at this instruction."""
     return op.mnemonic == "barrier" and "cluster" in op.modifiers
 
 
 def blocks_of(body: Body) -> list[Block]:
-    """The basic blocks of a function in the order of its text, with liveness."""
+    """Return the basic blocks of a function in the order of its text, with liveness."""
     ops, labels = _without_guards(body)
     starts = sorted(
         {0, *labels.values()}
@@ -125,9 +125,9 @@ def blocks_of(body: Body) -> list[Block]:
 
 
 def _without_repeats(starts: list[int], ops: list[Op], labelled: set[int]) -> list[int]:
-    """The starts of blocks, less those at which all threads of a warp are known to be together.
+    """Return the starts of blocks, except where all threads of a warp are known to be together.
 
-    That is so at an instruction on matrices when the block before it began with one.
+    That is the case at a matrix instruction if the previous block began with one.
     """
     kept: list[int] = []
     for at in starts:
@@ -143,7 +143,7 @@ def _ends_block(op: Op) -> bool:
 
 
 def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:
-    """Guarded instructions as branches around them: only branches have a guard afterwards."""
+    """Replace guarded instructions by branches around them, so that only branches have a guard."""
     ops: list[Op] = []
     moved: list[int] = []
     labels: dict[str, int] = {}
@@ -163,7 +163,8 @@ def _without_guards(body: Body) -> tuple[list[Op], dict[str, int]]:
 
 
 def _targets(block: Block, place: dict[str, int], body: Body) -> Iterator[int]:
-    op, following = block.end, block.index + 1
+    op = block.end
+    following = block.index + 1
     if op is None or op.mnemonic not in ("bra", "brx", "ret", "exit", "trap"):
         yield following
         return
@@ -180,7 +181,7 @@ def _targets(block: Block, place: dict[str, int], body: Body) -> Iterator[int]:
 
 
 def _label(op: Op) -> str:
-    """The label or the table of labels that a branch names last."""
+    """Return the label or the table of labels that a branch names last."""
     last = op.operands[-1] if op.operands else None
     return last.name if isinstance(last, Symbol) else "?"
 
@@ -195,7 +196,7 @@ def _mark_reachable(blocks: list[Block]) -> None:
 
 
 def _find_live(blocks: list[Block]) -> None:
-    """Liveness by names, backwards until nothing changes."""
+    """Compute liveness by names, backwards until nothing changes."""
     gen = []
     for block in blocks:
         reads: set[str] = set()
@@ -216,7 +217,7 @@ def _find_live(blocks: list[Block]) -> None:
 
 
 def defined(op: Op) -> Iterator[Register]:
-    """The registers an operation writes."""
+    """Return the registers that an operation writes."""
     if (
         op.operands
         and not isinstance(op.operands[0], Address | Compound)
@@ -229,7 +230,7 @@ def defined(op: Op) -> Iterator[Register]:
 
 
 def used(op: Op) -> Iterator[Register]:
-    """The registers an operation reads."""
+    """Return the registers that an operation reads."""
     if op.guard:
         yield op.guard[0]
     results = {r.name for r in defined(op)} - {carry.REGISTER.name} if op.operands else set()

@@ -1,7 +1,7 @@
-"""How a row of the instruction table is written and read.
+"""The rows of the instruction table: their syntax and how opcodes match it.
 
-A row's syntax is that of NVIDIA's PTX ISA: a modifier in braces may be left out, and a name from
-`CLASSES` stands for one of several.
+The syntax of a row is that of NVIDIA's PTX ISA: a modifier in braces is optional, and a name from
+`CLASSES` stands for one of several modifiers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "pair": "u16x2 s16x2",
         "float": "f32 f64",
         "half": "f16 f16x2",
-        "brain": "bf16 bf16x2",
+        "bfloat16": "bf16 bf16x2",
         "byte": "e4m3x2 e5m2x2",
         "mark": "u32 s32 f32",
         "markh": "f16 u16 s16 u32 s32",
@@ -88,11 +88,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What one opcode reads and writes, and the function that does it.
+    """The operand and result types of one opcode, and the function that computes it.
 
     `run` takes arrays and NumPy scalars of the dtypes in `sources` and returns one result, or a tuple
-    of several, of those in `results`. It never changes an operand, but may return one. It is meant to
-    run under `np.errstate(all="ignore")`. An instruction that is not `exact` keeps its row's bound.
+    of several, of the dtypes in `results`. It never changes an operand, but may return one. It must run
+    under `np.errstate(all="ignore")`. An instruction that is not `exact` keeps the bound of its row.
     """
 
     results: tuple[np.dtype[Any], ...]
@@ -103,7 +103,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One row: the opcodes of one syntax, what they compute, and how far the result may be off."""
+    """One row: the opcodes of one syntax, what they compute, and the error bound of the result."""
 
     syntax: str
     meaning: str
@@ -115,12 +115,12 @@ class Form:
         return re.split(r"[.{]", self.syntax, maxsplit=1)[0]
 
     def opcodes(self) -> Iterator[str]:
-        """Every opcode of this row."""
+        """Yield every opcode of this row."""
         choices = ((*spellings, *[""] * optional) for _, spellings, optional in _slots(self.syntax))
         return ("".join((self.mnemonic, *chosen)) for chosen in itertools.product(*choices))
 
     def modifiers(self, opcode: str) -> Modifiers | None:
-        """The modifiers of `opcode` by the names in the syntax; None when it is not of this row."""
+        """Return the modifiers of `opcode` by the names in the syntax, or None if it does not match."""
         match = _pattern(self.syntax).fullmatch(opcode)
         if match is None:
             return None
@@ -131,7 +131,7 @@ class Form:
 
 
 def _slots(syntax: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """For each modifier in turn its name, how it may be spelled, and whether it may be left out."""
+    """Return name, spellings and optionality of each modifier in order."""
     for brace, name in re.findall(r"(\{?)\.?(\w+(?:\.abs)?|\|)", syntax)[1:]:
         spellings = (
             ("|",) if name == "|" else tuple(f".{member}" for member in CLASSES.get(name, (name,)))

@@ -1,4 +1,4 @@
-"""What instructions on matrices look like in Python."""
+"""Emit matrix instructions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["emit_load", "emit_product", "emit_store", "emit_transpose"]
 
 
 def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
-    """The registers of a matrix; a single one may stand without braces."""
+    """Return the registers of a matrix. A single one may have no braces."""
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if len(items) != count or None in items:
         raise w.unsupported()
@@ -19,7 +19,7 @@ def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand 
 
 
 def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
-    """Space, number and transposition of matrices in memory; the order of these words is free."""
+    """Return space, number and transposition of matrices. The order of these modifiers is free."""
     sync, aligned, *words, kind = (*op.modifiers, "", "", "")[: max(len(op.modifiers), 3)]
     counts = [int(word[1:]) for word in words if word in ("x1", "x2", "x4")]
     spaces = [word for word in words if word in ("shared", "shared::cta")]

@@ -1,4 +1,4 @@
-"""A PTX function as code that can run: every reachable block a Python function, and what follows it."""
+"""Compile a PTX function: every reachable basic block becomes a Python function with successors."""
 
 from __future__ import annotations
 
@@ -40,49 +40,49 @@ _KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit":
 
 @dataclass
 class Step:
-    """A basic block that can run, and what follows it."""
+    """A compiled basic block and its successors."""
 
     index: int
     kind: str
     targets: tuple[int, ...]
-    first: int  # its first operation, by number
-    site: int  # its last
+    first: int  # The site of its first operation.
+    site: int  # The site of its last operation.
     live_in: frozenset[int]
     live_out: frozenset[int]
     writes: frozenset[int]
     run: Generated = field(init=False)
-    mask: Generated | None = None  # the threads of the warp it waits for
+    mask: Generated | None = None  # Returns the mask of the threads that it waits for.
     callee: str | None = None
     arguments: tuple[str, ...] = ()
     returns: tuple[str, ...] = ()
-    leaves: bool = False  # it does nothing but end the thread, or return
+    leaves: bool = False  # Whether the block only ends the thread or returns.
 
 
 @dataclass
 class Code:
-    """A function that can run. Registers are numbered; `special` and `symbols` have numbers too."""
+    """A compiled function. Registers, special registers and symbols have slot numbers."""
 
     name: str
-    steps: dict[int, Step]  # by the number of the block
+    steps: dict[int, Step]  # By the index of the block.
     sites: list[Op]
     zeros: list[Any]
     special: list[tuple[int, str]]
     symbols: list[tuple[int, str]]
-    offsets: dict[str, int]  # of variables, parameters and results in its local memory
-    sizes: dict[str, int]  # of the same
+    offsets: dict[str, int]  # Offsets of variables, parameters and results in local memory.
+    sizes: dict[str, int]  # Sizes of the same.
     frame_bytes: int
-    align: int  # of its local memory
-    parameters: dict[str, int]  # of a kernel, in its parameter block
-    arguments: list[tuple[int, int]]  # offset and size
+    align: int  # Of its local memory.
+    parameters: dict[str, int]  # Of a kernel, in its parameter buffer.
+    arguments: list[tuple[int, int]]  # Offset and size.
     returns: list[tuple[int, int]]
     callees: frozenset[str]
-    indirect: bool  # calls through pointers
+    indirect: bool  # Whether it calls through pointers.
     variables: dict[str, ptx.Variable]
     takes_parameter_address: bool
 
 
 class Generator:
-    """Writes all functions of one PTX function."""
+    """Generates the code of one PTX function."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Generator:
         *,
         sanitize: bool = False,
     ) -> None:
-        self.function, self.sanitize = function, sanitize
+        self.function = function
+        self.sanitize = sanitize
         self.is_entry = function.kind == "entry"
         self.body = decode(function, rejected)
         self.blocks = blocks_of(self.body)
@@ -111,7 +112,7 @@ class Generator:
         self._choose_types()
 
     def _locals(self) -> list[ptx.Variable | ptx.Param]:
-        """The variables in the function's part of local memory."""
+        """Yield the variables in the function's local memory."""
         kept: list[ptx.Variable | ptx.Param] = [
             variable
             for variable in self.body.variables.values()
@@ -122,7 +123,7 @@ class Generator:
         return kept
 
     def _choose_types(self) -> None:
-        """Keep each register as the type that most instructions use it as."""
+        """Store each register as the type that most instructions use it as."""
         votes: dict[str, Counter[DType]] = {}
         for block in self.blocks:
             for op in block.ops:
@@ -139,7 +140,7 @@ class Generator:
             self.registers.kept[self.registers.number[name]] = counted.most_common(1)[0][0]
 
     def constant(self, value: Any) -> str:
-        """The name of a value in the generated functions' globals."""
+        """Return the name of a value in the globals of generated functions."""
         key = (type(value), value.tobytes() if isinstance(value, np.generic) else value)
         if key not in self._constants:
             self._constants[key] = f"c{len(self._constants)}"
@@ -147,28 +148,30 @@ class Generator:
         return self._constants[key]
 
     def site(self, op: Op) -> int:
-        """The number of an operation, by which an error finds its line."""
+        """Return the number of an operation, by which an error finds its line."""
         return self._site_of[id(op)]
 
     def drops(self, block: Block, slot: int) -> bool:
-        """Whether a register's old value is of no use once this block has read it."""
+        """Return whether the old value of a register is unused once this block has read it."""
         name = self.registers.names[slot]
         if name.startswith("&") or name in SPECIAL:
             return False
         return name not in block.live_out or name in block.defines
 
     def unsupported(self, op: Op, what: str | None = None) -> UnsupportedInstructionError:
-        """The error for an operation that the emulator does not support."""
+        """Return the error for an operation that the emulator does not support."""
         other_forms = op.mnemonic in EMITTERS or op.mnemonic in mnemonics()
         return unsupported(self.function.name, op, what, other_forms=other_forms)
 
     def code(self) -> Code:
-        """The function, ready to run."""
+        """Return the compiled function."""
         self.globals.update(NAMESPACE)
         if self.sanitize:
             self.globals.update(checks.NAMESPACE)
         reachable = [block for block in self.blocks if block.reachable]
-        texts = {block.index: dict(self._texts(block)) for block in reachable}  # names all registers
+        texts = {
+            block.index: dict(self._texts(block)) for block in reachable
+        }  # This assigns slots to all registers.
         steps = {block.index: self._step(block, texts[block.index]) for block in reachable}
         offsets = self.offsets
         return Code(
@@ -192,13 +195,13 @@ class Generator:
         )
 
     def _texts(self, block: Block) -> Iterator[tuple[str, str]]:
-        """The text of a block's functions: `run` and, at a rendezvous, `mask`."""
+        """Return the text of a block's functions: `run` and, at a rendezvous, `mask`."""
         yield "run", Writer(self, block).function("run", emit)
         first = block.ops[0]
         if is_rendezvous(first):
             mask = _ALL_LANES if is_of_matrices(first) else first.operands[-1]
             asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
-            yield "mask", asks.question("mask", mask)
+            yield "mask", asks.operand_function("mask", mask)
 
     def _step(self, block: Block, texts: dict[str, str]) -> Step:
         number, end = self.registers.number, block.end
@@ -228,7 +231,7 @@ class Generator:
 
 
 def _compiled_when_called(step: Step, name: str, text: str, names: dict[str, Any]) -> Generated:
-    """A function that compiles `text` at its first call: many blocks of large kernels never run."""
+    """Return a function that compiles `text` at its first call: many blocks never run."""
 
     def first(group: Any, registers: list[Any], wave: Any) -> Any:
         found: dict[str, Generated] = {}
@@ -240,7 +243,7 @@ def _compiled_when_called(step: Step, name: str, text: str, names: dict[str, Any
 
 
 def _laid_out(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], int]:
-    """The offset of each variable, and how many bytes there are."""
+    """Return the offset of each variable, and the total size."""
     offsets, top = {}, 0
     for variable in variables:
         offsets[variable.name] = -(-top // variable.align) * variable.align
@@ -253,5 +256,5 @@ def _fits(register: Register, dtype: DType) -> bool:
 
 
 def generate(function: ptx.Function, *, sanitize: bool = False) -> Code:
-    """Make a function ready to run; `UnsupportedInstructionError` names what the emulator cannot do."""
+    """Compile a function, or raise `UnsupportedInstructionError`."""
     return Generator(function, sanitize=sanitize).code()

@@ -1,4 +1,4 @@
-"""Threads that run together, and where their registers live."""
+"""Groups of threads that run together, and their registers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ Array = np.ndarray[Any, Any]
 class Frame:
     """One activation of a function by any number of threads.
 
-    `home` holds each register: an array of all threads of the wave, a scalar that is the same for all,
-    None before anything was written. `base` is where its variables begin in local memory, `call` the
-    call that made it, `order` the places of all calls around it.
+    `home` holds each register: an array over all threads of the wave, a scalar that is the same for
+    all, or None before the first write. `base` is the offset of its variables in local memory, `call`
+    the call that created it, `order` the positions of all calls around it.
     """
 
     def __init__(
         self, wave: Wave, code: Code, base: int, parent: Frame | None = None, call: Step | None = None
     ) -> None:
-        self.wave, self.code, self.base, self.parent, self.call = wave, code, base, parent, call
+        self.wave = wave
+        self.code = code
+        self.base = base
+        self.parent = parent
+        self.call = call
         self.order: tuple[int, ...] = (*parent.order, call.index) if parent and call else ()
         self.children: dict[tuple[int, str], Frame] = {}
-        self.owned: set[int] = set()  # registers whose array nothing else refers to
+        self.owned: set[int] = set()  # Registers whose array has no other reference.
         self.home: list[Any] = [None] * len(code.zeros)
         for slot, name in code.special:
             self.home[slot] = special.value(wave, name)
@@ -40,7 +44,7 @@ class Frame:
             self.home[slot] = np.uint64(self._address(name))
 
     def _address(self, name: str) -> int:
-        """Where a variable lies in its own space, or what stands for a function."""
+        """Return the address of a variable in its own space, or the value of a function pointer."""
         if name in self.code.offsets:
             return self.base + self.code.offsets[name]
         if name in self.code.parameters:
@@ -54,7 +58,8 @@ class Frame:
     def write(self, slot: int, lanes: Array, value: Any) -> None:
         """Set a register of some threads."""
         if slot not in self.owned:
-            count, home = self.wave.layout.count, self.home[slot]
+            count = self.wave.layout.count
+            home = self.home[slot]
             if home is None:
                 home = np.zeros(count, value.dtype)
             else:
@@ -65,37 +70,39 @@ class Frame:
 
 
 class Group:
-    """Threads that stand at the same block of the same frame.
+    """Threads that are at the same basic block of the same frame.
 
-    `lanes` are their numbers in ascending order, None for all threads of the wave: such a group works
-    on the frame's own registers. Any other fetches a register when it first reads it, and puts back
-    what it wrote when it parts or meets another.
+    `lanes` are their indices in ascending order, or None for all threads of the wave: then the group
+    uses the registers of the frame directly. Any other group copies a register when it first reads it,
+    and writes its changes back when it splits or merges.
     """
 
     __slots__ = ("_cache", "_warps", "count", "dirty", "frame", "lanes", "pc", "regs", "seen", "wave")
 
     def __init__(self, frame: Frame, pc: int, lanes: Array | None) -> None:
         self.wave = frame.wave
-        self.frame, self.pc, self.lanes = frame, pc, lanes
+        self.frame = frame
+        self.pc = pc
+        self.lanes = lanes
         self.count = self.wave.layout.count if lanes is None else len(lanes)
         self.regs: list[Any] = frame.home if lanes is None else [None] * len(frame.home)
         self.dirty: set[int] = set()
-        self.seen = 0  # when it last ran
+        self.seen = 0  # When it last ran, in steps.
         self._cache: dict[str, Array] = {}
         self._warps: Warps | None = None
 
     @property
     def step(self) -> Step:
-        """The block it stands at."""
+        """The basic block of the group."""
         return self.frame.code.steps[self.pc]
 
     @property
     def all_lanes(self) -> Array:
-        """The numbers of its threads."""
+        """The indices of its threads."""
         return np.arange(self.count) if self.lanes is None else self.lanes
 
     def fetch(self, slot: int) -> Any:
-        """A register that the group does not hold yet; zero when nothing was ever written to it."""
+        """Return a register that the group has not copied yet, or zero if it was never written."""
         value = self.frame.home[slot]
         if value is None:
             return self.frame.code.zeros[slot]
@@ -113,36 +120,36 @@ class Group:
             self.dirty.add(slot)
 
     def flush(self, live: frozenset[int]) -> None:
-        """Put the registers that are still needed back into the frame."""
+        """Write the registers that are still live back to the frame."""
         for slot in self.dirty & live:
             if self.regs[slot] is not None:
                 self.frame.write(slot, self.all_lanes, self.regs[slot])
         self.dirty.clear()
 
     def split(self, chosen: Array) -> tuple[Group, Group]:
-        """The threads that are chosen, and the others, both where this group stood."""
+        """Return the chosen threads and the others, as two groups at the same position."""
         self.flush(self.step.live_in)
         lanes = self.all_lanes
         return Group(self.frame, self.pc, lanes[chosen]), Group(self.frame, self.pc, lanes[~chosen])
 
     def merged(self, other: Group) -> Group:
-        """One group of the threads of two that stand at the same place."""
+        """Return one group of the threads of two groups at the same position."""
         for group in (self, other):
             group.flush(self.step.live_in)
         lanes = np.concatenate((self.all_lanes, other.all_lanes))
-        lanes.sort(kind="stable")  # two runs: merged in one pass
+        lanes.sort(kind="stable")  # Two sorted runs, which are merged in one pass.
         return Group(self.frame, self.pc, None if len(lanes) == self.wave.layout.count else lanes)
 
     def chosen(self, where: Array) -> Array | None:
-        """The numbers of some of its threads; None when they are all threads of the wave."""
+        """Return the indices of some of its threads, or None if they are all threads of the wave."""
         return None if self.lanes is None and where.all() else self.all_lanes[where]
 
     def part(self, positions: Array) -> Group:
-        """Some of the threads, by position, for a question about them alone."""
+        """Return some of the threads, by position, as a group for a query about them alone."""
         return Group(self.frame, self.pc, self.all_lanes[positions])
 
     def of(self, name: str) -> Array:
-        """An array of the layout, of these threads alone: "row", "rank", "lane", "warp", "thread", …"""
+        """Return an array of the layout for these threads: "row", "rank", "lane", "warp", …"""
         found: Array = getattr(self.wave.layout, name)
         if self.lanes is None:
             return found
@@ -158,7 +165,7 @@ class Group:
         return self._warps
 
     def origin(self, space: str) -> Array:
-        """Where each thread's shared or local memory begins in the host's."""
+        """Return where each thread's shared or local memory begins in host memory."""
         base = self.wave.base(space)
         if space == "shared":
             return base.start + self.of("row") * base.strides[0]

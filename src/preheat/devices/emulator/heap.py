@@ -1,4 +1,4 @@
-"""The memory that kernels allocate themselves, with `malloc` and `new`."""
+"""The heap of kernels: memory that they allocate with `malloc` and `new`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
 
 __all__ = ["Heap"]
 
-_LIMIT = 8 << 20  # bytes, as on a GPU whose limit nobody changed
+_LIMIT = 8 << 20  # Bytes, the default limit of a GPU.
 _ALIGN = 16
 
 
@@ -24,17 +24,17 @@ class Heap:
         self._used = 0
 
     def allocate(self, size: int) -> int:
-        """The address of `size` new bytes; 0 when there is no room for them."""
+        """Return the address of `size` new bytes, or 0 if the heap is full."""
         if not 0 < _rounded(size) <= _LIMIT - self._used:
             return 0
-        room = np.full(size + _ALIGN, POISON, np.uint8)
-        address = _rounded(room.ctypes.data)
-        self._buffers[address] = self._memory.add(address, size), room
+        array = np.full(size + _ALIGN, POISON, np.uint8)
+        address = _rounded(array.ctypes.data)
+        self._buffers[address] = self._memory.add(address, size), array
         self._used += _rounded(size)
         return address
 
     def free(self, address: int) -> None:
-        """Free what `allocate` returned; `KeyError` for any other address."""
+        """Free memory that `allocate` returned, or raise `KeyError` for another address."""
         buffer, _ = self._buffers.pop(address)
         size = buffer.end - buffer.start
         ctypes.memset(address, FREED, size)

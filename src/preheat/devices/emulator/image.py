@@ -1,4 +1,4 @@
-"""A PTX text that can run: its functions made ready when first needed, wherever it is loaded."""
+"""A PTX text whose functions are compiled when first needed, shared by all loads of it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from preheat.toolchain import ptx
 
 __all__ = ["ADDRESS", "Image", "Kernel", "image"]
 
-#: How a variable's first value names another or a function: `name`, `generic(name)+4`, `0xFF00(name)`.
+#: How an initial value refers to a variable or function: `name`, `generic(name)+4`, `0xFF00(name)`.
 ADDRESS = re.compile(
     r"(?:(0[xX][0-9a-fA-F]+)\s*\()?(?:generic\s*\(\s*)?([A-Za-z_$%][\w$]*)[\s)]*(?:\+\s*(-?\w+))?[\s)]*"
 )
 
 
 class Kernel(NamedTuple):
-    """An entry with all it calls, and the layout of its shared memory."""
+    """An entry with all functions that it calls, and the layout of its shared memory."""
 
     functions: dict[str, Code]
-    missing: dict[str, UnsupportedInstructionError]  # functions that pointers may lead to, and why not
-    shared: dict[str, int]  # offset of each variable
-    shared_bytes: int  # without what a launch adds
-    reserved: int  # of those, at the beginning, not for variables
+    missing: dict[str, UnsupportedInstructionError]  # Functions that cannot run, and why.
+    shared: dict[str, int]  # The offset of each variable.
+    shared_bytes: int  # Without dynamic shared memory.
+    reserved: int  # The first of those, which are not for variables.
 
 
 class Image:
-    """The functions of one PTX text. Nothing here depends on addresses: all loads share it."""
+    """The functions of one PTX text. They do not depend on addresses, so all loads share them."""
 
     def __init__(self, text: str, *, sanitize: bool = False) -> None:
-        self.module, self.sanitize = ptx.parse(text), sanitize
+        self.module = ptx.parse(text)
+        self.sanitize = sanitize
         self.bodies = self.module.bodies
         self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
         self._code: dict[str, Code] = {}
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, name: str) -> Kernel:
-        """An entry, ready to run; `UnsupportedInstructionError` names what cannot."""
+        """Return a compiled entry, or raise `UnsupportedInstructionError`."""
         if name not in self._kernels:
             functions, missing = self._reachable(name)
             reserved = RESERVED if any(map(_reads_reserved, functions.values())) else 0
@@ -52,13 +53,13 @@ class Image:
         return self._kernels[name]
 
     def code(self, name: str) -> Code:
-        """One function."""
+        """Return one compiled function."""
         if name not in self._code:
             self._code[name] = generate(self.bodies[name], sanitize=self.sanitize)
         return self._code[name]
 
     def _reachable(self, name: str) -> tuple[dict[str, Code], dict[str, UnsupportedInstructionError]]:
-        """A function and all it may call, through pointers too, and what only those lead to in vain."""
+        """Return a function and all that it may call, also by pointers, and those that cannot run."""
         found, missing = self._called(name), dict[str, UnsupportedInstructionError]()
         while any(code.indirect for code in found.values()):
             fresh = set(self._pointed_at(found)) - found.keys() - missing.keys()
@@ -72,7 +73,7 @@ class Image:
         return found, missing
 
     def _called(self, name: str) -> dict[str, Code]:
-        """A function and all it calls by name."""
+        """Return a function and all functions that it calls by name."""
         found: dict[str, Code] = {}
         waiting = [name]
         while waiting:
@@ -82,7 +83,7 @@ class Image:
         return found
 
     def _callable(self, code: Code, callee: str) -> bool:
-        """Whether a function is one of ours; `UnsupportedInstructionError` when it is nobody's."""
+        """Return whether the module defines a function. Raise if nothing does."""
         if callee not in self.bodies and callee not in builtin.FUNCTIONS:
             op = next(op for op in code.sites if op.mnemonic == "call" and callee in op.text)
             raise unsupported(code.name, op, f"the function {callee}, which this PTX does not define")
@@ -96,7 +97,7 @@ class Image:
             yield from (name for _, name in code.symbols if name in self.bodies)
 
     def _shared_layout(self, functions: dict[str, Code], reserved: int) -> tuple[dict[str, int], int]:
-        """The offset of each variable in shared memory, and how many bytes there are."""
+        """Return the offset of each variable in shared memory, and the total size."""
         rows: dict[str, ptx.Variable] = {}
         for code in functions.values():
             own = {
@@ -110,7 +111,7 @@ class Image:
                 offsets[name] = top = -(-top // variable.align) * variable.align
                 top += variable.size
         dynamic = {name: variable.align for name, variable in rows.items() if not variable.size}
-        step = max(dynamic.values(), default=1)  # what the launch adds has one address for all
+        step = max(dynamic.values(), default=1)  # All dynamic shared arrays have the same address.
         top = -(-top // step) * step
         return offsets | dict.fromkeys(dynamic, top), top
 
@@ -121,5 +122,5 @@ def _reads_reserved(code: Code) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def image(text: str, *, sanitize: bool = False) -> Image:
-    """The image of a PTX text, with checks to `sanitize`; `SyntaxFault` when it has no such shape."""
+    """Return the image of a PTX text, with checks if `sanitize`, or raise `SyntaxFault`."""
     return Image(text, sanitize=sanitize)

@@ -1,4 +1,4 @@
-"""Integer and bit instructions: what NumPy has no single function for."""
+"""Integer and bit instructions for which NumPy has no single function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-Array = Any  # an ndarray, or a NumPy scalar where a value is the same for all threads
+Array = Any  # An ndarray, or a NumPy scalar if a value is the same for all threads.
 
 Run = Callable[..., Array]
 
@@ -25,23 +25,23 @@ WIDER = {
 
 
 def choose(condition: Array, yes: Array, no: Array) -> Array:
-    """`yes` where `condition` holds, `no` elsewhere; a scalar stays a scalar."""
+    """Return `yes` where `condition` holds, `no` elsewhere. A scalar stays a scalar."""
     chosen: Array = np.where(condition, yes, no)
     return chosen[()]
 
 
 def unsigned(a: Array) -> Array:
-    """The same bits, read as an unsigned number."""
+    """Return the same bits as an unsigned number."""
     return a.view(f"u{a.dtype.itemsize}")
 
 
 def add_saturating(a: Array, b: Array) -> Array:
-    """a + b, clamped."""
+    """Return a + b, clamped."""
     return _saturate(np.add(a, b, dtype=np.int64))
 
 
 def subtract_saturating(a: Array, b: Array) -> Array:
-    """a - b, clamped."""
+    """Return a - b, clamped."""
     return _saturate(np.subtract(a, b, dtype=np.int64))
 
 
@@ -50,12 +50,12 @@ def _saturate(wide: Array) -> Array:
 
 
 def multiply_wide(a: Array, b: Array) -> Array:
-    """The whole product, twice as wide as its factors."""
+    """Return the whole product, twice as wide as its factors."""
     return np.multiply(a, b, dtype=WIDER[a.dtype])
 
 
 def multiply_high(a: Array, b: Array) -> Array:
-    """The upper half of the whole product."""
+    """Return the upper half of the whole product."""
     if a.dtype.itemsize == 8:
         return _multiply_high_64(a, b)
     return (multiply_wide(a, b) >> a.dtype.itemsize * 8).astype(a.dtype)
@@ -67,28 +67,28 @@ def _multiply_high_64(a: Array, b: Array) -> Array:
     a0, a1, b0, b1 = ua & low, ua >> half, ub & low, ub >> half
     middle = a1 * b0 + (a0 * b0 >> half)
     high = a1 * b1 + (middle >> half) + (a0 * b1 + (middle & low) >> half)
-    if a.dtype.kind == "i":  # as unsigned, a negative factor counts 2**64 too much
+    if a.dtype.kind == "i":  # As unsigned, a negative factor is 2**64 too large.
         high = high - ub * (a < 0) - ua * (b < 0)
     return high.view(a.dtype)
 
 
 def multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """The lower half of a * b, plus c."""
+    """Return the lower half of a * b, plus c."""
     return a * b + c
 
 
 def multiply_add_high(a: Array, b: Array, c: Array) -> Array:
-    """The upper half of a * b, plus c."""
+    """Return the upper half of a * b, plus c."""
     return multiply_high(a, b) + c
 
 
 def multiply_add_wide(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c, twice as wide."""
+    """Return a * b + c, twice as wide."""
     return multiply_wide(a, b) + c
 
 
 def multiply_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
-    """The upper half of a * b, plus c, clamped."""
+    """Return the upper half of a * b, plus c, clamped."""
     return add_saturating(multiply_high(a, b), c)
 
 
@@ -98,35 +98,35 @@ def _product_24(a: Array, b: Array) -> Array:
 
 
 def multiply_24(a: Array, b: Array) -> Array:
-    """The lower 32 bits of the product of the lower 24 bits."""
+    """Return the lower 32 bits of the product of the lower 24 bits."""
     return _product_24(a, b).astype(a.dtype)
 
 
 def multiply_24_high(a: Array, b: Array) -> Array:
-    """Bits 16 to 47 of the product of the lower 24 bits."""
+    """Return bits 16 to 47 of the product of the lower 24 bits."""
     return (_product_24(a, b) >> 16).astype(a.dtype)
 
 
 def multiply_24_add(a: Array, b: Array, c: Array) -> Array:
-    """Bits 0 to 31 of the product of 24 bits each, plus c."""
+    """Return `multiply_24` of a and b, plus c."""
     return multiply_24(a, b) + c
 
 
 def multiply_24_add_high(a: Array, b: Array, c: Array) -> Array:
-    """Bits 16 to 47 of that product, plus c."""
+    """Return `multiply_24_high` of a and b, plus c."""
     return multiply_24_high(a, b) + c
 
 
 def multiply_24_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
-    """The same, clamped."""
+    """Return `multiply_24_high` of a and b, plus c, clamped."""
     return add_saturating(multiply_24_high(a, b), c)
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Quotient towards zero; all ones where the divisor is zero."""
+    """Return the quotient towards zero, or all ones where the divisor is zero."""
     kind = np.result_type(a)
     zero = b == 0
-    # Magnitudes as unsigned numbers: the smallest integer has one, and dividing it by -1 wraps.
+    # Unsigned magnitudes also represent the smallest integer, and dividing it by -1 wraps.
     quotient = unsigned(np.abs(a)) // (unsigned(np.abs(b)) | zero)
     negative = (a < 0) != (b < 0)
     signed = choose(negative, -quotient, quotient) if kind.kind == "i" else quotient
@@ -134,27 +134,27 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def remainder(a: Array, b: Array) -> Array:
-    """What `divide` leaves, with the sign of the dividend; all ones where the divisor is zero."""
+    """Return the remainder with the sign of the dividend, or all ones where the divisor is zero."""
     return choose(b == 0, ~a.dtype.type(0), a - divide(a, b) * b)
 
 
 def sum_of_differences(a: Array, b: Array, c: Array) -> Array:
-    """c plus the difference of a and b."""
+    """Return c plus the absolute difference of a and b."""
     return c + (np.maximum(a, b) - np.minimum(a, b))
 
 
 def minimum_relu(a: Array, b: Array) -> Array:
-    """The lesser, at least 0."""
+    """Return the minimum, at least 0."""
     return np.maximum(np.minimum(a, b), a.dtype.type(0))
 
 
 def maximum_relu(a: Array, b: Array) -> Array:
-    """The greater, at least 0."""
+    """Return the maximum, at least 0."""
     return np.maximum(np.maximum(a, b), a.dtype.type(0))
 
 
 def by_halves(run: Run, kind: np.dtype[Any]) -> Run:
-    """`run` on the lower and on the upper half of the operands, read as `kind`."""
+    """Return `run` on the lower and on the upper half of the operands, read as `kind`."""
 
     def packed(*operands: Array) -> Array:
         return join(*each_half(run, kind)(*operands))
@@ -163,7 +163,7 @@ def by_halves(run: Run, kind: np.dtype[Any]) -> Run:
 
 
 def each_half(run: Run, kind: np.dtype[Any]) -> Callable[..., tuple[Array, Array]]:
-    """The results of `run` on the lower and on the upper half of the operands, read as `kind`."""
+    """Return both results of `run` on the lower and on the upper half of the operands."""
 
     def both(*operands: Array) -> tuple[Array, Array]:
         low, high = zip(*(halves(a) for a in operands), strict=True)
@@ -173,29 +173,29 @@ def each_half(run: Run, kind: np.dtype[Any]) -> Callable[..., tuple[Array, Array
 
 
 def halves(a: Array) -> tuple[Array, Array]:
-    """The lower and the upper half of the bits of an unsigned operand."""
+    """Return the lower and the upper half of the bits of an unsigned operand."""
     part = f"u{a.dtype.itemsize // 2}"
     return a.astype(part), (a >> a.dtype.type(a.dtype.itemsize * 4)).astype(part)
 
 
 def join(low: Array, high: Array) -> Array:
-    """Two results in one that is twice as wide."""
+    """Return two results as one that is twice as wide."""
     whole = WIDER[unsigned(low).dtype]
     return unsigned(low).astype(whole) | unsigned(high).astype(whole) << whole.type(whole.itemsize * 4)
 
 
 def shift_left(a: Array, n: Array) -> Array:
-    """Zero once the amount reaches the width."""
+    """Shift left. The result is zero if the amount is at least the width."""
     return np.left_shift(a, np.minimum(n, np.uint32(a.dtype.itemsize * 8)).astype(a.dtype))
 
 
 def shift_right(a: Array, n: Array) -> Array:
-    """Nothing but the sign, or zero, once the amount reaches the width."""
+    """Shift right. The result is the sign or zero if the amount is at least the width."""
     return np.right_shift(a, np.minimum(n, np.uint32(a.dtype.itemsize * 8)).astype(a.dtype))
 
 
 def funnel_left(mode: str) -> Run:
-    """The upper word of two, shifted left together."""
+    """Shift two words left together and return the upper word."""
 
     def run(low: Array, high: Array, n: Array) -> Array:
         return (_pair(low, high) << _amount(n, mode) >> np.uint64(32)).astype(np.uint32)
@@ -204,7 +204,7 @@ def funnel_left(mode: str) -> Run:
 
 
 def funnel_right(mode: str) -> Run:
-    """The lower word of two, shifted right together."""
+    """Shift two words right together and return the lower word."""
 
     def run(low: Array, high: Array, n: Array) -> Array:
         return (_pair(low, high) >> _amount(n, mode)).astype(np.uint32)
@@ -221,17 +221,17 @@ def _amount(n: Array, mode: str) -> Array:
 
 
 def is_zero(a: Array) -> Array:
-    """1 where a is 0, else 0."""
+    """Return 1 where a is 0, else 0."""
     return (a == 0).astype(a.dtype)
 
 
 def ones(count: Array, kind: np.dtype[Any]) -> Array:
-    """A mask of the lowest `count` bits."""
+    """Return a mask of the lowest `count` bits."""
     return ~shift_left(~np.zeros_like(count, dtype=kind), count)[()]
 
 
 def extract(a: Array, position: Array, length: Array) -> Array:
-    """The field of `length` bits at `position`, continued by its highest bit when signed."""
+    """Return the field of `length` bits at `position`, sign-extended if signed."""
     position, length = _field(a, position, length)
     if a.dtype.kind == "u":
         return shift_right(a, position) & ones(length, a.dtype)
@@ -241,14 +241,14 @@ def extract(a: Array, position: Array, length: Array) -> Array:
 
 
 def _field(a: Array, position: Array, length: Array) -> tuple[Array, Array]:
-    """Only 8 bits of either count for 32-bit fields; the hardware takes more for 64-bit ones."""
+    """Return position and length: 8 bits of either for 32-bit fields, more for 64-bit ones."""
     if a.dtype.itemsize == 8:
         return position, length
     return position & np.uint32(0xFF), length & np.uint32(0xFF)
 
 
 def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
-    """`b` with the lowest `length` bits of `a` in place of those at `position`."""
+    """Return `b` with the lowest `length` bits of `a` inserted at `position`."""
     position, length = _field(a, position, length)
     mask = shift_left(ones(length, a.dtype), position)
     return b ^ (b ^ shift_left(a, position)) & mask
@@ -266,35 +266,35 @@ def _bit_length_32(a: Array) -> Array:
 
 
 def leading_zeros(a: Array) -> Array:
-    """Zero bits above the highest that is set."""
+    """Return the number of zero bits above the highest set bit."""
     return np.uint32(a.dtype.itemsize * 8) - _bit_length(a)
 
 
 def population(a: Array) -> Array:
-    """How many bits are set."""
+    """Return the number of set bits."""
     return np.bitwise_count(a).astype(np.uint32)
 
 
 def highest_bit(a: Array) -> Array:
-    """Position of the highest bit that is not a copy of the sign; all ones when there is none."""
+    """Return the position of the highest bit that differs from the sign, or all ones."""
     return _bit_length(
         unsigned(a ^ (a >> a.dtype.type(a.dtype.itemsize * 8 - 1)) if a.dtype.kind == "i" else a)
     ) - np.uint32(1)
 
 
 def highest_bit_shift(a: Array) -> Array:
-    """How far left the highest such bit must move to become the top one."""
+    """Return how far left that bit must be shifted to become the top bit."""
     found = highest_bit(a)
     return choose(found == np.uint32(0xFFFFFFFF), found, np.uint32(a.dtype.itemsize * 8 - 1) - found)
 
 
 def reverse(a: Array) -> Array:
-    """The bits in opposite order."""
+    """Return the bits in reverse order."""
     width, kind = a.dtype.itemsize * 8, a.dtype.type
     every = (1 << width) - 1
     step = 1
     while step < width:
-        mask = kind(every // ((1 << step) + 1))  # `step` ones, `step` zeros, and so on
+        mask = kind(every // ((1 << step) + 1))  # `step` ones, `step` zeros, and so on.
         a = (a >> kind(step)) & mask | (a & mask) << kind(step)
         step *= 2
     return a
@@ -311,7 +311,7 @@ SELECTIONS = {
 
 
 def permute(a: Array, b: Array, selector: Array) -> Array:
-    """Four of the eight bytes of `a` and `b`, each picked by three bits; a fourth asks for its sign."""
+    """Return four of the eight bytes of `a` and `b`, each selected by three bits, or its sign."""
     pair = _pair(a, b)
     result = np.uint32(0)
     for place in range(4):
@@ -324,7 +324,7 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
 
 
 def permute_by(mode: str) -> Run:
-    """`permute` by one of four fixed selections."""
+    """Return `permute` with one of four fixed selections."""
     selections = np.array(SELECTIONS[mode], np.uint32)
 
     def run(a: Array, b: Array, selector: Array) -> Array:
@@ -334,7 +334,7 @@ def permute_by(mode: str) -> Run:
 
 
 def logic_3(a: Array, b: Array, c: Array, table: Array) -> Array:
-    """The function of three bits whose truth table is the constant `table`."""
+    """Return the function of three bits with the constant truth table `table`."""
     lut = int(table) & 0xFF
     if lut.bit_count() > 4:
         return ~_minterms(a, b, c, lut ^ 0xFF)
@@ -349,7 +349,7 @@ def _minterms(a: Array, b: Array, c: Array, lut: int) -> Array:
 
 
 def dot_bytes(a_kind: str, b_kind: str) -> Run:
-    """`c` plus the sum of four products of bytes."""
+    """Return `c` plus the sum of four products of bytes."""
 
     def run(a: Array, b: Array, c: Array) -> Array:
         return c + sum(
@@ -360,7 +360,7 @@ def dot_bytes(a_kind: str, b_kind: str) -> Run:
 
 
 def dot_halves(a_kind: str, b_kind: str, upper: bool) -> Run:
-    """`c` plus the sum of two products of 16 by 8 bits, from the lower or the upper bytes of `b`."""
+    """Return `c` plus two products of 16 by 8 bits, from the lower or the upper bytes of `b`."""
 
     def run(a: Array, b: Array, c: Array) -> Array:
         lanes = ((16 * i, 8 * i + 16 * upper) for i in range(2))
@@ -374,10 +374,10 @@ def _lane(a: Array, bit: int, kind: str, like: Array) -> Array:
 
 
 def nth_set(mask: Array, base: Array, offset: Array) -> Array:
-    """Where the `offset`-th set bit is, counted from `base` up or down; all ones if there is none."""
+    """Return the position of the `offset`-th set bit from `base` up or down, or all ones."""
     none = np.uint32(0xFFFFFFFF)
     position, left = base.astype(np.int64), np.maximum(np.abs(offset.astype(np.int64)), 1)
-    step = choose(offset == 0, 32, np.sign(offset))  # an offset of zero looks at one place only
+    step = choose(offset == 0, 32, np.sign(offset))  # An offset of zero tests only one position.
     found = none
     for _ in range(32):
         inside = (position >= 0) & (position < 32)
@@ -388,7 +388,7 @@ def nth_set(mask: Array, base: Array, offset: Array) -> Array:
 
 
 def mask_bits(mode: str) -> Run:
-    """`width` ones from `position` up."""
+    """Return `width` ones from `position` up."""
 
     def run(position: Array, width: Array) -> Array:
         if mode == "wrap":
@@ -399,7 +399,7 @@ def mask_bits(mode: str) -> Run:
 
 
 def extend(mode: str) -> Run:
-    """The lowest `width` bits, continued by the highest of them when signed."""
+    """Return the lowest `width` bits, sign-extended if signed."""
 
     def run(a: Array, width: Array) -> Array:
         if mode == "wrap":

@@ -1,4 +1,4 @@
-"""A launch that is ready: parameters are read, the grid is run wave by wave."""
+"""A prepared launch: it reads the parameters and runs the grid in waves of blocks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from preheat.toolchain.ptx import Param
 
 __all__ = ["Launch", "Owner"]
 
-_LANES = 1 << 15  # threads of a wave: enough to make Python's part small, few enough for the cache
-_DEEP_LANES = 1 << 12  # the same when nobody knows how deep calls go: each has registers and memory
-_WAVE_BYTES = 64 << 20  # of shared and local memory of a wave
+_LANES = 1 << 15  # Threads of a wave: enough to amortise Python's overhead, few enough for the cache.
+_DEEP_LANES = (
+    1 << 12
+)  # The same if the depth of calls is unknown, because each call has registers and memory.
+_WAVE_BYTES = 64 << 20  # Of shared and local memory of a wave.
 
 
 class Owner(Protocol):
-    """The device of a launch: its lock, streams, captures, queues, heap, and bounds."""
+    """The device of a launch: its lock, streams, captures, queues, heap and limits."""
 
     lock: threading.RLock
     captures: Captures
@@ -43,13 +45,13 @@ class Owner(Protocol):
     limits: Limits
 
     def lost(self, fault: DeviceError) -> None:
-        """Take note of a fault of the work that is done now."""
+        """Record a fault of work that runs now."""
 
 
 class Launch:
-    """Called with the address of an array of pointers to parameters, it runs or queues the kernel.
+    """Runs or queues the kernel when called with the address of an array of pointers to parameters.
 
-    Like the driver, it goes to whichever stream has the handle then.
+    Like the driver, it uses the stream that has the handle at the time of the call.
     """
 
     def __init__(
@@ -62,16 +64,20 @@ class Launch:
         stream: int,
     ) -> None:
         self._stream = stream
-        self.parameters, self.geometry, self.title, self._device = parameters, geometry, title, device
-        self.blocks, self.threads = math.prod(geometry.grid), math.prod(geometry.block)
+        self.parameters = parameters
+        self.geometry = geometry
+        self.title = title
+        self._device = device
+        self.blocks = math.prod(geometry.grid)
+        self.threads = math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
         self._cluster_blocks = math.prod(geometry.cluster or (1, 1, 1))
         self._lanes = _DEEP_LANES if _may_recurse(program.functions) else _LANES
         self._layouts: dict[int, Layout] = {}
         self._size = max((p.offset + p.size for p in parameters), default=0)
-        self._room = np.zeros(self._size + 128, np.uint8)
-        self._at = -(-self._room.ctypes.data // 64) * 64
-        self._grid = np.zeros(8, np.uint64)  # where a cooperative grid counts its blocks
+        self._buffer = np.zeros(self._size + 128, np.uint8)
+        self._at = -(-self._buffer.ctypes.data // 64) * 64
+        self._grid = np.zeros(8, np.uint64)  # Where a cooperative grid counts its blocks.
         if geometry.cooperative:
             program = replace(program, addresses={**program.addresses, "%grid": self._grid.ctypes.data})
         self.program = program
@@ -103,14 +109,14 @@ class Launch:
                 finally:
                     for buffer in lent:
                         self.program.memory.remove(buffer)
-        except _Stopped as stopped:  # finding lines may compile, for which nobody else has to wait
+        except _Stopped as stopped:  # Finding lines may compile, which must not hold the lock.
             fault = self.program.located(stopped.fault, stopped.calls)
             if stopped.calls:
                 self._device.lost(fault)
             raise fault from None
 
     def _lent(self) -> Iterator[Buffer]:
-        """Memory of the launch itself that kernels can point at."""
+        """Make memory of the launch itself available to kernels."""
         memory = self.program.memory
         if self.program.functions[self.program.kernel].takes_parameter_address:
             yield memory.add(self._at, self._size, writable=False)
@@ -139,22 +145,25 @@ class Launch:
                 stopped = self._stopped(wave, bad)
                 self._device.lost(stopped.fault)
                 raise stopped from None
-            except UnsupportedInstructionError as error:  # in a function that a pointer led to
+            except (
+                UnsupportedInstructionError
+            ) as error:  # In a function that was called through a pointer.
                 raise _Stopped(error, ()) from None
 
     def _blocks_per_wave(self) -> int:
-        if self.geometry.cooperative:  # its blocks wait for one another
+        if self.geometry.cooperative:  # Its blocks wait for one another.
             return max(self.blocks, 1)
         local = max(code.frame_bytes for code in self.program.functions.values())
         shadow = self.shared if self.program.sanitize else 0
         each = self.shared + shadow + local * self.threads
         fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
-        return max(fits // self._cluster_blocks, 1) * self._cluster_blocks  # in whole clusters
+        return max(fits // self._cluster_blocks, 1) * self._cluster_blocks  # In whole clusters.
 
     def _stopped(self, wave: Wave, bad: Violation) -> _Stopped:
         group = wave.running
         assert group is not None
-        op, lane = group.frame.code.sites[bad.site], int(group.all_lanes[bad.position])
+        op = group.frame.code.sites[bad.site]
+        lane = int(group.all_lanes[bad.position])
         fault = EmulatorFault(
             self.title,
             str(bad),
@@ -168,15 +177,16 @@ class Launch:
         return _Stopped(fault, tuple(_calls(group.frame, bad.site)))
 
 
-class _Stopped(Exception):  # noqa: N818  (it never leaves a launch)
-    """A fault, with the function and PTX line of it and of every call around it."""
+class _Stopped(Exception):  # noqa: N818  (It never leaves a launch.)
+    """A fault, with its function and PTX line and those of every call around it."""
 
     def __init__(self, fault: EmulatorFault, calls: tuple[tuple[str, int], ...]) -> None:
-        self.fault, self.calls = fault, calls
+        self.fault = fault
+        self.calls = calls
 
 
 def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
-    """The function and PTX line of an operation, then of each call that led there."""
+    """Return function and PTX line of an operation, then of each call around it."""
     while frame is not None:
         yield frame.code.name, frame.code.sites[site].line
         site = frame.call.site if frame.call is not None else 0
@@ -184,7 +194,7 @@ def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
 
 
 def _may_recurse(functions: dict[str, Code]) -> bool:
-    """Whether functions call one another in a circle, or through pointers, whose aim is not known."""
+    """Return whether functions may call one another in a cycle, directly or through pointers."""
     left = dict(functions)
     while leaves := [name for name, code in left.items() if not code.callees & left.keys()]:
         for name in leaves:

@@ -16,29 +16,31 @@ WARP = 32
 
 
 class Layout:
-    """The threads of `blocks` thread blocks in a row, block after block, x fastest.
+    """The threads of `blocks` consecutive thread blocks, block after block, x fastest.
 
-    The `cluster_blocks` blocks of a cluster follow one another in the order of their ranks.
+    The `cluster_blocks` blocks of a cluster are consecutive, in the order of their ranks.
     """
 
     def __init__(self, block: Dim3, blocks: int, cluster_blocks: int = 1) -> None:
-        self.block, self.blocks, self.cluster_blocks = block, blocks, cluster_blocks
-        self.threads = block[0] * block[1] * block[2]  # in one block
+        self.block = block
+        self.blocks = blocks
+        self.cluster_blocks = cluster_blocks
+        self.threads = block[0] * block[1] * block[2]  # In one block.
         self.count = blocks * self.threads
         self.warps_per_block = -(-self.threads // WARP)
-        self.whole = self.threads % WARP == 0  # no warp is short of threads
+        self.whole = self.threads % WARP == 0  # Every warp has all its threads.
         inner = WARP if block[0] % WARP == 0 else block[0]
         self.shape = (blocks, self.threads // inner, inner)
-        self.special: dict[str, Any] = {}  # special registers that depend on nothing else
+        self.special: dict[str, Any] = {}  # Special registers that depend on nothing else.
 
     @lazy
     def thread(self) -> Array:
-        """Each thread's number in its block."""
+        """The index of each thread in its block."""
         return np.tile(np.arange(self.threads, dtype=np.uint32), self.blocks)
 
     @lazy
     def row(self) -> Array:
-        """Each thread's block, counted from the first of the wave."""
+        """The block of each thread, counted from the first of the wave."""
         return np.repeat(np.arange(self.blocks), self.threads)
 
     @lazy
@@ -48,26 +50,26 @@ class Layout:
 
     @lazy
     def lane(self) -> Array:
-        """Each thread's number in its warp."""
+        """The lane of each thread in its warp."""
         return self.thread % np.uint32(WARP)
 
     @lazy
     def warp(self) -> Array:
-        """Each thread's warp, counted from the first of the wave."""
+        """The warp of each thread, counted from the first of the wave."""
         return self.slot // WARP
 
     @lazy
     def slot(self) -> Array:
-        """Each thread's place when every warp has 32 of them."""
+        """The index of each thread if every warp had 32 threads."""
         return self.row * (self.warps_per_block * WARP) + self.thread
 
     @property
     def warps(self) -> int:
-        """Warps in the wave."""
+        """The number of warps in the wave."""
         return self.blocks * self.warps_per_block
 
     def tid(self, axis: int) -> Any:
-        """Coordinate of each thread in its block; a scalar along an axis of one."""
+        """Return the coordinate of each thread in its block; a scalar along an axis of extent 1."""
         if self.block[axis] == 1:
             return np.uint32(0)
         below = int(np.prod(self.block[:axis]))

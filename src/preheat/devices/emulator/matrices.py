@@ -1,9 +1,9 @@
-"""Instructions in which a warp holds matrices: each thread has a few elements, its fragment.
+"""Instructions in which a warp holds matrices: each thread has a fragment of a few elements.
 
 In an 8 x 8 matrix of 16-bit elements, the thread of lane t holds row t / 4, columns 2 (t % 4) and the
 next, as one word; in a transposed one it holds those rows of that column. Larger matrices are blocks of
 8 x 8. All 32 threads of a warp take part, and the threads of a group are in the order of their lanes,
-so values reshape to a row of 8 x 4 for each warp.
+so values reshape to 8 x 4 for each warp.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from preheat.devices.emulator import access, halves
+from preheat.devices.emulator import access, small_floats
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
@@ -36,14 +36,14 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 _U64 = np.dtype(np.uint64)
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
-_FOUR = np.dtype(np.complex128)  # four words that are copied as one: eight elements of a row
+_FOUR = np.dtype(np.complex128)  # Four words that are copied as one: eight elements of a row.
 _WHOLE = (1 << WARP) - 1
-_BITS = 25  # of a term of a product that an H200 keeps, below the highest exponent
-_LOW = -500  # an exponent below all others: that of zero
+_BITS = 25  # Bits of a term that an H200 keeps, below the highest exponent.
+_LOW = -500  # The exponent of zero, below all others.
 
 
 def check_warps(group: Group, site: int) -> None:
-    """`Violation` unless every warp is there with all its threads."""
+    """Raise `Violation` unless all threads of every warp take part."""
     warps = group.warps
     if warps.slot is None:
         return
@@ -64,7 +64,7 @@ def check_warps(group: Group, site: int) -> None:
 def load_matrices(
     group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
 ) -> list[Array]:
-    """The fragments of `count` matrices of 8 x 8, whose rows the first `8 * count` lanes point to."""
+    """Return the fragments of `count` 8 x 8 matrices, whose rows the first lanes point to."""
     check_warps(group, site)
     with row_owners(group, at, offset, count, site, "reads") as (part, place):
         found = access.load_vector(part, place, offset, _U64, site, 2)
@@ -80,7 +80,7 @@ def load_matrices(
 def store_matrices(
     group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
 ) -> None:
-    """Write fragments as matrices of 8 x 8, whose rows the first lanes point to."""
+    """Write fragments as 8 x 8 matrices, whose rows the first lanes point to."""
     check_warps(group, site)
     count = len(fragments)
     words = np.empty((group.count // WARP, count, 8), _FOUR)
@@ -95,7 +95,7 @@ def store_matrices(
 
 
 def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
-    """The fragment of the transposed matrix of 8 x 8."""
+    """Return the fragment of the transposed 8 x 8 matrix."""
     check_warps(group, site)
     elements = np.ascontiguousarray(_by_warp(group, fragment)).view(np.uint16)
     return np.ascontiguousarray(elements.swapaxes(1, 2)).view(np.uint32).reshape(-1)
@@ -105,9 +105,9 @@ def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
 def row_owners(
     group: Group, at: Place, offset: int, count: int, site: int, verb: str
 ) -> Iterator[tuple[Group, Place]]:
-    """The threads that point to the rows of `count` matrices, and where these are.
+    """Return the threads that point to the rows of `count` matrices, and their places.
 
-    The addresses of other threads count for nothing. A `Violation` inside tells the position of its
+    The addresses of other threads are ignored. A `Violation` inside refers to the position of its
     thread among all threads of the group.
     """
     part, place, chosen = group, at, None
@@ -141,13 +141,13 @@ def _outside_shared(place: Place, offset: int, site: int, verb: str) -> None:
 
 
 def _by_warp(group: Group, values: Any) -> Array:
-    """Values of the threads: a row of 8 x 4 for each warp."""
+    """Return values of the threads as 8 x 4 for each warp."""
     found: Array = values if values.ndim else np.broadcast_to(values, (group.count,))
     return found.reshape(-1, 8, 4)
 
 
 def _by_row(group: Group, words: Any) -> Array:
-    """The words of the threads, four at a time: a row of 8 for each warp."""
+    """Return the words of the threads, four at a time: a row of 8 for each warp."""
     return np.ascontiguousarray(_by_warp(group, words)).view(_FOUR)[:, :, 0]
 
 
@@ -155,7 +155,7 @@ def _by_row(group: Group, words: Any) -> Array:
 
 
 class Product(NamedTuple):
-    """A form of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, summed in f16 or f32."""
+    """A form of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, accumulated in f16 or f32."""
 
     depth: int
     kind: str
@@ -163,7 +163,7 @@ class Product(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """How many a thread has for the first factor, the second and the sum."""
+        """The number of registers of a thread for the factors a and b and the sum."""
         return self.depth // 4, self.depth // 8, 4 if self.sum == "f32" else 2
 
 
@@ -171,7 +171,7 @@ SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
 
 
 def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Array]:
-    """The fragments of a * b + c, from those of a, b and c.
+    """Return the fragments of a * b + c, from those of a, b and c.
 
     The products of 16-bit floats are exact. m16n8k16 with sums in f32 adds them as an H200 does, bit
     for bit (`_add_truncated`). Other forms add in float64 and round once. A GPU keeps fewer bits, so
@@ -201,7 +201,7 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
         for i, values in enumerate(added):
             words[:, i] = _by_row(group, values)
         total += _numbers(words.view(np.uint16), "f16").reshape(total.shape)
-        pairs = halves.canonical(total.astype(np.float16)).view(np.uint32)
+        pairs = small_floats.canonical(total.astype(np.float16)).view(np.uint32)
         return [pairs[:, i].reshape(-1) for i in range(2)]
     singles = np.empty(total.shape, np.float32)
     for i, values in enumerate(added):
@@ -213,12 +213,12 @@ def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Ar
 
 
 def _add_truncated(left: Array, right: Array, c: Array) -> Array:
-    """Rows of `left` times rows of `right`, added to c: 17 terms at once, as an H200 adds them.
+    """Multiply rows of `left` by rows of `right` and add c: 17 terms at once, as an H200 does.
 
-    Every term is cut off at 25 bits below the highest exponent among them; that of a product is the sum
-    of its factors' exponents, whatever their product is. Then the sum is cut off to float32.
+    Every term is truncated at 25 bits below the highest exponent among them; the exponent of a product
+    is the sum of the exponents of its factors. Then the sum is truncated to float32.
     """
-    first = np.ascontiguousarray(left.transpose(2, 0, 1))[:, :, :, None]  # by k, so that sums are quick
+    first = np.ascontiguousarray(left.transpose(2, 0, 1))[:, :, :, None]  # By k, so that sums are fast.
     second = np.ascontiguousarray(right.transpose(2, 0, 1))[:, :, None, :]
     exponents = _exponents(first) + _exponents(second)
     highest = np.maximum(exponents.max(axis=0), _exponents(c) + np.int16(1)) - 2
@@ -236,13 +236,13 @@ def _add_truncated(left: Array, right: Array, c: Array) -> Array:
 
 
 def _exponents(numbers: Array) -> Array:
-    """Those of `numpy.frexp`, and a low one for zero."""
+    """Return the exponents of `numpy.frexp`, and a low one for zero."""
     found: Array = np.frexp(numbers)[1].astype(np.int16)
     found[numbers == 0] = _LOW
     return found
 
 
 def _numbers(bits: Array, kind: str) -> Array:
-    """Floats of 16 bits as float64."""
-    numbers = bits.view(np.float16) if kind == "f16" else halves.from_brain(bits)
+    """Return floats of 16 bits as float64."""
+    numbers = bits.view(np.float16) if kind == "f16" else small_floats.from_bfloat16(bits)
     return numbers.astype(np.float64)

@@ -1,9 +1,9 @@
 """Barriers in shared memory: `mbarrier` objects, on which threads and copies arrive.
 
-An object is one 64-bit word. From its lowest bit on it holds how many arrivals the phase still waits
-for (20 bits), how many the next phase will wait for (20), how many bytes of copies are expected and
-not complete (21, biased), the parity of the phase (1), and a mark that the object is initialised (1).
-A phase is complete, and the next one begins, when neither arrivals nor bytes are missing.
+An object is one 64-bit word. From its lowest bit on it contains the number of arrivals that the phase
+still waits for (20 bits), the number for the next phase (20), the bytes of copies that are expected and
+not complete (21, biased), the parity of the phase (1), and a flag that the object is initialised (1). A
+phase is complete, and the next one begins, when neither arrivals nor bytes are missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["arrive", "initialise", "invalidate", "pending", "phase", "waited"]
 
 _WORD = np.dtype(np.int64)
-_COUNT = (1 << 20) - 1  # the greatest number of arrivals, and of bytes
+_COUNT = (1 << 20) - 1  # The largest number of arrivals, and of bytes.
 _BYTES = (1 << 21) - 1
 _BIAS = 1 << 20
 _MARK = 1
@@ -34,12 +34,12 @@ def _packed(phase: Any, transfer: Any, expected: Any, missing: Any) -> Any:
 
 
 def pending(word: Any) -> Any:
-    """How many arrivals the phase of an object, or of a state, still waits for."""
+    """Return how many arrivals the phase of an object, or of a state, still waits for."""
     return word & _COUNT
 
 
 def phase(word: Any) -> Any:
-    """The parity of the phase of an object or of a state."""
+    """Return the parity of the phase of an object or of a state."""
     return word >> 61 & 1
 
 
@@ -48,7 +48,7 @@ def _transfer(word: Any) -> Any:
 
 
 def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
-    """An object after arrivals and a change of the bytes that are expected."""
+    """Return an object after arrivals and a change of the expected bytes."""
     missing, transfer = pending(word) - arrivals, _transfer(word) + transfer
     expected = (word >> 20 & _COUNT) - dropped
     complete = (missing == 0) & (transfer == _BIAS)
@@ -60,7 +60,7 @@ _ARRIVE = Update(_arrived, single=_arrived)
 
 
 def initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> None:
-    """Make an object that waits for `count` arrivals in each phase."""
+    """Initialise an object that waits for `count` arrivals in each phase."""
     _check_space(at, site)
     count = count.astype(_WORD)
     wrong = (count < 1) | (count > _COUNT)
@@ -73,7 +73,7 @@ def initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> N
 
 
 def invalidate(group: Group, at: Place, offset: int, site: int) -> None:
-    """End the life of an object, whose memory can be used for something else."""
+    """Invalidate an object, so that its memory can be reused."""
     _check_space(at, site)
     _check_valid(at, offset, site, access.load(group, at, offset, _WORD, site))
     access.store(group, at, offset, _WORD, site, np.int64(0))
@@ -86,11 +86,11 @@ def arrive(
     site: int,
     *,
     arrivals: Any = 0,
-    transfer: Any = 0,  # bytes that are expected from now on, less those that are complete
-    drop: bool = False,  # the threads that arrive do not take part in later phases
+    transfer: Any = 0,  # Bytes expected from now on, minus those that are complete.
+    drop: bool = False,  # The arriving threads do not take part in later phases.
     completes: bool = True,
 ) -> Any:
-    """Count arrivals and bytes; the state, which is the object as each thread found it."""
+    """Count arrivals and bytes. Return the state: the object as each thread found it."""
     _check_space(at, site)
     _check_valid(at, offset, site, access.load(group, at, offset, _WORD, site))
     counts, changes = (np.asarray(number).astype(_WORD) for number in (arrivals, transfer))
@@ -105,7 +105,7 @@ def arrive(
             (counts == pending(before)) & (after == _BIAS) & (not completes)
         ),
     }
-    # What threads find behind one that went wrong means nothing: the first one tells.
+    # The results of threads after the first failing one are meaningless, so that one is reported.
     found = [(int(np.argmax(wrong)), message) for message, wrong in wrongs.items() if wrong.any()]
     if found:
         position, message = min(found)
@@ -114,7 +114,7 @@ def arrive(
 
 
 def waited(group: Group, at: Place, offset: int, site: int, parity: Any) -> Any:
-    """Whether the phase with this parity is complete: then the object is in the next one."""
+    """Return whether the phase with this parity is complete, that is, the object is in the next one."""
     _check_space(at, site)
     word = access.load(group, at, offset, _WORD, site)
     _check_valid(at, offset, site, word)

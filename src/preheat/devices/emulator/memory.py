@@ -1,4 +1,4 @@
-"""Which memory a kernel may touch: the live buffers of a device, found by address."""
+"""The memory that kernels may access: the live buffers of a device, found by address."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 __all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation"]
 
-POISON = 0xCD  # every byte of memory that nothing has written yet
-FREED = 0xDD  # every byte of memory that a deferred stream freed
+POISON = 0xCD  # The value of every byte that was never written.
+FREED = 0xDD  # The value of every byte that a deferred stream freed.
 
 
-class Violation(Exception):  # noqa: N818  (an EmulatorFault once kernel and thread are known)
-    """A thread did what it must not; `site` is the operation, `position` its place in the group."""
+class Violation(Exception):  # noqa: N818  (It becomes an EmulatorFault.)
+    """A thread made an invalid access or step. `site` is the operation, `position` the thread."""
 
     def __init__(
         self,
@@ -27,22 +27,25 @@ class Violation(Exception):  # noqa: N818  (an EmulatorFault once kernel and thr
         hint: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.site, self.position, self.address, self.hint = site, position, address, hint
+        self.site = site
+        self.position = position
+        self.address = address
+        self.hint = hint
 
 
 class Buffer(NamedTuple):
-    """Bytes that kernels may read and, where `writable`, write."""
+    """Bytes that kernels may read and, if `writable`, write."""
 
     start: int
     end: int
     writable: bool
 
 
-_OVERRUN = 64  # bytes behind a buffer where an access is its own rather than that of a freed one
-# An access beside a buffer is told by it where it is no further away than the buffer is long, within
-# these bounds in bytes. What is further away probably has nothing to do with it.
+_OVERRUN = 64  # Bytes after a buffer where an access is described by it rather than by a freed one.
+# An access outside a buffer is described relative to it if it is no further away than the buffer is
+# long, within these bounds in bytes. An access further away is probably unrelated.
 _LEAST_REACH, _MOST_REACH = 256, 4096
-_PAGE = 4096  # addresses below are a null pointer and an index
+_PAGE = 4096  # Addresses below this are a null pointer plus an index.
 _NOWHERE = Buffer(0, 0, False)
 
 
@@ -57,7 +60,7 @@ class Memory:
         self._freed: deque[Buffer] = deque(maxlen=64)
 
     def add(self, start: int, size: int, *, writable: bool = True) -> Buffer:
-        """Let kernels use `size` bytes at `start`. The same bytes may be added more than once."""
+        """Make `size` bytes at `start` valid. The same bytes may be added more than once."""
         buffer = Buffer(start, start + size, writable)
         for gone in [old for old in self._freed if start < old.end and old.start < buffer.end]:
             self._freed.remove(gone)
@@ -68,7 +71,7 @@ class Memory:
         return buffer
 
     def remove(self, buffer: Buffer) -> None:
-        """Kernels may no longer use this buffer."""
+        """Make this buffer invalid."""
         at = bisect_left(self._starts, buffer.start)
         at = self._buffers.index(buffer, at)
         del self._starts[at], self._buffers[at]
@@ -77,12 +80,12 @@ class Memory:
             self._overlap = _overlapping(self._buffers)
 
     def free(self, buffer: Buffer) -> None:
-        """Kernels may no longer use this buffer, and are told so."""
+        """Make this buffer invalid, and report later accesses to it as use after free."""
         self.remove(buffer)
         self._freed.append(buffer)
 
     def covers(self, lo: int, hi: int, *, write: bool) -> bool:
-        """Whether one buffer holds every byte from `lo` up to `hi`."""
+        """Return whether one buffer contains every byte from `lo` up to `hi`."""
         at = bisect_right(self._starts, lo) - 1
         candidates = self._buffers if self._overlap else self._buffers[max(at, 0) : at + 1]
         for buffer in candidates:
@@ -92,11 +95,11 @@ class Memory:
         return False
 
     def was_freed(self, address: int) -> bool:
-        """Whether this address lies in a buffer that was freed lately."""
+        """Return whether this address lies in a recently freed buffer."""
         return any(buffer.start <= address < buffer.end for buffer in self._freed)
 
     def first_outside(self, addresses: np.ndarray[Any, Any], size: int, *, write: bool) -> int | None:
-        """Position of the first address whose `size` bytes lie in no buffer; None when all do."""
+        """Return the position of the first address whose `size` bytes lie in no buffer, or None."""
         if self._overlap:
             inside = np.zeros(addresses.shape, np.bool_)
             for buffer in self._buffers:
@@ -110,7 +113,7 @@ class Memory:
         return None if inside.all() else int(np.argmin(inside))
 
     def describe(self, address: int, size: int, *, write: bool) -> str:
-        """What is wrong with `size` bytes at `address`, told by a buffer close to them."""
+        """Return what is wrong with `size` bytes at `address`, relative to a nearby buffer."""
         verb = "writes" if write else "reads"
         what = f"{verb} {_bytes(size)} at 0x{address:x}"
         if write and self.covers(address, address + size, write=False):
@@ -147,5 +150,5 @@ def _distance(buffer: Buffer, address: int, size: int) -> int:
 
 
 def _reach(buffer: Buffer) -> int:
-    """How far from a buffer an access is still told by it."""
+    """Return how far from a buffer an access is still described relative to it."""
     return min(max(buffer.end - buffer.start, _LEAST_REACH), _MOST_REACH)

@@ -1,4 +1,4 @@
-"""Loaded PTX: variables in memory, kernels that can be launched."""
+"""Loaded PTX: variables in memory, and kernels that can be launched."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["EmulatorFunction", "EmulatorModule", "invalid"]
 Fault = TypeVar("Fault", bound=EmulatorFault)
 
 _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
-_GAP = 16  # bytes between variables, so that a step too far is seen
-_THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # of one processor
+_GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
+_THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # Of one multiprocessor.
 
 
 def invalid(meaning: str) -> InvalidCodeError:
-    """The error for PTX that cannot be loaded."""
+    """Return the error for PTX that cannot be loaded."""
     return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
 
 
 class EmulatorModule:
-    """PTX with its variables in memory, on a device whose `lock` is held by whoever launches."""
+    """PTX with its variables in memory. Whoever launches holds the `lock` of its device."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class EmulatorModule:
         device: Owner,
         find_lines: base.FindLines | None = None,
     ) -> None:
-        self.image, self.artifact, self.memory, self.device = image, artifact, memory, device
+        self.image = image
+        self.artifact = artifact
+        self.memory = memory
+        self.device = device
         self.heap = device.heap
         self._find_lines = find_lines
         self._symbols: dict[str, base.Symbol] = {}
@@ -69,7 +72,7 @@ class EmulatorModule:
             raise
 
     def _placed(self, variables: list[ptx.Variable]) -> np.ndarray[Any, Any]:
-        """Memory with room for all variables, and each at its place."""
+        """Allocate memory for all variables, and return the address of each."""
         offsets, top = [], 0
         for variable in variables:
             step = max(variable.align, _GAP)
@@ -88,11 +91,11 @@ class EmulatorModule:
     def _initialise(self, variable: ptx.Variable) -> None:
         values = b"".join(self._value(item, variable) for item in variable.initial)
         if len(values) > variable.size:
-            raise invalid(f"{variable.name} has more values than room, line {variable.line}")
+            raise invalid(f"{variable.name} has more values than elements, line {variable.line}")
         ctypes.memmove(self._symbols[variable.name].address, values, len(values))
 
     def _value(self, item: str, variable: ptx.Variable) -> bytes:
-        """The bytes of one element: a number, or an address and where its mask is one."""
+        """Return the bytes of one element: a number, or an address and its mask."""
         size = ptx.SIZES[variable.kind]
         if (named := ADDRESS.fullmatch(item)) is None:
             try:
@@ -109,7 +112,7 @@ class EmulatorModule:
         return (address & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
     def function(self, name: str) -> EmulatorFunction:
-        """The kernel with this entry name."""
+        """Return the kernel with this entry name."""
         if name not in self.image.module.entries:
             raise invalid(f"there is no kernel {name!r}")
         try:
@@ -123,11 +126,11 @@ class EmulatorModule:
 
     @lazy
     def _lines(self) -> Lines | None:
-        """The source lines of the code; the first fault looks for them."""
+        """The source lines of the code. The first fault reads them."""
         return None if self._find_lines is None else self._find_lines()
 
     def located(self, fault: Fault, calls: Iterable[tuple[str, int]] = ()) -> Fault:
-        """The same fault with the lines of the CUDA source.
+        """Return the same fault with the lines of the CUDA source.
 
         `calls` are the function and PTX line of the fault, then of every call around it; those of an
         unsupported instruction are in the error itself.
@@ -148,11 +151,11 @@ class EmulatorModule:
                     raise invalid(f"{code.name} uses {symbol}, not defined")
 
     def symbol(self, name: str) -> base.Symbol | None:
-        """The variable with this name, or None."""
+        """Return the variable with this name, or None."""
         return self._symbols.get(name)
 
     def unload(self) -> None:
-        """Forget the variables."""
+        """Free the variables."""
         self.device.captures.guard("unload", watched=True)
         with self.device.lock:
             for buffer in self._buffers:
@@ -164,7 +167,8 @@ class EmulatorFunction:
     """A kernel that can be launched."""
 
     def __init__(self, module: EmulatorModule, name: str, kernel: Kernel) -> None:
-        self.name, self._device = name, module.device
+        self.name = name
+        self._device = module.device
         entry = next((e for e in module.artifact.entries if e.name == name), None)
         self.title = entry.title if entry else name
         self.program = Program(
@@ -201,7 +205,7 @@ class EmulatorFunction:
         self._directives = head.directives
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
-        """Make a launch ready."""
+        """Return a prepared launch."""
         if geometry.cluster is None and self.attributes.cluster is not None:
             geometry = geometry._replace(cluster=self.attributes.cluster)
         self._check_cluster(math.prod(geometry.cluster or (1, 1, 1)))
@@ -217,7 +221,7 @@ class EmulatorFunction:
             raise LaunchError(self.title, why, hint="__launch_bounds__ sets it as its third number")
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
-        """How many blocks fit the threads, registers and shared memory of a processor."""
+        """Return how many blocks fit the threads, registers and shared memory of a multiprocessor."""
         whole = -(-max(threads, 1) // 32) * 32
         each = self.attributes.shared + shared
         blocks = min(
@@ -229,11 +233,11 @@ class EmulatorFunction:
         return base.Occupancy(blocks, blocks * whole / _THREADS)
 
     def carveout(self) -> int:
-        """What was asked for."""
+        """Return the carveout that was set."""
         return self._carveout
 
     def set_carveout(self, percent: int) -> None:
-        """Keep the number: the emulator has no cache to divide."""
+        """Store the number. The emulator has no cache to divide."""
         self._carveout = percent
 
 
@@ -242,13 +246,13 @@ def _number(arch: Arch) -> int:
 
 
 def _most_threads(directives: tuple[str, ...]) -> int:
-    """What `.maxntid` or `.reqntid` allows in a block."""
+    """Return the most threads that `.maxntid` or `.reqntid` allows in a block."""
     numbers = _numbers(directives, ".maxntid") or _numbers(directives, ".reqntid") or [1024]
     return min(math.prod(numbers), 1024)
 
 
 def _fixed_cluster(directives: tuple[str, ...]) -> base.Dim3 | None:
-    """The cluster that a kernel fixes; zeros where every launch has to give one."""
+    """Return the cluster that a kernel fixes; zeros if every launch has to specify one."""
     numbers = _numbers(directives, ".reqnctapercluster")
     if _numbers(directives, ".blocksareclusters") is not None:
         return None
@@ -259,7 +263,7 @@ def _fixed_cluster(directives: tuple[str, ...]) -> base.Dim3 | None:
 
 
 def _numbers(directives: tuple[str, ...], word: str) -> list[int] | None:
-    """The numbers of a directive; None where the kernel does not have it."""
+    """Return the numbers of a directive, or None if the kernel does not have it."""
     for directive in directives:
         name, _, numbers = directive.partition(" ")
         if name == word:

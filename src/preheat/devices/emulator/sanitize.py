@@ -1,7 +1,7 @@
-"""The checks of a sanitized emulator: no kernel may use a value that CUDA leaves undefined.
+"""The checks of a sanitized emulator: kernels must not use values that CUDA leaves undefined.
 
-Shared memory has a shadow of the same size at a fixed distance. A byte of the shadow is 0xFF once its
-byte of shared memory was written. The access to the shadow is the kernel's own, moved by that distance.
+Shared memory has a shadow of the same size at a fixed distance. A byte of the shadow is 0xFF once the
+corresponding byte was written. The shadow is accessed like shared memory, moved by that distance.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _atomic(
     *values: Any,
 ) -> Any:
     found = atomics.atomic(group, at, offset, dtype, site, how, wants, *values)
-    if wants or how is not atomics.EXCHANGE:  # an exchange whose result nobody reads is a store
+    if wants or how is not atomics.EXCHANGE:  # An exchange whose result is unused is a store.
         _require_written(group, at, offset, dtype, site)
     _mark_written(group, at, offset, dtype)
     return found
@@ -133,7 +133,7 @@ def _initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> 
 
 
 def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: int) -> None:
-    """`Violation` where threads have read shared memory that nothing has written."""
+    """Raise `Violation` if threads read shared memory that was never written."""
     bits = np.dtype(f"u{dtype.itemsize}")
     for positions, part, start in _shared_parts(at, offset, bits.itemsize):
         states = np.atleast_1d(access.peek(part, start + group.wave.shadow, bits))
@@ -159,9 +159,10 @@ def _mark_written(group: Group, at: Place, offset: int, dtype: DType) -> None:
 
 
 def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | None, Place, int]]:
-    """What of a place lies in shared memory: the positions of its threads, if not all, and where."""
-    if (at.bits | offset) & (size - 1):  # neither alone is aligned, and their sum is
-        at, offset = at.moved(offset), 0
+    """Yield the parts of a place in shared memory: positions of threads, if not all, and the place."""
+    if (at.bits | offset) & (size - 1):  # Only their sum is aligned.
+        at = at.moved(offset)
+        offset = 0
     parts: list[tuple[Array | None, Place]] = [*at.parts] or [(None, at)]
     for positions, part in parts:
         if part.space in _SHARED:
@@ -172,7 +173,7 @@ def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | N
 
 
 def _check_member(group: Group, mask: Any, site: int) -> None:
-    """`Violation` where a thread takes part in what its mask leaves it out of."""
+    """Raise `Violation` if a thread executes an instruction whose mask does not contain it."""
     if _is_whole(mask):
         return
     lane = group.of("lane")
@@ -185,7 +186,7 @@ def _check_member(group: Group, mask: Any, site: int) -> None:
 
 
 def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
-    """`Violation` where a thread reads from a lane that its mask leaves out, or that is not there."""
+    """Raise `Violation` if a thread reads from a lane that is not in its mask or not there."""
     if _is_whole(mask) and group.warps.slot is None:
         return
     _check_member(group, mask, site)
@@ -206,11 +207,11 @@ def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int
 
 
 def _is_whole(mask: Any) -> bool:
-    """Whether all threads name all lanes."""
+    """Return whether the masks of all threads contain all lanes."""
     return mask.ndim == 0 and int(mask) == (1 << WARP) - 1
 
 
-#: What generated functions call instead of, and beside, what they call without checks.
+#: The functions that generated code calls instead of, or in addition to, those without checks.
 NAMESPACE: dict[str, Any] = {
     "atomic": _atomic,
     "check_member": _check_member,

@@ -1,16 +1,16 @@
 """Deferred streams: work is queued and executed late, in any order that streams and waits allow.
 
 Each stream has a queue. A queue executes its items in order, and an item that waits for a position in
-another queue is executed after that position. Nothing else orders work, so that a wait that the
-program forgot changes what the program computes:
+another queue is executed after that position. Nothing else orders work, so a wait that the program
+forgot changes its results:
 
-    work is forced     half of the time only what the target needs is executed, which leaves a writer
-                       late; otherwise work of every stream is executed on the way, which lets a
-                       writer be early
-    work is submitted  one time in eight some items of some streams are executed
-    work is asked for  a random number of items is executed, so that polling ends
+    work is forced     in half of the cases only the work that the target needs is executed, so that a
+                       writer may be late; otherwise work of every stream is executed as well, so that
+                       a writer may be early
+    work is submitted  in one of eight cases some items of some streams are executed
+    work is queried    a random number of items is executed, so that polling ends
 
-A seed decides everything: the same calls after the same seed are executed in the same order.
+A seed decides everything: the same calls with the same seed execute in the same order.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from preheat.devices.emulator.refusal import refusal
+from preheat.devices.emulator.driver_errors import driver_error
 from preheat.errors import DeviceError, fresh
 
 __all__ = ["Mark", "Queue", "Scheduler"]
 
-_INCIDENTAL = 1 / 8  # how often a submission lets other work be executed
-_PROGRESS = (0, 1, 4, 16)  # how many items a query may execute
+_INCIDENTAL = 1 / 8  # The probability that a submission executes other work.
+_PROGRESS = (0, 1, 4, 16)  # The numbers of items that a query may execute.
 
 
 class Item(NamedTuple):
-    """One piece of work; it is executed after the position it `needs`."""
+    """One piece of work. It is executed after the position `needs`."""
 
     do: Callable[[], object]
     needs: Mark | None = None
 
 
 class Queue:
-    """The work of one stream that is not executed yet, oldest first."""
+    """The work of one stream that has not been executed, oldest first."""
 
     def __init__(self) -> None:
         self.items: deque[Item] = deque()
@@ -49,41 +49,45 @@ class Queue:
 
     @property
     def ended(self) -> int:
-        """How many items left the queue."""
+        """The number of items that have left the queue."""
         return self.submitted - len(self.items)
 
     @property
     def ready(self) -> bool:
-        """Whether the oldest item can be executed now."""
+        """Return whether the oldest item can be executed now."""
         return bool(self.items) and ((needs := self.items[0].needs) is None or needs.done)
 
 
 class Mark:
-    """A position in a queue: behind its first `position` items."""
+    """A position in a queue: after its first `position` items."""
 
     def __init__(self, queue: Queue, position: int) -> None:
-        self.queue, self.position = queue, position
-        self.at: float | None = None  # when it was reached, if it was recorded
+        self.queue = queue
+        self.position = position
+        self.at: float | None = None  # When it was reached, if it was recorded.
 
     @property
     def done(self) -> bool:
-        """Whether everything before it was executed."""
+        """Whether everything before the mark was executed."""
         return self.queue.ended >= self.position
 
     def reach(self) -> None:
-        """Note the time."""
+        """Record the time."""
         self.at = time.perf_counter()
 
 
 class Scheduler:
-    """Queues by the id of their stream, and what decides when their work is executed.
+    """The queues by the id of their stream, and when their work is executed.
 
-    `lock` is that of the device; `told` is called with a fault when it is raised for the first time.
-    A fault ends everything: queued work is dropped, and every later call raises the fault again.
+    `lock` is the lock of the device. `on_fault` is called with a fault when it is first raised. A fault
+    ends everything: queued work is dropped, and every later call raises the fault again.
     """
 
-    def __init__(self, seed: int, lock: threading.RLock, told: Callable[[DeviceError], None]) -> None:
-        self.lock, self._told = lock, told
+    def __init__(
+        self, seed: int, lock: threading.RLock, on_fault: Callable[[DeviceError], None]
+    ) -> None:
+        self.lock = lock
+        self._on_fault = on_fault
         self._random = random.Random(seed)
         self._queues: dict[int, Queue] = {}
         self._fault: DeviceError | None = None
@@ -92,12 +96,12 @@ class Scheduler:
     # Streams
 
     def open(self, stream: int) -> None:
-        """Accept work of a stream from here on."""
+        """Accept work of a new stream."""
         with self.lock:
             self._queues[stream] = Queue()
 
     def close(self, stream: int) -> None:
-        """Accept no more work of a stream; what it has is still executed."""
+        """Accept no more work of a stream. Its queued work is still executed."""
         with self.lock:
             self._queue(stream, "stream destroy").closed = True
             self._forget_closed()
@@ -108,18 +112,18 @@ class Scheduler:
     def _queue(self, stream: int, call: str) -> Queue:
         queue = self._queues.get(stream)
         if queue is None or queue.closed:
-            raise refusal(call, 400)
+            raise driver_error(call, 400)
         return queue
 
     # Submissions
 
     def submit(self, stream: int, do: Callable[[], object]) -> Mark:
-        """Queue work; returns the position behind it."""
+        """Queue work. Return the position after it."""
         with self.lock:
             return self._add(stream, Item(do))
 
     def record(self, stream: int) -> Mark:
-        """Queue a mark that notes when it is reached."""
+        """Queue a mark that records when it is reached."""
         with self.lock:
             queue = self._queue(stream, "event record")
             mark = Mark(queue, queue.submitted + 1)
@@ -127,14 +131,14 @@ class Scheduler:
             return mark
 
     def wait(self, stream: int, mark: Mark) -> None:
-        """Let later work of a stream be executed after `mark`."""
+        """Execute later work of a stream after `mark`."""
         with self.lock:
             self.require()
             if not mark.done:
                 self._add(stream, Item(_nothing, mark))
 
     def end(self, stream: int) -> Mark:
-        """The position behind everything submitted to a stream so far."""
+        """Return the position after everything submitted to a stream so far."""
         with self.lock:
             queue = self._queue(stream, "stream query")
             return Mark(queue, queue.submitted)
@@ -150,7 +154,7 @@ class Scheduler:
         return mark
 
     def chance(self, share: float) -> bool:
-        """Decide something that happens in this share of all cases."""
+        """Return True with this probability."""
         return self._random.random() < share
 
     # Execution
@@ -162,7 +166,7 @@ class Scheduler:
             self.require()
 
     def query(self, mark: Mark) -> bool:
-        """Execute some work; returns whether everything before `mark` was executed."""
+        """Execute some work. Return whether everything before `mark` was executed."""
         with self.lock:
             if not mark.done:
                 self._advance(self._random.choice(_PROGRESS))
@@ -170,7 +174,7 @@ class Scheduler:
             return mark.done
 
     def finish(self) -> None:
-        """Execute everything; a fault of it is left to `require`."""
+        """Execute everything. `require` raises a fault of it."""
         with self.lock:
             self._run(self._all())
 
@@ -180,14 +184,14 @@ class Scheduler:
             return
         if not self._raised:
             self._raised = True
-            self._told(self._fault)
+            self._on_fault(self._fault)
         raise fresh(self._fault)
 
     def _all(self) -> dict[Queue, int]:
         return {queue: queue.submitted for queue in self._queues.values()}
 
     def _run(self, limits: dict[Queue, int], until: Mark | None = None) -> None:
-        """Execute queues up to their limits, or up to `until` if that comes first."""
+        """Execute queues up to their limits, or until `until` is reached."""
         pick = self._policy(limits)
         while until is None or not until.done:
             ready = [queue for queue, limit in limits.items() if queue.ended < limit and queue.ready]
@@ -196,7 +200,7 @@ class Scheduler:
             self._step(pick(ready))
 
     def _policy(self, limits: dict[Queue, int]) -> Callable[[list[Queue]], Queue]:
-        """How to choose among queues: at random each time, or by priorities drawn once."""
+        """Return how to choose among queues: at random each time, or by random priorities."""
         if self.chance(1 / 2):
             return self._random.choice
         rank = {queue: self._random.random() for queue in limits}
@@ -220,14 +224,14 @@ class Scheduler:
             self._forget_closed()
 
     def _drop(self, fault: DeviceError) -> None:
-        """Execute nothing any more."""
+        """Drop all queued work."""
         self._fault = fault
         for queue in self._queues.values():
             queue.items.clear()
 
 
 def _needed(mark: Mark) -> dict[Queue, int]:
-    """How far each queue has to be executed to reach `mark`."""
+    """Return how far each queue must be executed to reach `mark`."""
     limits: dict[Queue, int] = {}
     marks = [mark]
     while marks:
@@ -241,4 +245,4 @@ def _needed(mark: Mark) -> dict[Queue, int]:
 
 
 def _nothing() -> None:
-    """What a wait does itself."""
+    """Do nothing: the item only waits."""

@@ -1,4 +1,4 @@
-"""Special registers: what the machine knows about a thread."""
+"""Special registers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
 _U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
 
-#: Those that differ every time they are read: deterministic counters here.
+#: Registers that change at every read. Here they are deterministic counters.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
 
-#: Bytes at the beginning of shared memory that kernels which ask for them may use.
+#: Bytes at the beginning of shared memory that kernels can use through special registers.
 RESERVED = 1024
 
 _AXES = "xyz"
-_OF_WAVE = ("%ctaid", "%clusterid")  # the others are the same in every wave of a launch
+_OF_WAVE = ("%ctaid", "%clusterid")  # The others are the same in every wave of a launch.
 
 
 def _tid(axis: int) -> Callable[[Wave], Any]:
@@ -39,7 +39,10 @@ def _ntid(axis: int) -> Callable[[Wave], Any]:
 def _ctaid(axis: int) -> Callable[[Wave], Any]:
     def block(wave: Wave) -> Any:
         grid, layout, cluster = wave.geometry.grid, wave.layout, wave.geometry.cluster
-        if cluster is not None and cluster[1:] != (1, 1):  # others are in the order of their numbers
+        if cluster is not None and cluster[1:] != (
+            1,
+            1,
+        ):  # Without clusters, blocks are in the order of their indices.
             inside, outside = _cluster_ctaid(axis)(wave), _clusterid(axis)(wave)
             return (outside * cluster[axis] + inside).astype(np.uint32)
         below = math.prod(grid[:axis])
@@ -74,14 +77,14 @@ def _cluster_ctarank(wave: Wave) -> Any:
 
 
 def _clusters(wave: Wave) -> list[int]:
-    """How many clusters the grid has along each axis."""
+    """Return the number of clusters of the grid along each axis."""
     cluster = wave.geometry.cluster or (1, 1, 1)
     return [blocks // size for blocks, size in zip(wave.geometry.grid, cluster, strict=True)]
 
 
-@functools.lru_cache(maxsize=32)  # a kernel that is launched again and again has the same ones
+@functools.lru_cache(maxsize=32)  # Repeated launches of a kernel use the same ones.
 def _coordinates(first: int, blocks: int, threads: int, below: int, extent: int) -> Any:
-    """The block or cluster of each thread along one axis; a scalar where it is the same for all."""
+    """Return the block or cluster of each thread along one axis; a scalar if it is the same for all."""
     number = np.arange(first, first + blocks) // below % extent
     if number[0] == number[-1] and (number == number[0]).all():
         return number[0]
@@ -110,7 +113,7 @@ def _fixed(number: int) -> Callable[[Wave], Any]:
 
 
 def _shared_size(wave: Wave) -> int:
-    """The shared memory of a block for which the kernel and its launch ask."""
+    """Return the shared memory of a block that the kernel and its launch use."""
     return wave.shared_bytes - wave.program.reserved
 
 
@@ -146,7 +149,7 @@ _VALUES: dict[str, Callable[[Wave], Any]] = {
     "%reserved_smem_offset_end": _fixed(RESERVED),
     "%reserved_smem_offset_cap": _fixed(RESERVED),
     **{f"%envreg{i}": _fixed(0) for i in range(32)},
-    # Where cooperative groups look for the word that counts the blocks of a grid.
+    # Where cooperative groups find the counter of the blocks of a grid.
     "%envreg1": lambda wave: wave.program.addresses.get("%grid", 0) >> 32,
     "%envreg2": lambda wave: wave.program.addresses.get("%grid", 0) & 0xFFFFFFFF,
 }
@@ -161,7 +164,7 @@ SPECIAL: dict[str, np.dtype[Any]] = {
 
 
 def value(wave: Wave, name: str) -> Any:
-    """A special register of all threads of a wave: an array, or a scalar that is the same for all."""
+    """Return a special register of all threads of a wave: an array, or a scalar if all are equal."""
     known = wave.layout.special
     if name not in known or name.startswith(_OF_WAVE):
         found = _VALUES[name](wave)

@@ -1,6 +1,6 @@
-"""The instructions that only compute: one row, one function, one test.
+"""The instructions that only compute: each row has one function and one test.
 
-An opcode that fits no row is not supported; no modifier is ever ignored.
+An opcode that matches no row is not supported. No modifier is ever ignored.
 """
 
 from __future__ import annotations
@@ -226,25 +226,25 @@ FORMS: tuple[Form, ...] = (
     Form("add{.rnd}{.ftz}.f32x2", "a + b in either half", build.rounded("add")),
     Form("add{.rnd}.f64", "a + b", build.rounded("add")),
     Form("add{.rn}{.ftz}{.sat}.half", "a + b", build.rounded("add")),
-    Form("add{.rn}.brain", "a + b", build.rounded("add")),
+    Form("add{.rn}.bfloat16", "a + b", build.rounded("add")),
     Form("sub{.rnd}{.ftz}{.sat}.f32", "a - b", build.rounded("sub")),
     Form("sub{.rnd}{.ftz}.f32x2", "a - b in either half", build.rounded("sub")),
     Form("sub{.rnd}.f64", "a - b", build.rounded("sub")),
     Form("sub{.rn}{.ftz}{.sat}.half", "a - b", build.rounded("sub")),
-    Form("sub{.rn}.brain", "a - b", build.rounded("sub")),
+    Form("sub{.rn}.bfloat16", "a - b", build.rounded("sub")),
     Form("add{.rnd}{.sat}.f32.short", "a + b, a of 16 bits", build.mixed("add")),
     Form("sub{.rnd}{.sat}.f32.short", "a - b, a of 16 bits", build.mixed("sub")),
     Form("mul{.rnd}{.ftz}{.sat}.f32", "a * b", build.rounded("mul")),
     Form("mul{.rnd}{.ftz}.f32x2", "a * b in either half", build.rounded("mul")),
     Form("mul{.rnd}.f64", "a * b", build.rounded("mul")),
     Form("mul{.rn}{.ftz}{.sat}.half", "a * b", build.rounded("mul")),
-    Form("mul{.rn}.brain", "a * b", build.rounded("mul")),
+    Form("mul{.rn}.bfloat16", "a * b", build.rounded("mul")),
     Form("fma.rnd{.ftz}{.sat}.f32", "a * b + c", build.rounded("fma")),
     Form("fma.rnd{.ftz}.f32x2", "a * b + c in either half", build.rounded("fma")),
     Form("fma.rnd.f64", "a * b + c", build.rounded("fma")),
     Form("fma.rn{.ftz}{.sat}.half", "a * b + c", build.rounded("fma")),
     Form("fma.rn{.ftz}.relu.half", "a * b + c, at least 0", build.rounded("fma")),
-    Form("fma.rn{.relu}.brain", "a * b + c, at least 0 with .relu", build.rounded("fma")),
+    Form("fma.rn{.relu}.bfloat16", "a * b + c, at least 0 with .relu", build.rounded("fma")),
     Form("fma.rnd{.sat}.f32.short", "a * b + c, a and b of 16 bits", build.mixed("fma")),
     Form("mad.rnd{.ftz}{.sat}.f32", "a * b + c", build.rounded("fma")),
     Form("mad.rnd.f64", "a * b + c", build.rounded("fma")),
@@ -257,19 +257,19 @@ FORMS: tuple[Form, ...] = (
     Form("abs{.ftz}.f32", "the size of a", build.floats(np.abs, 1)),
     Form("abs.f64", "the size of a", build.floats(np.abs, 1)),
     Form("abs{.ftz}.half", "the size of a", build.floats(np.abs, 1)),
-    Form("abs.brain", "the size of a", build.floats(np.abs, 1)),
+    Form("abs.bfloat16", "the size of a", build.floats(np.abs, 1)),
     Form("neg{.ftz}.f32", "-a", build.floats(np.negative, 1)),
     Form("neg.f64", "-a", build.floats(np.negative, 1)),
     Form("neg{.ftz}.half", "-a", build.floats(np.negative, 1)),
-    Form("neg.brain", "-a", build.floats(np.negative, 1)),
+    Form("neg.bfloat16", "-a", build.floats(np.negative, 1)),
     Form("min{.ftz}{.NaN}{.xorsign.abs}.f32", "the lesser, -0 below +0", build.extreme("min")),
     Form("min.f64", "the lesser, -0 below +0", build.extreme("min")),
     Form("min{.ftz}{.NaN}{.xorsign.abs}.half", "the lesser, -0 below +0", build.extreme("min")),
-    Form("min{.NaN}{.xorsign.abs}.brain", "the lesser, -0 below +0", build.extreme("min")),
+    Form("min{.NaN}{.xorsign.abs}.bfloat16", "the lesser, -0 below +0", build.extreme("min")),
     Form("max{.ftz}{.NaN}{.xorsign.abs}.f32", "the greater, -0 below +0", build.extreme("max")),
     Form("max.f64", "the greater, -0 below +0", build.extreme("max")),
     Form("max{.ftz}{.NaN}{.xorsign.abs}.half", "the greater, -0 below +0", build.extreme("max")),
-    Form("max{.NaN}{.xorsign.abs}.brain", "the greater, -0 below +0", build.extreme("max")),
+    Form("max{.NaN}{.xorsign.abs}.bfloat16", "the greater, -0 below +0", build.extreme("max")),
     Form("testp.property.float", "what kind of number a is", build.testp),
     Form("copysign.float", "b with the sign of a", build.integers(floating.copy_sign, 2)),
     # Approximations.
@@ -324,7 +324,7 @@ FORMS: tuple[Form, ...] = (
         "relative 2**-9.9",
     ),
     Form(
-        "ex2.approx.ftz.brain",
+        "ex2.approx.ftz.bfloat16",
         "2 to the power of a",
         build.approximated(approximate.power),
         "relative 2**-7",
@@ -360,7 +360,7 @@ FORMS: tuple[Form, ...] = (
         "absolute 2**-10.987",
     ),
     Form(
-        "tanh.approx.brain",
+        "tanh.approx.bfloat16",
         "the hyperbolic tangent of a",
         build.approximated(approximate.tangent),
         "absolute 2**-8",
@@ -370,29 +370,29 @@ FORMS: tuple[Form, ...] = (
     Form("cvt.integral{.ftz}{.sat}.to.f32", "a number as an integer", build.float_to_int),
     Form("cvt.integral{.sat}.to.f64", "a number as an integer", build.float_to_int),
     Form("cvt.integral{.sat}.to.f16", "a number as an integer", build.float_to_int),
-    Form("cvt.integral.int.bf16", "a number as an integer", build.brain_to_int),
+    Form("cvt.integral.int.bf16", "a number as an integer", build.bfloat16_to_int),
     Form("cvt.rnd{.ftz}{.sat}.f32.from", "an integer as a number", build.int_to_float(F32)),
     Form("cvt.rnd{.sat}.f64.from", "an integer as a number", build.int_to_float(F64)),
     Form("cvt.rnd{.sat}.f16.from", "an integer as a number", build.int_to_float(F16)),
-    Form("cvt.rnd.bf16.int", "an integer as a number", build.int_to_brain),
+    Form("cvt.rnd.bf16.int", "an integer as a number", build.int_to_bfloat16),
     Form("cvt{.integral}{.ftz}{.sat}.f32.f32", "a, or the integer next to it", build.integral(F32)),
     Form("cvt{.integral}{.sat}.f64.f64", "a, or the integer next to it", build.integral(F64)),
     Form("cvt{.integral}{.sat}.f16.f16", "a, or the integer next to it", build.integral(F16)),
-    Form("cvt.integral.bf16.bf16", "the integer next to a", build.integral_brain),
+    Form("cvt.integral.bf16.bf16", "the integer next to a", build.integral_bfloat16),
     Form("cvt.rnd{.ftz}{.sat}.f32.f64", "the number next to a", build.float_to_float(F64, F32)),
     Form("cvt.rnd{.sat}.f16.f64", "the number next to a", build.float_to_float(F64, F16)),
     Form("cvt.rnd{.ftz}{.sat}.f16.f32", "the number next to a", build.single_to_half),
-    Form("cvt.rnd.f16.bf16", "the number next to a", build.from_brain(F16)),
-    Form("cvt.rnd.bf16.f64", "the number next to a", build.to_brain),
-    Form("cvt.rnd.bf16.f16", "the number next to a", build.to_brain),
+    Form("cvt.rnd.f16.bf16", "the number next to a", build.from_bfloat16(F16)),
+    Form("cvt.rnd.bf16.f64", "the number next to a", build.to_bfloat16),
+    Form("cvt.rnd.bf16.f16", "the number next to a", build.to_bfloat16),
     Form("cvt.rnz.relu.f16.f32", "the number next to a, at least 0", build.to_short("f16")),
     Form(
         "cvt.rnz{.relu}.bf16.f32", "the number next to a, at least 0 with .relu", build.to_short("bf16")
     ),
     Form("cvt.rnz{.relu}.f16x2.f32", "a above b, each rounded", build.to_shorts("f16")),
     Form("cvt.rnz{.relu}.bf16x2.f32", "a above b, each rounded", build.to_shorts("bf16")),
-    Form("cvt.rnz{.relu}.tf32.f32", "the number next to a, at least 0 with .relu", build.to_tensor),
-    Form("cvt.rna.tf32.f32", "the number next to a", build.to_tensor),
+    Form("cvt.rnz{.relu}.tf32.f32", "the number next to a, at least 0 with .relu", build.to_tf32),
+    Form("cvt.rna.tf32.f32", "the number next to a", build.to_tf32),
     Form(
         "cvt.rn.satfinite{.relu}.byte.f32",
         "a above b, each rounded and clamped",
@@ -407,8 +407,8 @@ FORMS: tuple[Form, ...] = (
     Form("cvt{.ftz}{.sat}.f64.f32", "the same number", build.float_to_float(F32, F64)),
     Form("cvt{.ftz}{.sat}.f32.f16", "the same number", build.float_to_float(F16, F32)),
     Form("cvt{.sat}.f64.f16", "the same number", build.float_to_float(F16, F64)),
-    Form("cvt{.ftz}.f32.bf16", "the same number", build.from_brain(F32)),
-    Form("cvt.f64.bf16", "the same number", build.from_brain(F64)),
+    Form("cvt{.ftz}.f32.bf16", "the same number", build.from_bfloat16(F32)),
+    Form("cvt.f64.bf16", "the same number", build.from_bfloat16(F64)),
     Form("cvt.pack.sat.packed.s32", "a above b, each clamped", build.pack),
     Form("cvt.pack.sat.octet.s32.b32", "c above a above b, a and b clamped", build.pack_onto),
 )
@@ -416,7 +416,7 @@ FORMS: tuple[Form, ...] = (
 
 @lru_cache(maxsize=4096)
 def instruction(opcode: str) -> Instruction | None:
-    """The instruction that `opcode` names, or None; a comparison with `|` after it has two results."""
+    """Return the instruction for `opcode`, or None. A comparison followed by `|` has two results."""
     for form in _by_mnemonic().get(opcode.split(".", 1)[0], ()):
         modifiers = form.modifiers(opcode)
         if modifiers is not None:
@@ -425,7 +425,7 @@ def instruction(opcode: str) -> Instruction | None:
 
 
 def mnemonics() -> Container[str]:
-    """The mnemonics that have a row."""
+    """Return the mnemonics that have a row."""
     return _by_mnemonic()
 
 

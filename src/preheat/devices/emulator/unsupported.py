@@ -1,4 +1,4 @@
-"""The error for what the emulator does not support: what it is, where it is, what to do instead."""
+"""The error for unsupported instructions: what and where it is, and what to do instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COVERAGE = "`preheat emulate --coverage FILE` lists the instructions that are n
 
 class _Family(NamedTuple):
     name: str
-    prefixes: tuple[str, ...]  # of the opcodes that belong to it
+    prefixes: tuple[str, ...]  # Of the opcodes in this category.
     instead: str
 
 
@@ -43,7 +43,7 @@ _FAMILIES = (
 def unsupported(
     function: str, op: Op, what: str | None = None, *, other_forms: bool = False
 ) -> UnsupportedInstructionError:
-    """The error for an operation; `other_forms` of its instruction may be supported."""
+    """Return the error for an operation. `other_forms` says whether other forms are supported."""
     hint = f"run this kernel on a GPU; {_COVERAGE}"
     family = next((family for family in _FAMILIES if op.opcode.startswith(family.prefixes)), None)
     if what is None and family is not None:

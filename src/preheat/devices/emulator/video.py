@@ -1,4 +1,4 @@
-"""Instructions on the two halves or four bytes of words: `vadd2`, `vabsdiff4` and their kin."""
+"""SIMD video instructions on two halves or four bytes of words: `vadd2`, `vabsdiff4`, …"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _difference(a: Array, b: Array) -> Array:
 
 
 def _average(a: Array, b: Array) -> Array:
-    """The mean, rounded away from zero."""
+    """Return the mean, rounded away from zero."""
     total = a + b
     return (total + (total >= 0)) >> np.int32(1)
 
@@ -36,10 +36,10 @@ OPERATIONS: dict[str, Operation] = {
 def packed(
     operation: Operation, a_type: str, b_type: str, clamp: str = "", *, add: bool = False
 ) -> Run:
-    """`operation` on each part of `a` and `b`, of types such as `i1` and `u2`.
+    """Return `operation` on each part of `a` and `b`, of types such as `i1` and `u2`.
 
-    Results are clamped to the type `clamp`. They are added to `c`, or put into the parts that a mask
-    chooses; the other parts are those of `c`.
+    Results are clamped to the type `clamp`. They are added to `c`, or inserted into the parts that a
+    mask selects; the other parts are those of `c`.
     """
     size = np.dtype(a_type).itemsize * 8
     field = np.uint32((1 << size) - 1)
@@ -62,7 +62,7 @@ def packed(
 
 
 def select(order: str) -> Run:
-    """A word from the parts of two, of which `order` names the highest first: `h32` or `b0123`."""
+    """Return a word from the parts of two. `order` names the highest first: `h32` or `b0123`."""
     size = 16 if order[0] == "h" else 8
 
     def run(a: Array, b: Array) -> Array:
@@ -77,5 +77,5 @@ def select(order: str) -> Run:
 
 
 def mask(parts: str) -> int:
-    """The parts that a mask such as `h1` or `b310` names, as bits."""
+    """Return the parts that a mask such as `h1` or `b310` names, as bits."""
     return sum(1 << int(digit) for digit in parts[1:])

@@ -1,7 +1,7 @@
-"""Instructions in which the threads of a warp see one another.
+"""Instructions in which the threads of a warp exchange values.
 
-All threads that an instruction's mask names have arrived when one of these functions runs, except
-those that have exited: the machine sees to that.
+When one of these functions runs, all threads in the mask of the instruction have arrived, except those
+that have exited.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ALL = np.uint32(0xFFFFFFFF)
 class Warps:
     """The threads of a group as rows of 32, one for each warp.
 
-    When every warp is there with all its threads, values are rows as they are; else there is a row for
-    each warp of the wave, and `slot` is each thread's place in them.
+    If all threads of every warp are there, values are rows as they are; otherwise there is a row for
+    each warp of the wave, and `slot` is each thread's index in the rows.
     """
 
     def __init__(self, group: Group) -> None:
         layout = group.wave.layout
         self.slot: Array | None = None
-        self.present: Any = _ALL  # the lanes of each row that are there
+        self.present: Any = _ALL  # The lanes of each row that are there.
         if group.lanes is None and layout.whole:
             self.count, self.row = layout.warps, layout.warp
             return
@@ -63,7 +63,7 @@ class Warps:
         self.present = _bits(self.rows(np.bool_(True)))
 
     def rows(self, values: Any) -> Array:
-        """Values of the threads, zero where no thread is."""
+        """Return values of the threads as rows, zero where there is no thread."""
         if self.slot is None:
             found: Array = np.broadcast_to(values, (self.count * WARP,)).reshape(-1, WARP)
             return found
@@ -72,17 +72,17 @@ class Warps:
         return table.reshape(-1, WARP)
 
     def of_each(self, words: Any) -> Any:
-        """For each thread the word of its warp."""
+        """Return for each thread the word of its warp."""
         return words.take(self.row) if words.ndim else words
 
 
 def _bits(rows: Array) -> Array:
-    """A word for each warp from rows of booleans; lane 0 is the lowest bit."""
+    """Return a word for each warp from rows of booleans. Lane 0 is the lowest bit."""
     return np.packbits(rows, axis=1, bitorder="little").view(np.uint32)[:, 0]
 
 
 def absent(group: Group, mask: Any) -> Any:
-    """Lanes that each thread's `mask` names and that have neither arrived nor exited."""
+    """Return the lanes in each thread's `mask` that have neither arrived nor exited."""
     warps = group.warps
     if warps.slot is None:
         return np.uint32(0)
@@ -93,7 +93,7 @@ def absent(group: Group, mask: Any) -> Any:
 
 
 def active(group: Group) -> Any:
-    """The lanes of each thread's warp that run with it."""
+    """Return the lanes of each thread's warp that run with it."""
     return group.warps.of_each(group.warps.present)
 
 
@@ -104,9 +104,10 @@ SHUFFLES = frozenset(("up", "down", "bfly", "idx"))
 
 
 def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """The value of another lane, and whether that lane is in range; a thread's own where it is not.
+    """Return the value of another lane, and whether that lane is in range.
 
-    A lane that takes no part gives zero. CUDA leaves that undefined, and an H200 does so.
+    A thread whose source is out of range gets its own value. A lane that does not take part yields
+    zero: CUDA leaves that undefined, and an H200 yields zero.
     """
     warps = group.warps
     if b.ndim == c.ndim == 0:
@@ -118,7 +119,7 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
         source, valid = source.take(lane), valid.take(lane)
     else:
         source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
-    if not value.ndim:  # the same in all lanes, and also on a GPU in a register that they share
+    if not value.ndim:  # The same in all lanes, as in a uniform register on a GPU.
         return value, valid
     at = warps.row * WARP + source
     found = warps.rows(value).take(at)
@@ -128,7 +129,7 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
 
 
 def sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
-    """The lane that each lane reads from, its own where that is out of range; whether it is not."""
+    """Return the lane that each lane reads from, its own if out of range, and the validity."""
     b, c = b.astype(np.int64) & 31, c.astype(np.int64)
     keep = (c >> 8) & 31
     low = lane & keep
@@ -145,18 +146,18 @@ def _pattern(mode: str, b: int, c: int) -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=32)
 def _permutation(source: bytes, count: int) -> Array:
-    """Where each of `count` threads reads when every warp does as `source` says."""
+    """Return the index that each of `count` threads reads if every warp reads as in `source`."""
     rows = np.arange(0, count, WARP)[:, None] + np.frombuffer(source, np.int64)
     return rows.reshape(-1)
 
 
-# Votes and the like
+# Votes, matches and reductions
 
 VOTES = frozenset(("all", "any", "uni", "ballot"))
 
 
 def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
-    """A vote among the threads that `mask` names."""
+    """Return a vote among the threads in `mask`."""
     warps = group.warps
     true = warps.of_each(_bits(warps.rows(predicate))) & mask
     named = active(group) & mask
@@ -165,7 +166,7 @@ def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
 
 
 def match(group: Group, mode: str, value: Any, mask: Any) -> tuple[Array, Any]:
-    """The threads of the mask that have the same value; for `all` only when every one has it."""
+    """Return the threads in the mask with the same value; for `all`, only if every one has it."""
     warps = group.warps
     rows, same = warps.rows(value), np.zeros(group.count, np.uint32)
     for lane in range(WARP):
@@ -189,7 +190,7 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
-    """One value from all threads that the mask names."""
+    """Return the reduction over all threads in the mask."""
     warps, named = group.warps, active(group) & mask
     rows = warps.rows(value)
     total = np.zeros(group.count, value.dtype)
@@ -203,7 +204,7 @@ def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
 
 
 def elect(group: Group, mask: Any) -> tuple[Any, Array]:
-    """The lowest lane that the mask names, and whether a thread is it."""
+    """Return the lowest lane in the mask, and whether a thread is in that lane."""
     named = active(group) & mask
     lowest = named & (~named + np.uint32(1))
     leader = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.uint32)

@@ -1,8 +1,8 @@
-"""The machine: thread blocks that are worked on together, and which of their threads run next.
+"""The execution of thread blocks: which threads run next, divergence, barriers and calls.
 
-Groups part where only some of their threads take a branch, and meet again at the block where both
-arrive. The group furthest behind in the text runs first, which makes them meet soon; one that has run
-long while others wait lets those go on, which makes spin locks work.
+A group of threads splits where only some of them take a branch, and merges again at the block where
+both parts arrive. The group with the lowest position in the text runs first, so that groups merge soon.
+A group that has run long while others are ready yields to them, so that spin locks work.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ __all__ = ["Program", "Wave"]
 
 Array = np.ndarray[Any, Any]
 
-_TURN = 64  # basic blocks that groups run while one waits, before it has its turn
-_DEEPEST = 1024  # calls inside one another
-_BUSY = 10  # times its patience a wave may write and pass barriers without any thread ending
+_TURN_BLOCKS = 64  # Basic blocks that other groups may run before a ready group gets its turn.
+_MAX_CALL_DEPTH = 1024  # Nested calls.
+_MAX_BUSY = 10  # A wave may make progress for this many times `patience` without a thread ending.
 _NEVER = "waits for threads of its warp that never come"
-_SAME_PLACE = "those that a mask names must come to one shuffle, vote or mma, through the same calls"
+_SAME_PLACE = "all threads of a mask must execute the same shuffle, vote or mma through the same calls"
 _ARRIVALS = "each phase waits for as many arrivals as mbarrier.init was given"
-_CLOCK = 1000  # cycles from one reading of the clock to the next: waits for a time are short
+_CLOCK = 1000  # Cycles between two readings, so that loops that wait for a time end soon.
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A kernel that is ready to run: its code, where its variables lie, the memory it may use."""
+    """A kernel that is ready to run: its code, the addresses of its variables, the valid memory."""
 
     kernel: str
     functions: dict[str, Code]
-    missing: dict[str, UnsupportedInstructionError]  # functions that only pointers lead to, and why not
-    shared: dict[str, int]  # offset of each variable in shared memory
-    shared_bytes: int  # of a block, without what a launch adds
-    addresses: dict[str, int]  # of module variables, and what stands for functions in pointers
+    missing: dict[str, UnsupportedInstructionError]  # Functions that cannot run, and why.
+    shared: dict[str, int]  # The offset of each variable in shared memory.
+    shared_bytes: int  # Of a block, without dynamic shared memory.
+    addresses: dict[str, int]  # Of module variables, and the values of function pointers.
     constants: tuple[Symbol, ...]
     memory: Memory
     heap: Heap
-    reserved: int  # bytes at the beginning of shared memory that are not for variables
-    patience: int  # basic blocks that may run without anything coming of it
-    sanitize: bool  # its code was generated with checks: see `sanitize`
-    located: Callable[..., EmulatorFault]  # a fault with its source lines; see `EmulatorModule.located`
+    reserved: int  # Bytes at the beginning of shared memory that are not for variables.
+    patience: int  # Basic blocks that may run without progress.
+    sanitize: bool  # Whether the code was generated with checks: see `sanitize`.
+    located: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.located`.
 
 
 class Wave:
-    """Thread blocks that are worked on together."""
+    """Thread blocks that run together."""
 
     program: Program
     geometry: Geometry
     layout: Layout
-    shared_bytes: int  # of a block
+    shared_bytes: int  # Of a block.
 
     def __init__(
         self,
@@ -71,46 +71,48 @@ class Wave:
         geometry: Geometry,
         layout: Layout,
         *,
-        first: int,  # the number of its first block
-        parameters: int,  # the address of the parameter block
-        shared: int,  # bytes of shared memory of a block
+        first: int,  # The index of its first block.
+        parameters: int,  # The address of the parameter buffer.
+        shared: int,  # Bytes of shared memory of a block.
     ) -> None:
-        self.program, self.geometry, self.layout, self.memory = (
-            program,
-            geometry,
-            layout,
-            program.memory,
-        )
-        self.first, self.parameters_at, self.shared_bytes = first, parameters, shared
+        self.program = program
+        self.geometry = geometry
+        self.layout = layout
+        self.memory = program.memory
+        self.first = first
+        self.parameters_at = parameters
+        self.shared_bytes = shared
         self.shape = layout.shape
-        room = _rounded(shared)
-        self._shared = np.full(layout.blocks * room, POISON, np.uint8)
-        self.shadow = len(self._shared)  # bytes from shared memory to what is known of it
+        stride = _rounded(shared)
+        self._shared = np.full(layout.blocks * stride, POISON, np.uint8)
+        self.shadow = len(self._shared)  # The distance in bytes from shared memory to its shadow.
         if program.sanitize:
             self._shared = np.concatenate((self._shared, np.zeros_like(self._shared)))
         self.local = np.empty((layout.count, 0), np.uint8)
         self._local_top = 0
-        steps = (room, 0, 0) if layout.blocks > 1 else ()
+        steps = (stride, 0, 0) if layout.blocks > 1 else ()
         self._bases = {"global": Base(0), "shared": Base(self._shared.ctypes.data, steps, shared)}
         self.exited = np.zeros(layout.count, np.bool_)
-        self.alive = np.full(layout.blocks, layout.threads)  # threads of each block
+        self.alive = np.full(layout.blocks, layout.threads)  # Threads of each block.
         self.alive_total = layout.count
         self.barriers = Barriers(self)
         self.running: Group | None = None
         self.ready: dict[tuple[Frame, int], Group] = {}
-        self.waiting: dict[tuple[Frame, int], Group] = {}  # for other threads of their warps
-        self.meeting: list[tuple[Group, Array]] = []  # at any barrier of their warp, with their masks
+        self.waiting: dict[tuple[Frame, int], Group] = {}  # For threads of their warps.
+        self.at_warp_barrier: list[tuple[Group, Array]] = []  # Groups and their masks.
         self.writes = self.steps = 0
         self._turn = self._ticks = 0
-        self._signs, self._ends, self._stalls = _Watch(), _Watch(), _Watch()
-        self._stalled = 0  # waits at mbarriers that were in vain
+        self._progress_steps = _StepsUnchanged()
+        self._exit_steps = _StepsUnchanged()
+        self._stalls = _StepsUnchanged()
+        self._stalled = 0  # Waits at mbarriers that did not succeed.
 
     def base(self, space: str) -> Base:
-        """Where a space begins."""
+        """Return where a space begins."""
         return self._bases[space]
 
     def run(self) -> None:
-        """Run every thread to its end; `Violation` where one does what it must not."""
+        """Run every thread to its end, or raise the `Violation` of a thread."""
         code = self.program.functions[self.program.kernel]
         self._reserve(code.frame_bytes)
         group: Group | None = Group(Frame(self, code, 0), 0, None)
@@ -119,10 +121,10 @@ class Wave:
                 group = self._choose(group)
             group = self._advance(group)
 
-    # Who runs
+    # Scheduling
 
     def put(self, group: Group) -> None:
-        """Let a group wait for its turn, together with those at the same place."""
+        """Make a group ready to run, merged with a ready group at the same position."""
         assert group.count, "a group of no threads"
         if group.step.leaves and group.frame.parent is None:
             self._exit(group)
@@ -137,32 +139,32 @@ class Wave:
         self.ready[key] = group
 
     def _take(self) -> Group | None:
-        """The group furthest behind; None when all threads have ended."""
+        """Return the group with the lowest position, or None if all threads have ended."""
         if self.ready:
             return self.ready.pop(min(self.ready, key=_order))
         for group in self.waiting.values():
             self.running = group
             raise Violation(_NEVER, group.step.first, hint=_SAME_PLACE)
-        for group, _ in self.meeting:
+        for group, _ in self.at_warp_barrier:
             self.running = group
             raise Violation(_NEVER, group.step.first)
-        self.barriers.complain()
+        self.barriers.raise_if_waiting()
         return None
 
     def _choose(self, group: Group) -> Group:
-        """This group, or one that should run before it."""
+        """Return this group, or another one that should run first."""
         self._turn += 1
         if self._turn < 0:
             return group
         self._store(group)
-        if self._turn < _TURN:
+        if self._turn < _TURN_BLOCKS:
             return self.ready.pop(min(self.ready, key=_order))
-        self._turn = -_TURN
+        self._turn = -_TURN_BLOCKS
         group = min(self.ready.values(), key=lambda waiting: waiting.seen)
         return self.ready.pop((group.frame, group.pc))
 
     def _advance(self, group: Group) -> Group | None:
-        """Run the block a group stands at; the group to go on with, if there is one at once."""
+        """Run the basic block of a group. Return the group that continues, if there is one."""
         step = group.step
         self.running = group
         self.steps += 1
@@ -173,39 +175,40 @@ class Wave:
             if gathered is None:
                 return None
             self.running = group = gathered
-        if group.lanes is None:  # maybe since its last threads have arrived
+        if group.lanes is None:  # This may be so since its last threads have arrived.
             group.frame.owned.clear()
-            return _ENDS[step.kind](self, group, step, step.run(group, group.regs, self))
+            return _TERMINATORS[step.kind](self, group, step, step.run(group, group.regs, self))
         result = step.run(group, group.regs, self)
         group.dirty |= step.writes
-        return _ENDS[step.kind](self, group, step, result)
+        return _TERMINATORS[step.kind](self, group, step, result)
 
     def _check_progress(self, step: Step) -> None:
         patience = self.program.patience
-        if self._signs.unchanged(self._progress(), self.steps) > patience:
+        if self._progress_steps.unchanged(self._progress(), self.steps) > patience:
             raise _endless(step, patience, "wrote global or shared memory, passed a barrier or ended")
-        if self._ends.unchanged((self.alive_total,), self.steps) > _BUSY * patience:
-            raise _endless(step, _BUSY * patience, "ended")
+        if self._exit_steps.unchanged((self.alive_total,), self.steps) > _MAX_BUSY * patience:
+            raise _endless(step, _MAX_BUSY * patience, "ended")
 
     def _progress(self) -> tuple[int, ...]:
-        """Numbers of which one changes whenever a thread does what others can notice."""
+        """Return numbers of which one changes when a thread has an effect that others can observe."""
         return self.alive_total, self.writes, self.barriers.releases
 
     def stall(self, site: int, position: int) -> None:
-        """Let other groups run, because a thread of this one waits for them at an mbarrier."""
-        self._turn = _TURN
+        """Let other groups run, because a thread of this group waits for them at an mbarrier."""
+        self._turn = _TURN_BLOCKS
         self._stalled += 1
-        if self._stalls.unchanged(self._progress(), self._stalled) > self.program.patience // _TURN:
+        patience = self.program.patience // _TURN_BLOCKS
+        if self._stalls.unchanged(self._progress(), self._stalled) > patience:
             message = "waits at an mbarrier for arrivals or bytes that never come"
             raise Violation(message, site, position, hint=_ARRIVALS)
 
     def _rendezvous(self, group: Group, step: Step) -> Group | None:
-        """The threads whose partners in the warp have all arrived; the others wait."""
+        """Return the threads whose partners in the warp have all arrived. The others wait."""
         assert step.mask is not None
         if step.kind == "meet":
             mask = step.mask(group, group.regs, self)
-            self.meeting.append((group, np.broadcast_to(mask, (group.count,))))
-            self._let_meet()
+            self.at_warp_barrier.append((group, np.broadcast_to(mask, (group.count,))))
+            self._release_warp_barriers()
             return None
         key = group.frame, group.pc
         if key in self.waiting:
@@ -218,29 +221,32 @@ class Wave:
         going, self.waiting[key] = group.split(absent == 0)
         return going if going.count else None
 
-    def _let_meet(self) -> None:
-        """Let those go on whose partners all wait at a barrier of their warp, wherever that is."""
-        meeting, self.meeting, gone = self.meeting, [], []
-        masks, free = np.zeros(self.layout.count, np.uint32), np.zeros(self.layout.count, np.bool_)
-        for group, mask in meeting:
+    def _release_warp_barriers(self) -> None:
+        """Release the threads whose partners have all arrived at a barrier of their warp."""
+        arrived = self.at_warp_barrier
+        self.at_warp_barrier = []
+        released = []
+        masks = np.zeros(self.layout.count, np.uint32)
+        free = np.zeros(self.layout.count, np.bool_)
+        for group, mask in arrived:
             masks[group.all_lanes] = mask
-        lanes = np.sort(np.concatenate([group.all_lanes for group, _ in meeting]))
-        everyone = Group(meeting[0][0].frame, meeting[0][0].pc, lanes)
+        lanes = np.sort(np.concatenate([group.all_lanes for group, _ in arrived]))
+        everyone = Group(arrived[0][0].frame, arrived[0][0].pc, lanes)
         free[lanes] = warp.absent(everyone, masks[lanes]) == 0
-        for group, mask in meeting:
+        for group, mask in arrived:
             chosen = free[group.all_lanes]
             if not chosen.all():
-                going, held = group.split(chosen)
-                self.meeting.append((held, mask[~chosen]))
+                going, staying = group.split(chosen)
+                self.at_warp_barrier.append((staying, mask[~chosen]))
                 if not going.count:
                     continue
                 group = going
             group.pc = group.step.targets[0]
-            gone.append(group)
-        for group in gone:
+            released.append(group)
+        for group in released:
             self.put(group)
 
-    # What becomes of a group after its block
+    # What a group does after its basic block
 
     def _next(self, group: Group, step: Step, _result: Any) -> Group:
         group.pc = step.targets[0]
@@ -250,12 +256,12 @@ class Wave:
         if taken.ndim:
             count = int(np.count_nonzero(taken))
             if 0 < count < group.count:
-                return self._part(group, step, taken)
+                return self._diverge(group, step, taken)
             taken = count > 0
         group.pc = step.targets[0] if taken else step.targets[1]
         return group
 
-    def _part(self, group: Group, step: Step, taken: Array) -> Group:
+    def _diverge(self, group: Group, step: Step, taken: Array) -> Group:
         group.flush(step.live_out)
         lanes = group.all_lanes
         jumps = Group(group.frame, step.targets[0], lanes[taken])
@@ -268,7 +274,7 @@ class Wave:
         index = np.broadcast_to(index, (group.count,))
         if int(index.max()) >= len(step.targets):
             raise Violation(
-                "an index past the end of its branch table", step.site, int(np.argmax(index))
+                "an index beyond the end of its branch table", step.site, int(np.argmax(index))
             )
         group.flush(step.live_out)
         for value in np.unique(index):
@@ -312,8 +318,8 @@ class Wave:
         waiting, self.waiting = self.waiting, {}
         for partner in waiting.values():
             self.put(partner)
-        if self.meeting:
-            self._let_meet()
+        if self.at_warp_barrier:
+            self._release_warp_barriers()
 
     # Calls
 
@@ -329,14 +335,14 @@ class Wave:
             if name in self.program.missing:
                 raise self.program.missing[name].with_traceback(None)
             if name not in self.program.functions:
-                message = f"calls {int(value):#x}, which is no function"
+                message = f"calls {int(value):#x}, which is not a function"
                 raise Violation(message, step.site, int(np.argmax(mine)))
             self.running = part = Group(group.frame, group.pc, group.chosen(mine))
             self.put(self._enter(part, step, name))
         return None
 
     def _enter(self, group: Group, step: Step, name: str) -> Group:
-        """The group at the start of a function, or behind the call of one that the machine provides."""
+        """Return the group at the start of a function, or after the call of a built-in function."""
         caller = group.frame
         offsets = [caller.base + caller.code.offsets[argument] for argument in step.arguments]
         if name in builtin.FUNCTIONS:
@@ -350,9 +356,10 @@ class Wave:
         return Group(frame, 0, group.lanes)
 
     def _frame(self, caller: Frame, step: Step, name: str) -> Frame:
-        if len(caller.order) >= _DEEPEST:
-            raise Violation(f"more than {_DEEPEST} calls inside one another", step.site)
-        code, top = self.program.functions[name], caller.base + caller.code.frame_bytes
+        if len(caller.order) >= _MAX_CALL_DEPTH:
+            raise Violation(f"more than {_MAX_CALL_DEPTH} nested calls", step.site)
+        code = self.program.functions[name]
+        top = caller.base + caller.code.frame_bytes
         base = -(-top // code.align) * code.align
         for names, places in ((step.arguments, code.arguments), (step.returns, code.returns)):
             _check_sizes(caller.code, step, name, names, tuple(size for _, size in places))
@@ -360,12 +367,14 @@ class Wave:
             self._reserve(base + code.frame_bytes)
             frame = caller.children[step.index, name] = Frame(self, code, base, caller, step)
         except MemoryError:
-            message = f"no room for {len(caller.order) + 1} calls inside one another"
+            message = f"no memory for {len(caller.order) + 1} nested calls"
             raise Violation(message, step.site) from None
         return frame
 
     def _return(self, group: Group, step: Step, _result: Any) -> Group | None:
-        frame, call, caller = group.frame, group.frame.call, group.frame.parent
+        frame = group.frame
+        call = frame.call
+        caller = frame.parent
         if call is None or caller is None:
             self._exit(group, step)
             return None
@@ -374,7 +383,7 @@ class Wave:
         return Group(caller, call.targets[0], group.lanes)
 
     def _reserve(self, top: int) -> None:
-        """Have `top` bytes of local memory for every thread."""
+        """Provide at least `top` bytes of local memory for every thread."""
         have = self.local.shape[1]
         if top > have:
             grown = np.full((self.layout.count, max(_rounded(top), 2 * have)), POISON, np.uint8)
@@ -386,41 +395,41 @@ class Wave:
         self._bases["local"] = Base(self.local.ctypes.data, strides, self._local_top)
 
     def _copy(self, group: Group, source: int, target: int, size: int) -> None:
-        """Copy bytes of each thread's local memory."""
+        """Copy bytes within the local memory of each thread."""
         lanes: Any = slice(None) if group.lanes is None else group.lanes
         self.local[lanes, target : target + size] = self.local[lanes, source : source + size]
 
-    # What blocks ask for
+    # Functions for generated code
 
     def parameter(self, offset: int, dtype: np.dtype[Any]) -> Any:
-        """A kernel parameter."""
+        """Return a kernel parameter."""
         return view(dtype, self.parameters_at + offset)[()]
 
     def no_parameter(self, offset: int, size: int, limit: int, site: int) -> NoReturn:
-        """Refuse a load beside the kernel's parameters."""
+        """Raise for a load outside the kernel's parameters."""
         where = f"reads {size} bytes at parameter offset {offset}"
         raise Violation(f"{where}; the kernel has {limit} bytes of parameters", site)
 
     def clock(self) -> int:
-        """A counter that goes up whenever it is read."""
+        """Return a counter that increases whenever it is read."""
         self._ticks += _CLOCK
         return self._ticks + self.steps
 
     def block_of(self, lane: int) -> Dim3:
-        """Coordinates in the grid of a thread's block."""
-        size, (cx, cy, cz) = self.layout.cluster_blocks, self.geometry.cluster or (1, 1, 1)
-        cluster, rank = divmod(self.first + lane // self.layout.threads, size)
+        """Return the coordinates of a thread's block in the grid."""
+        cx, cy, cz = self.geometry.cluster or (1, 1, 1)
+        cluster, rank = divmod(self.first + lane // self.layout.threads, self.layout.cluster_blocks)
         width, height, depth = self.geometry.grid
         x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
         inner = _coordinates(rank, (cx, cy, cz))
         return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
 
     def thread_of(self, lane: int) -> Dim3:
-        """Coordinates of a thread in its block."""
+        """Return the coordinates of a thread in its block."""
         return _coordinates(lane % self.layout.threads, self.layout.block)
 
 
-_ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
+_TERMINATORS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
     "next": Wave._next,
     "meet": Wave._next,
     "branch": Wave._branch,
@@ -434,17 +443,18 @@ _ENDS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
 }
 
 
-class _Watch:
-    """Since when something is what it is, in steps."""
+class _StepsUnchanged:
+    """Counts the steps since a value changed."""
 
     def __init__(self) -> None:
         self._value: tuple[int, ...] = ()
         self._since = 0
 
     def unchanged(self, value: tuple[int, ...], now: int) -> int:
-        """For how many steps it has been `value`."""
+        """Return for how many steps the value has been `value`."""
         if value != self._value:
-            self._value, self._since = value, now
+            self._value = value
+            self._since = now
         return now - self._since
 
 
@@ -452,7 +462,7 @@ def _endless(step: Step, blocks: int, what: str) -> Violation:
     return Violation(
         f"no progress: {blocks:,} basic blocks ran and no thread {what}",
         step.site,
-        hint="an endless loop, or a thread that waits for one of a block that comes later; "
+        hint="an endless loop, or a thread that waits for a thread of a later block; "
         'preheat.device("emulator", patience=...) lets a kernel run longer',
     )
 
@@ -460,9 +470,9 @@ def _endless(step: Step, blocks: int, what: str) -> Violation:
 def _check_sizes(
     code: Code, step: Step, callee: str, names: tuple[str, ...], sizes: tuple[int, ...]
 ) -> None:
-    """`Violation` unless the variables that a call names are as large as the function's own."""
+    """Raise `Violation` unless the parameters of a call have the sizes that the callee declares."""
     if tuple(code.sizes[name] for name in names) != sizes:
-        raise Violation(f"calls {callee} with other parameters than it has", step.site)
+        raise Violation(f"calls {callee} with parameters that differ from its declaration", step.site)
 
 
 def _order(key: tuple[Frame, int]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Writing one basic block as a Python function over arrays.
+"""Write a basic block as a Python function over arrays.
 
-Inside the function registers are local variables. What each holds (`float32`, `uint32`) is known, so
-that a register read as it was written costs nothing. Registers that live on are put back at the end,
-the others are dropped as soon as nothing reads them: memory just freed is still in the cache.
+Inside the function, registers are local variables. The type that each holds (`float32`, `uint32`) is
+known, so reading a register as it was written costs nothing. Live registers are written back at the
+end; the others are deleted after their last use, because recently freed memory is still in the cache.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["BOOL", "I64", "U32", "U64", "DType", "Registers", "Writer", "register_type"]
 
 DType = np.dtype[Any]
-_I32 = np.dtype(np.int32)  # addresses of 32 bits wrap around: one below zero is a step back
+_I32 = np.dtype(np.int32)  # Addresses of 32 bits wrap around: a negative one is an offset backwards.
 BOOL, U32, U64, I64 = (np.dtype(t) for t in (np.bool_, np.uint32, np.uint64, np.int64))
 
 
 class Registers:
-    """Numbers for the registers of a function, and the type that each is kept as between blocks."""
+    """Slot numbers for the registers of a function, and the type of each between blocks."""
 
     def __init__(self) -> None:
         self.number: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Registers:
         self.symbols: list[tuple[int, str]] = []
 
     def add(self, name: str, dtype: DType) -> int:
-        """The number of a register, a new one if need be."""
+        """Return the slot of a register, adding one if needed."""
         if name not in self.number:
             self.number[name] = len(self.kept)
             self.names.append(name)
@@ -58,13 +58,13 @@ class Registers:
         return self.number[name]
 
     def add_special(self, name: str) -> int:
-        """The number of a special register."""
+        """Return the slot of a special register."""
         if name not in self.number:
             self.special.append((self.add(name, SPECIAL[name]), name))
         return self.number[name]
 
     def add_symbol(self, name: str) -> int:
-        """The number under which a variable's address is kept."""
+        """Return the slot that holds the address of a variable."""
         key = f"&{name}"
         if key not in self.number:
             self.symbols.append((self.add(key, U64), name))
@@ -75,10 +75,13 @@ class Writer:
     """Writes the function of one block."""
 
     def __init__(self, code: Generator, block: Block) -> None:
-        self.code, self.block = code, block
+        self.code = code
+        self.block = block
         self.lines: list[str] = []
-        self.names: dict[int, dict[DType, str]] = {}  # local variables that hold each register
-        self.fresh: dict[int, DType] = {}  # what a register was last written or first read as
+        self.names: dict[
+            int, dict[DType, str]
+        ] = {}  # Local variables that hold each register, by type.
+        self.fresh: dict[int, DType] = {}  # The type that a register was last written or first read as.
         self.written: set[int] = set()
         self.places: dict[tuple[str, str], str] = {}
         self.op = block.ops[0]
@@ -87,38 +90,39 @@ class Writer:
     # Values in and out
 
     def variable(self) -> str:
-        """A new local variable."""
+        """Return a new local variable."""
         self.count += 1
         return f"v{self.count}"
 
     def let(self, expression: str) -> str:
-        """A new local variable that holds `expression`."""
+        """Return a new local variable that holds `expression`."""
         name = self.variable()
         self.lines.append(f"{name} = {expression}")
         return name
 
     def constant(self, value: Any) -> str:
-        """The name of a value in the function's globals."""
+        """Return the name of a value in the function's globals."""
         return self.code.constant(value)
 
     def site(self) -> int:
-        """The number of the operation being written."""
+        """Return the number of the operation being written."""
         return self.code.site(self.op)
 
     def held(self, slot: int) -> tuple[str, DType]:
-        """A local variable with a register's value, and its type."""
+        """Return a local variable with a register's value, and its type."""
         if slot not in self.fresh:
             kept = self.code.registers.kept[slot]
             name = self.let(f"R[{slot}]")
             self.lines.append(f"if {name} is None: {name} = G.fetch({slot})")
             if self.code.drops(self.block, slot):
                 self.lines.append(f"R[{slot}] = None")
-            self.fresh[slot], self.names[slot] = kept, {kept: name}
+            self.fresh[slot] = kept
+            self.names[slot] = {kept: name}
         dtype = self.fresh[slot]
         return self.names[slot][dtype], dtype
 
     def slot_of(self, operand: Operand | None) -> int:
-        """The number of an operand that lives in a register."""
+        """Return the slot of an operand that is in a register."""
         if isinstance(operand, Register):
             if register_type(operand.kind).kind == "V":
                 raise self.unsupported(f"registers of type .{operand.kind}")
@@ -132,14 +136,14 @@ class Writer:
         raise self.unsupported()
 
     def number(self, operand: Number, dtype: DType) -> Any:
-        """A constant as `dtype`."""
+        """Return a literal as `dtype`."""
         try:
             return operand.value(dtype)
         except ValueError:
             raise self.unsupported(f"{operand.text} as an integer") from None
 
     def read(self, operand: Operand | None, dtype: DType) -> str:
-        """An expression for an operand as `dtype`."""
+        """Return an expression for an operand as `dtype`."""
         if isinstance(operand, Number):
             return self.constant(self.number(operand, dtype))
         if isinstance(operand, Negated):
@@ -156,14 +160,14 @@ class Writer:
         return name
 
     def _clock(self, upper: bool, dtype: DType) -> str:
-        """As much of the clock as a type holds, from its upper half where that is asked for."""
+        """Return as much of the clock as a type holds, from its upper half if `upper`."""
         bits = np.dtype(f"u{dtype.itemsize}")
         mask = (1 << 8 * dtype.itemsize) - 1
         word = f"{self.constant(bits.type)}(W.clock() >> {32 * upper} & {mask})"
         return word if dtype == bits else f"{word}.view({self.constant(dtype)})"
 
     def read_bits(self, operand: Operand | None, size: int) -> tuple[str, DType]:
-        """An operand as whatever type of `size` bytes it has at hand."""
+        """Return an operand as the type of `size` bytes that it currently has."""
         unsigned = np.dtype(f"u{size}")
         if isinstance(operand, Register):
             _, held = self.held(self.slot_of(operand))
@@ -183,21 +187,22 @@ class Writer:
             wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{wanted.itemsize}")
             name = self.let(_as(name, dtype, wide, self.constant))
             dtype = wide
-        self.fresh[slot], self.names[slot] = dtype, {dtype: name}
+        self.fresh[slot] = dtype
+        self.names[slot] = {dtype: name}
         self.written.add(slot)
         self.places = {key: place for key, place in self.places.items() if key[0] != f"R{slot}"}
 
     def write_all(
         self, operands: tuple[Operand | None, ...], types: tuple[DType, ...], call: str
     ) -> None:
-        """Write what `call` returns: one value, or as many as there are operands."""
+        """Write the results of `call`: one value, or as many as there are operands."""
         names = [self.variable() for _ in operands]
         self.lines.append(f"{', '.join(names)} = {call}")
         for operand, name, dtype in zip(operands, names, types, strict=False):
             self.write(operand, name, dtype)
 
     def result_type(self, operand: Operand | None, plain: DType) -> DType:
-        """The type in which a register of `plain`'s size is kept, if untyped bits may go there."""
+        """Return the type that a register has between blocks, if untyped bits may be written to it."""
         if isinstance(operand, Register):
             kept = self.code.registers.kept[self.slot_of(operand)]
             if kept.itemsize == plain.itemsize and plain.kind == "u" and kept != BOOL:
@@ -205,11 +210,11 @@ class Writer:
         return plain
 
     def unsupported(self, what: str | None = None) -> UnsupportedInstructionError:
-        """The error for an operation that the emulator does not support."""
+        """Return the error for an operation that the emulator does not support."""
         return self.code.unsupported(self.op, what)
 
     def needed(self, operand: Operand) -> bool:
-        """Whether anything reads a register that the operation being written sets."""
+        """Return whether a register that the current operation sets is read later."""
         if not isinstance(operand, Register):
             return True
         later = self.block.ops[self.block.ops.index(self.op) + 1 :]
@@ -218,7 +223,7 @@ class Writer:
     # Addresses
 
     def place(self, address: Address, space: str) -> str:
-        """A local variable with the `Place` of an address without its offset."""
+        """Return a local variable with the `Place` of an address without its offset."""
         base = address.base
         slot = self.slot_of(base) if not isinstance(base, Number) else -1
         key = (f"R{slot}" if slot >= 0 else f"#{base}", space)
@@ -234,23 +239,23 @@ class Writer:
         return self.places[key]
 
     def address(self, operand: Operand | None, space: str) -> tuple[str, int]:
-        """The place of an address operand, and the distance from it."""
+        """Return the place of an address operand, and the offset from it."""
         if not isinstance(operand, Address):
             raise self.unsupported()
         offset = operand.base.offset if isinstance(operand.base, Symbol) else operand.offset
         return self.place(operand, self.space_of(operand, space)), offset
 
     def space_of(self, address: Address, named: str) -> str:
-        """The space that an address counts in: parameters lie in local or in global memory."""
+        """Return the space of an address. Parameters are in local or in global memory."""
         if named != "param":
             return {"const": "global"}.get(named, named)
         local = isinstance(address.base, Symbol) and address.base.name in self.code.offsets
         return "local" if local or not self.code.is_entry else "global"
 
-    # The whole
+    # The function
 
     def function(self, name: str, emit: Callable[[Writer, Op], str | None]) -> str:
-        """The text of the block's function, in which `emit` writes each operation."""
+        """Return the text of the block's function. `emit` writes each operation."""
         result = None
         for op in self.block.ops:
             result = emit(self, op)
@@ -263,8 +268,8 @@ class Writer:
                 self.lines.append(f"R[{slot}] = {value}")
         return self._text(name, result or "None")
 
-    def question(self, name: str, operand: Operand | None) -> str:
-        """The text of a function that gives an operand of the block's first operation."""
+    def operand_function(self, name: str, operand: Operand | None) -> str:
+        """Return the text of a function that returns an operand of the block's first operation."""
         self.op = self.block.ops[0]
         return self._text(name, self.read(operand, U32))
 
@@ -274,12 +279,12 @@ class Writer:
 
 
 def register_type(kind: str) -> DType:
-    """The type of a register before anything is known of its use; a void type for one too wide."""
+    """Return the type of a declared register; a void type if it is too wide."""
     return TYPES[kind] if kind in TYPES else np.dtype(f"V{ptx.SIZES[kind]}")
 
 
 def _as(name: str, held: DType, wanted: DType, constant: Callable[[Any], str]) -> str:
-    """An expression for `name` with the bits of `held` as `wanted`."""
+    """Return an expression for `name` with the bits of `held` as `wanted`."""
     if held.itemsize == wanted.itemsize:
         return f"{name}.view({constant(wanted)})"
     if held.kind == "f":
@@ -291,7 +296,7 @@ def _as(name: str, held: DType, wanted: DType, constant: Callable[[Any], str]) -
 
 
 def _with_deletes(lines: list[str]) -> list[str]:
-    """The lines, each followed by a `del` of the local variables that it was the last to read."""
+    """Yield the lines, each followed by a `del` of the local variables that it reads last."""
     last: dict[str, int] = {}
     for at, line in enumerate(lines):
         for name in re.findall(r"\bv\d+\b", line):

@@ -1,10 +1,10 @@
-"""What the emulator refuses, with the numbers of a GPU's driver."""
+"""Errors of the emulator with the error codes of a GPU's driver."""
 
 from __future__ import annotations
 
 from preheat.errors import DriverError
 
-__all__ = ["error_of", "refusal"]
+__all__ = ["driver_error", "error_of"]
 
 _NAMES = {
     1: ("INVALID_VALUE", "memory that the graph allocates is allocated still, or is not the graph's"),
@@ -20,12 +20,12 @@ _NAMES = {
 }
 
 
-def refusal(call: str, code: int) -> DriverError:
-    """The error with a GPU's number."""
+def driver_error(call: str, code: int) -> DriverError:
+    """Return the error of an emulator call with a code of the driver."""
     return error_of(f"emulator {call}", code)
 
 
 def error_of(call: str, code: int) -> DriverError:
-    """The error that a status stands for."""
+    """Return the error for a status."""
     name, meaning = _NAMES.get(code, ("ERROR", "the emulator gives no such status"))
     return DriverError(call, code, f"EMULATOR_{name}", meaning)

@@ -1,4 +1,4 @@
-"""Memory that deferred streams freed: kept for a while, and used again in the same stream."""
+"""Memory that deferred streams have freed: it is quarantined, and reused in the same stream."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 
 from preheat.devices.emulator.memory import Buffer
 
-__all__ = ["Block", "Retired"]
+__all__ = ["Block", "Quarantine"]
 
-_BYTES, _COUNT = 64 << 20, 512  # how much is kept
+_BYTES, _COUNT = 64 << 20, 512  # The most bytes and blocks in quarantine.
 
 
 class Block(NamedTuple):
     """Allocated memory, and the array that it is part of."""
 
     buffer: Buffer
-    room: np.ndarray[Any, Any]
-    of_graph: bool = False  # A graph allocated it, and does so at this address in every replay.
+    array: np.ndarray[Any, Any]
+    of_graph: bool = False  # A graph allocated it, and allocates it at this address in every replay.
 
     @property
     def size(self) -> int:
-        """How many bytes were asked for."""
+        """The size that was requested, in bytes."""
         return self.buffer.end - self.buffer.start
 
 
-class Retired:
+class Quarantine:
     """Freed blocks, oldest first, each with the id of the stream in which its free was queued.
 
-    A late access to freed memory must find memory, so blocks are kept beyond their free. Only the
-    stream that freed a block may use it again, because its order alone is behind the free.
+    A late access to freed memory must not crash, so blocks are kept after their free. Only the stream
+    that freed a block may reuse it, because only its later work is ordered after the free.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Retired:
         self._bytes = 0
 
     def add(self, block: Block, stream: int) -> None:
-        """Keep a block, and let go of the oldest where there are too many."""
+        """Add a block, and drop the oldest ones if there are too many."""
         self._blocks.append((stream, block))
         self._bytes += block.size
         while self._bytes > _BYTES or len(self._blocks) > _COUNT:
@@ -47,7 +47,7 @@ class Retired:
             self._bytes -= oldest.size
 
     def take(self, size: int, stream: int) -> Block | None:
-        """The block of this size that this stream freed last, or None."""
+        """Return the block of this size that this stream freed last, or None."""
         for at in reversed(range(len(self._blocks))):
             freed_in, block = self._blocks[at]
             if freed_in == stream and block.size == size:

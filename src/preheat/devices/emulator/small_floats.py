@@ -1,4 +1,4 @@
-"""Numbers of 16 and 8 bits: float16 as NumPy has it, the others as raw bits."""
+"""Floating-point formats of 16 and 8 bits: float16 as in NumPy, the others as raw bits."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ NAN = np.uint16(0x7FFF).view(np.float16)
 
 
 def canonical(a: Array) -> Array:
-    """A float16 whose NaN has the bits that the hardware gives it."""
+    """Return a float16 whose NaN has the bits of the hardware."""
     return choose(np.isnan(a), NAN, a)
 
 
 def from_half(a: Array) -> Array:
-    """A float16 as a single."""
+    """Return a float16 as a single."""
     return a.astype(np.float32)
 
 
-def from_brain(a: Array) -> Array:
-    """A bfloat16 as a single."""
+def from_bfloat16(a: Array) -> Array:
+    """Return a bfloat16 as a single."""
     return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def single_to_brain(a: Array, mode: str = "rn") -> Array:
-    """A single as bfloat16, rounded in `mode`; NaN in its canonical form."""
+def single_to_bfloat16(a: Array, mode: str = "rn") -> Array:
+    """Return a single as bfloat16, rounded in `mode`. NaN is canonical."""
     bits = a.view(np.uint32)
     if mode == "rn":
         rounding = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
@@ -36,26 +36,26 @@ def single_to_brain(a: Array, mode: str = "rn") -> Array:
     return choose(np.isnan(a), np.uint16(0x7FFF), (bits + rounding >> np.uint32(16)).astype(np.uint16))
 
 
-def to_brain(a: Array, mode: str = "rn") -> Array:
-    """The bfloat16 bits of single floats."""
-    return single_to_brain(a, mode) if a.dtype == SINGLE else double_to_brain(a, mode)
+def to_bfloat16(a: Array, mode: str = "rn") -> Array:
+    """Return the bfloat16 bits of singles."""
+    return single_to_bfloat16(a, mode) if a.dtype == SINGLE else double_to_bfloat16(a, mode)
 
 
-def double_to_brain(a: Array, mode: str = "rn") -> Array:
-    """A double as bfloat16, rounded once."""
+def double_to_bfloat16(a: Array, mode: str = "rn") -> Array:
+    """Return a double as bfloat16, rounded once."""
     towards_zero = narrow(a, SINGLE, "rz")
-    # The last bit of the single tells the second rounding that the first one lost something.
+    # The last bit of the single tells the second rounding that the first one was inexact.
     odd = towards_zero.view(np.uint32) | (towards_zero != a)
-    return single_to_brain(odd.view(np.float32), mode)
+    return single_to_bfloat16(odd.view(np.float32), mode)
 
 
-def brain(run: Run) -> Run:
-    """`run`, a function of singles whose result is exact or rounded to odd, as one of bfloat16."""
-    return in_blocks(lambda *operands: to_brain(run(*map(from_brain, operands))))
+def bfloat16(run: Run) -> Run:
+    """Return a function on bfloat16 from `run` on singles, whose result is exact or rounded to odd."""
+    return in_blocks(lambda *operands: to_bfloat16(run(*map(from_bfloat16, operands))))
 
 
-def single_to_tensor(mode: str) -> Run:
-    """A single with 10 bits after the point, as tf32 has."""
+def single_to_tf32(mode: str) -> Run:
+    """Return a single with a fraction of 10 bits, as tf32 has."""
 
     def run(a: Array) -> Array:
         bits = a.view(np.uint32)
@@ -66,12 +66,12 @@ def single_to_tensor(mode: str) -> Run:
     return run
 
 
-# The formats of 8 bits are float16 with fewer bits after the point: e5m2 in its upper byte, and e4m3,
-# whose exponents are 8 lower, one bit further down.
+# The formats of 8 bits are float16 with a shorter fraction: e5m2 is its upper byte, and e4m3,
+# whose exponents are 8 lower, is one bit further down.
 
 
 def to_byte(format: str) -> Run:
-    """A number as e4m3 or e5m2, to the nearest and clamped to the largest."""
+    """Return a number as e4m3 or e5m2, rounded to nearest and clamped to the largest."""
     digits, lowest, largest = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}[format]
 
     def run(a: Array) -> Array:
@@ -91,7 +91,7 @@ def to_byte(format: str) -> Run:
 
 
 def from_byte(format: str) -> Run:
-    """A number of e4m3 or e5m2 as float16."""
+    """Return a number of e4m3 or e5m2 as float16."""
 
     def wide(a: Array) -> Array:
         return canonical((a.astype(np.uint16) << np.uint16(8)).view(np.float16))
@@ -105,12 +105,12 @@ def from_byte(format: str) -> Run:
 
 
 def halves_to_bytes(convert: Run) -> Run:
-    """Both halves of a pair of float16 as bytes."""
+    """Return both halves of a pair of float16 as bytes."""
     both = each_half(convert, np.dtype(np.float16))
     return lambda a: join(*both(a))
 
 
 def bytes_to_halves(convert: Run) -> Run:
-    """Both bytes as a pair of float16."""
+    """Return both bytes as a pair of float16."""
     both = each_half(convert, np.dtype(np.uint8))
     return lambda a: join(*both(a))
