@@ -13,7 +13,7 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
-from preheat.cache import DiskStore, codec
+from preheat.cache import DiskTier, codec
 from preheat.cache.bundle import write
 from preheat.cache.journal import Journal
 from preheat.cache.lock import FileLock
@@ -236,7 +236,7 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
     toolkit = [Header("cccl", f"cuda/std/{number}.h", "2" * 64) for number in range(422)]
     headers = (Header("0", "v.h", "1" * 64), *toolkit)
     code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
-    DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
+    DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
     told = cli("cache", "show", "abab").out.splitlines()
     at = told.index("headers (423)")
     assert told[at + 1 :] == [

@@ -20,7 +20,7 @@ from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Lookup, Miss
 from preheat.build.request import Request
-from preheat.cache import DiskStore, MemoryStore, codec
+from preheat.cache import DiskTier, MemoryTier, codec
 from preheat.cache.lock import FileLock
 from preheat.config import Config
 from preheat.errors import CompileError, CompilerCrashError, InputError, PtxError, UnknownEntryError
@@ -36,7 +36,7 @@ BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="brok
 Open = Callable[..., Builder]
 
 
-def disk(builder: Builder) -> DiskStore:
+def disk(builder: Builder) -> DiskTier:
     assert builder.disk is not None
     return builder.disk
 
@@ -164,7 +164,7 @@ def test_a_process_finds_a_header_state_that_another_one_added(
 def test_clearing_memory_refills_from_disk(builder: Builder, recorder: Recorder) -> None:
     builder.build(PROGRAM, "sm_90")
     memory = builder.store.tiers[0]
-    assert isinstance(memory, MemoryStore)
+    assert isinstance(memory, MemoryTier)
     memory.clear()
     builder.build(PROGRAM, "sm_90")
     builder.build(PROGRAM, "sm_90")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from preheat.cache import DiskStore
+from preheat.cache import DiskTier
 from preheat.cache.bundle import Bundle
 from preheat.cache.bundle import write as write_bundle
 from preheat.cache.journal import Journal
@@ -47,8 +47,8 @@ def say(text: object) -> None:
     sys.stdout.flush()
 
 
-def open_disk(root: str, locks: str) -> DiskStore:
-    return DiskStore(Path(root), Events(_alarm), lock_dir=Path(locks))
+def open_disk(root: str, locks: str) -> DiskTier:
+    return DiskTier(Path(root), Events(_alarm), lock_dir=Path(locks))
 
 
 def _alarm(name: str, fields: Mapping[str, Any]) -> None:

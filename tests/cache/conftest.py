@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import DiskStore
+from preheat.cache import DiskTier
 from preheat.events import Events
 from tests.cache.support import Clock
 
@@ -18,16 +18,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def open_disk(tmp_path: Path, events: Events, clock: Clock) -> Callable[..., DiskStore]:
+def open_disk(tmp_path: Path, events: Events, clock: Clock) -> Callable[..., DiskTier]:
     """Opens the test's cache directory, with limits where they are given."""
 
-    def open_one(limit: int = 8 << 30, max_files: int = 100_000) -> DiskStore:
+    def open_one(limit: int = 8 << 30, max_files: int = 100_000) -> DiskTier:
         root, locks = tmp_path / "cache", tmp_path / "locks"
-        return DiskStore(root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock)
+        return DiskTier(root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock)
 
     return open_one
 
 
 @pytest.fixture
-def disk(open_disk: Callable[..., DiskStore]) -> DiskStore:
+def disk(open_disk: Callable[..., DiskTier]) -> DiskTier:
     return open_disk()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import Chain, DiskStore, LayerStore, MemoryStore
+from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
 from preheat.cache.disk import Swept
 from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
@@ -43,15 +43,15 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 damages = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 
 
-def entry_file(disk: LayerStore, digest: str = KEY) -> Path:
+def entry_file(disk: LayerTier, digest: str = KEY) -> Path:
     return disk.root / "v1" / digest[:2] / f"{digest}.heat"
 
 
-def note_file(disk: LayerStore, digest: str = KEY) -> Path:
+def note_file(disk: LayerTier, digest: str = KEY) -> Path:
     return entry_file(disk, digest).with_suffix(".note")
 
 
-def staged_files(disk: DiskStore) -> list[str]:
+def staged_files(disk: DiskTier) -> list[str]:
     return os.listdir(disk.root / "v1" / "staged")
 
 
@@ -66,40 +66,40 @@ def open_umask() -> Iterator[None]:
 # Reading and writing
 
 
-def test_get_gives_what_was_put(disk: DiskStore) -> None:
+def test_get_gives_what_was_put(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
 
 
-def test_another_store_on_the_same_directory_finds_it(open_disk: Callable[..., DiskStore]) -> None:
+def test_another_store_on_the_same_directory_finds_it(open_disk: Callable[..., DiskTier]) -> None:
     open_disk().put(KEY, BLOB)
     assert open_disk().get(KEY) == BLOB
 
 
-def test_an_absent_entry_is_none_without_any_event(disk: DiskStore, recorder: Recorder) -> None:
+def test_an_absent_entry_is_none_without_any_event(disk: DiskTier, recorder: Recorder) -> None:
     assert disk.get(KEY) is None
     disk.put(digest_of(2), blob_of(2))
     assert disk.get(KEY) is None
     assert recorder.seen == []
 
 
-def test_a_get_makes_no_directory(disk: DiskStore) -> None:
+def test_a_get_makes_no_directory(disk: DiskTier) -> None:
     disk.get(KEY)
     assert not disk.root.exists()
 
 
-def test_putting_again_replaces(disk: DiskStore) -> None:
+def test_putting_again_replaces(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     disk.put(KEY, blob_of(1, 5000))
     assert disk.get(KEY) == blob_of(1, 5000)
 
 
-def test_a_large_entry_comes_back_whole(disk: DiskStore) -> None:
+def test_a_large_entry_comes_back_whole(disk: DiskTier) -> None:
     disk.put(KEY, blob_of(1, 10 << 20))
     assert disk.get(KEY) == blob_of(1, 10 << 20)
 
 
-def test_remove_takes_the_entry_and_its_note_away(disk: DiskStore) -> None:
+def test_remove_takes_the_entry_and_its_note_away(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     disk.put_note(KEY, b"note")
     disk.remove(KEY)
@@ -107,12 +107,12 @@ def test_remove_takes_the_entry_and_its_note_away(disk: DiskStore) -> None:
     assert disk.note(KEY) is None
 
 
-def test_removing_what_is_not_there_does_nothing(disk: DiskStore) -> None:
+def test_removing_what_is_not_there_does_nothing(disk: DiskTier) -> None:
     disk.remove(KEY)
     assert not disk.root.exists()
 
 
-def test_items_tell_size_with_note_stamp_and_pin(disk: DiskStore) -> None:
+def test_items_tell_size_with_note_stamp_and_pin(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     disk.put_note(KEY, b"12345")
     disk.put(digest_of(2), blob_of(2))
@@ -125,7 +125,7 @@ def test_items_tell_size_with_note_stamp_and_pin(disk: DiskStore) -> None:
     assert (found[KEY].pinned, found[digest_of(2)].pinned) == (True, False)
 
 
-def test_a_pin_holds_what_leads_to_its_entry(disk: DiskStore) -> None:
+def test_a_pin_holds_what_leads_to_its_entry(disk: DiskTier) -> None:
     for number in range(4):
         disk.put(digest_of(number), blob_of(number))
     disk.pin(KEY, digest_of(2), digest_of(3))
@@ -137,14 +137,14 @@ def test_a_pin_holds_what_leads_to_its_entry(disk: DiskStore) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"abc\n../../x\n"])
-def test_a_pin_whose_list_makes_no_sense_holds_its_own_entry(disk: DiskStore, content: bytes) -> None:
+def test_a_pin_whose_list_makes_no_sense_holds_its_own_entry(disk: DiskTier, content: bytes) -> None:
     disk.put(KEY, BLOB)
     disk.pin(KEY)
     (disk.root / "v1" / "pins" / KEY).write_bytes(content)
     assert disk.pinned() == {KEY}
 
 
-def test_clear_removes_everything_pinned_entries_too(disk: DiskStore) -> None:
+def test_clear_removes_everything_pinned_entries_too(disk: DiskTier) -> None:
     for number in range(3):
         disk.put(digest_of(number), blob_of(number))
     disk.put_note(KEY, b"12345")
@@ -156,7 +156,7 @@ def test_clear_removes_everything_pinned_entries_too(disk: DiskStore) -> None:
     assert [item.pinned for item in disk.items()] == [False]
 
 
-def test_a_cache_that_does_not_exist_can_be_cleared_and_swept(disk: DiskStore) -> None:
+def test_a_cache_that_does_not_exist_can_be_cleared_and_swept(disk: DiskTier) -> None:
     assert disk.clear().files == 0
     assert disk.sweep().files == 0
     assert not disk.root.exists()
@@ -166,7 +166,7 @@ def test_a_directory_whose_name_is_no_text_can_be_used(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     root = tmp_path / os.fsdecode(b"caf\xe9")
-    disk = DiskStore(root, events, lock_dir=tmp_path / "locks")
+    disk = DiskTier(root, events, lock_dir=tmp_path / "locks")
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
     assert recorder.seen == []
@@ -177,7 +177,7 @@ def test_a_directory_whose_name_is_no_text_can_be_used(
 
 @damages
 def test_a_damaged_entry_is_none_counted_and_removed(
-    disk: DiskStore, events: Events, recorder: Recorder, damage: Callable[[bytes], bytes]
+    disk: DiskTier, events: Events, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
@@ -190,7 +190,7 @@ def test_a_damaged_entry_is_none_counted_and_removed(
     assert events.stats() == {"damaged": 1}, "removed, so the second time it is just absent"
 
 
-def test_a_damaged_entry_can_be_put_again(disk: DiskStore, recorder: Recorder) -> None:
+def test_a_damaged_entry_can_be_put_again(disk: DiskTier, recorder: Recorder) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     entry_file(disk).write_bytes(b"")
@@ -199,7 +199,7 @@ def test_a_damaged_entry_can_be_put_again(disk: DiskStore, recorder: Recorder) -
     assert disk.get(KEY) == BLOB
 
 
-def test_an_entry_that_cannot_be_read_is_none_and_a_fault(disk: DiskStore, recorder: Recorder) -> None:
+def test_an_entry_that_cannot_be_read_is_none_and_a_fault(disk: DiskTier, recorder: Recorder) -> None:
     recorder.forgive = True
     entry_file(disk).mkdir(parents=True)
     assert disk.get(KEY) is None
@@ -207,7 +207,7 @@ def test_an_entry_that_cannot_be_read_is_none_and_a_fault(disk: DiskStore, recor
 
 
 @needs_root
-def test_an_entry_without_permission_is_none_and_a_fault(disk: DiskStore, recorder: Recorder) -> None:
+def test_an_entry_without_permission_is_none_and_a_fault(disk: DiskTier, recorder: Recorder) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     with as_nobody():
@@ -217,7 +217,7 @@ def test_an_entry_without_permission_is_none_and_a_fault(disk: DiskStore, record
 
 
 def test_an_entry_that_is_a_symbolic_link_is_not_followed(
-    disk: DiskStore, recorder: Recorder, tmp_path: Path
+    disk: DiskTier, recorder: Recorder, tmp_path: Path
 ) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
@@ -231,7 +231,7 @@ def test_an_entry_that_is_a_symbolic_link_is_not_followed(
 
 
 def test_files_are_for_the_owner_alone_whatever_the_umask(
-    disk: DiskStore, open_umask: None, tmp_path: Path
+    disk: DiskTier, open_umask: None, tmp_path: Path
 ) -> None:
     del open_umask
     disk.put(KEY, BLOB)
@@ -243,7 +243,7 @@ def test_files_are_for_the_owner_alone_whatever_the_umask(
     assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in found}
 
 
-def test_a_staged_entry_is_not_visible(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staged_entry_is_not_visible(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bytes | None, int, int]] = []
     replace = os.replace
 
@@ -259,7 +259,7 @@ def test_a_staged_entry_is_not_visible(disk: DiskStore, monkeypatch: pytest.Monk
 
 
 def test_an_entry_is_on_the_disk_before_it_is_visible(
-    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
     fsync, replace = os.fsync, os.replace
@@ -281,7 +281,7 @@ def test_an_entry_is_on_the_disk_before_it_is_visible(
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_entry_and_no_litter(
-    disk: DiskStore, monkeypatch: pytest.MonkeyPatch, step: str
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -295,7 +295,7 @@ def test_a_write_that_fails_leaves_the_old_entry_and_no_litter(
     assert staged_files(disk) == []
 
 
-def test_a_write_in_pieces_is_put_together(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_in_pieces_is_put_together(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
@@ -303,14 +303,14 @@ def test_a_write_in_pieces_is_put_together(disk: DiskStore, monkeypatch: pytest.
     assert disk.get(KEY) == BLOB
 
 
-def test_the_directory_carries_the_tag_that_backup_programs_know(disk: DiskStore) -> None:
+def test_the_directory_carries_the_tag_that_backup_programs_know(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     tag = (disk.root / "CACHEDIR.TAG").read_bytes()
     assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
 @pytest.mark.parametrize("gone", [".", "v1", "v1/staged", f"v1/{KEY[:2]}"])
-def test_a_vanished_directory_is_made_again(disk: DiskStore, recorder: Recorder, gone: str) -> None:
+def test_a_vanished_directory_is_made_again(disk: DiskTier, recorder: Recorder, gone: str) -> None:
     disk.put(KEY, BLOB)
     shutil.rmtree(disk.root / gone)
     disk.put(KEY, BLOB)
@@ -322,7 +322,7 @@ def test_a_vanished_directory_is_made_again(disk: DiskStore, recorder: Recorder,
 # Notes
 
 
-def test_a_note_comes_back_until_it_is_replaced(disk: DiskStore) -> None:
+def test_a_note_comes_back_until_it_is_replaced(disk: DiskTier) -> None:
     assert disk.note(KEY) is None
     disk.put_note(KEY, b"one")
     assert disk.note(KEY) == b"one"
@@ -330,7 +330,7 @@ def test_a_note_comes_back_until_it_is_replaced(disk: DiskStore) -> None:
     assert disk.note(KEY) == b"two"
 
 
-def test_a_note_without_an_entry_is_no_entry(disk: DiskStore) -> None:
+def test_a_note_without_an_entry_is_no_entry(disk: DiskTier) -> None:
     disk.put_note(KEY, b"note")
     assert disk.get(KEY) is None
 
@@ -338,7 +338,7 @@ def test_a_note_without_an_entry_is_no_entry(disk: DiskStore) -> None:
 # Stamps
 
 
-def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskStore, clock: Clock) -> None:
+def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskTier, clock: Clock) -> None:
     disk.put(KEY, BLOB)
     written = entry_file(disk).stat().st_mtime_ns
     clock.advance(3500)
@@ -353,22 +353,22 @@ def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskStore, clock: Cl
 
 
 @pytest.fixture
-def layer(disk: DiskStore, events: Events) -> LayerStore:
+def layer(disk: DiskTier, events: Events) -> LayerTier:
     """A directory that someone filled long ago, where our own store would write stamps."""
     disk.put(KEY, BLOB)
     disk.put(digest_of(2), blob_of(2))
     for digest in (KEY, digest_of(2)):
         os.utime(entry_file(disk, digest), (0, 0))
-    return LayerStore(disk.root, events)
+    return LayerTier(disk.root, events)
 
 
-def test_a_layer_gives_its_entries(layer: LayerStore) -> None:
+def test_a_layer_gives_its_entries(layer: LayerTier) -> None:
     assert layer.get(KEY) == BLOB
     assert layer.get(digest_of(3)) is None
     assert {item.digest for item in layer.items()} == {KEY, digest_of(2)}
 
 
-def test_a_layer_is_never_written_when_read(layer: LayerStore) -> None:
+def test_a_layer_is_never_written_when_read(layer: LayerTier) -> None:
     before = tree(layer.root)
     layer.get(KEY)
     layer.get(digest_of(3))
@@ -377,7 +377,7 @@ def test_a_layer_is_never_written_when_read(layer: LayerStore) -> None:
 
 @damages
 def test_a_layer_is_never_written_to_mend_it(
-    layer: LayerStore, recorder: Recorder, damage: Callable[[bytes], bytes]
+    layer: LayerTier, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True
     entry_file(layer).write_bytes(damage(BLOB))
@@ -388,27 +388,25 @@ def test_a_layer_is_never_written_to_mend_it(
 
 
 def test_a_layer_that_does_not_exist_has_nothing(tmp_path: Path, events: Events) -> None:
-    layer = LayerStore(tmp_path / "nowhere", events)
+    layer = LayerTier(tmp_path / "nowhere", events)
     assert layer.get(KEY) is None
     assert list(layer.items()) == []
     assert not layer.root.exists()
 
 
-def test_a_layer_offers_no_way_to_write(layer: LayerStore) -> None:
+def test_a_layer_offers_no_way_to_write(layer: LayerTier) -> None:
     assert not any(hasattr(layer, verb) for verb in ("put", "remove", "sweep", "clear", "put_note"))
 
 
 def test_no_store_pretends_that_asking_and_getting_are_two_steps() -> None:
-    assert not any(
-        hasattr(store, "__contains__") for store in (DiskStore, LayerStore, MemoryStore, Chain)
-    )
+    assert not any(hasattr(store, "__contains__") for store in (DiskTier, LayerTier, MemoryTier, Chain))
 
 
 def test_the_first_put_of_a_process_sweeps_what_dead_writers_left(
     tmp_path: Path, events: Events
 ) -> None:
-    def opened() -> DiskStore:
-        return DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "l", clock=lambda: 10_000.0)
+    def opened() -> DiskTier:
+        return DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "l", clock=lambda: 10_000.0)
 
     opened().put(KEY, BLOB)
     staged = tmp_path / "cache" / "v1" / "staged"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from preheat.build.bundle_tier import BundleTier
-from preheat.cache import LayerStore
+from preheat.cache import LayerTier
 from preheat.cache.bundle import write
-from preheat.cache.disk import DiskStore
+from preheat.cache.disk import DiskTier
 from preheat.errors import BundleError
 from preheat.events import Events
 from tests import processes
@@ -118,7 +118,7 @@ def layer() -> Iterator[Path]:
     """A layer of root's with one entry."""
     with public_place() as place:
         place.chmod(0o755)
-        disk = DiskStore(place / "layer", Events(), lock_dir=place / "locks")
+        disk = DiskTier(place / "layer", Events(), lock_dir=place / "locks")
         disk.put(KEY, BLOB)
         for path in (disk.root, *disk.root.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -160,11 +160,11 @@ def test_what_a_stranger_may_have_written_into_a_layer_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder, spoil: Callable[[Path], object]
 ) -> None:
     recorder.forgive = True
-    assert LayerStore(layer, events).get(KEY) == BLOB
+    assert LayerTier(layer, events).get(KEY) == BLOB
     spoil(layer)
-    assert LayerStore(layer, events).get(KEY) is None
+    assert LayerTier(layer, events).get(KEY) is None
     assert [event["path"] for event in recorder.named("refused")] == [str(_entry(layer))]
-    assert LayerStore(layer, events, trust=True).get(KEY) == BLOB
+    assert LayerTier(layer, events, trust=True).get(KEY) == BLOB
 
 
 @pytest.mark.parametrize("spoil", [_by_link, _pipe])
@@ -173,7 +173,7 @@ def test_links_and_pipes_in_a_layer_are_faults(
 ) -> None:
     recorder.forgive = True
     spoil(layer)
-    assert LayerStore(layer, events).get(KEY) is None
+    assert LayerTier(layer, events).get(KEY) is None
     assert len(recorder.named("fault")) == 1
 
 
@@ -181,7 +181,7 @@ def test_an_entry_that_changed_hands_under_a_running_process_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    store = LayerStore(layer, events)
+    store = LayerTier(layer, events)
     assert store.get(KEY) == BLOB
     os.chown(_entry(layer), ATTACKER, 0)
     assert store.get(KEY) is None

@@ -24,7 +24,7 @@ from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.nearest import Near, search
 from preheat.build.request import Request
 from preheat.build.seal import in_force
-from preheat.cache import Chain, DiskStore, LayerStore, MemoryStore, Store
+from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
 from preheat.cache.bundle import Bundle
 from preheat.cache.journal import Journal
 from preheat.cache.lock import release_lost
@@ -63,7 +63,7 @@ class Builder:
         store: Chain,
         events: Events,
         *,
-        disk: DiskStore | None = None,
+        disk: DiskTier | None = None,
         journal: Journal | None = None,
         lock_dir: Path | None = None,
         lock_wait: float = 300.0,
@@ -108,9 +108,9 @@ class Builder:
         if config.events is not None:
             events.sinks.append(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
-        tiers: list[Store] = [
-            MemoryStore(config.memory_limit),
-            *(LayerStore(path, events, trust=config.trust_cache_dir) for path in layers),
+        tiers: list[Tier] = [
+            MemoryTier(config.memory_limit),
+            *(LayerTier(path, events, trust=config.trust_cache_dir) for path in layers),
         ]
         disk = open_disk(config, events)
         common: dict[str, Any] = {"sealed": config.sealed, "trust": config.trust_cache_dir}
@@ -286,7 +286,7 @@ class Builder:
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
         wanted, label = request.bundle_key.table, request.program.label
-        caches = [tier for tier in self.store.tiers if isinstance(tier, LayerStore)]
+        caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
         return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _look_up(self, request: Request) -> Hit | Miss:
@@ -386,7 +386,7 @@ class Builder:
         Artifacts that are in use, mounted bundles and loaded kernels stay.
         """
         for tier in self.store.tiers:
-            if isinstance(tier, MemoryStore):
+            if isinstance(tier, MemoryTier):
                 tier.clear()
         self._lookup.in_use.clear()
         self._lookup.memos.clear()
@@ -414,7 +414,7 @@ def _fields(request: Request) -> dict[str, str]:
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
 
 
-def open_disk(config: Config, events: Events) -> DiskStore | None:
+def open_disk(config: Config, events: Events) -> DiskTier | None:
     """Open the cache directory that the settings describe; None when it is off or cannot be used."""
     trust = config.trust_cache_dir
     root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
@@ -423,7 +423,7 @@ def open_disk(config: Config, events: Events) -> DiskStore | None:
     locks = first_usable([config.lock_dir, root / "locks"], events, trust=trust)
     if locks is None:
         return None
-    return DiskStore(
+    return DiskTier(
         root,
         events,
         lock_dir=locks,

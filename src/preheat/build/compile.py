@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
-from preheat.cache import DiskStore, codec
+from preheat.cache import DiskTier, codec
 from preheat.events import Events
 from preheat.key import Key
 from preheat.toolchain import Toolchain
@@ -39,7 +39,7 @@ class ArtifactCompiler:
     """Compiles requests and stores the artifacts in the cache."""
 
     def __init__(
-        self, toolchain: Toolchain, lookup: Lookup, events: Events, disk: DiskStore | None
+        self, toolchain: Toolchain, lookup: Lookup, events: Events, disk: DiskTier | None
     ) -> None:
         self._toolchain = toolchain
         self._lookup = lookup

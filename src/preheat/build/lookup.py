@@ -13,7 +13,7 @@ from typing import NamedTuple
 from preheat.artifact import Artifact
 from preheat.build.bundle_tier import BundleEntry, BundleTier
 from preheat.build.request import Request
-from preheat.cache import Chain, DiskStore, Found, codec
+from preheat.cache import Chain, DiskTier, Found, codec
 from preheat.errors import ToolchainError
 from preheat.events import Events
 from preheat.key import Key
@@ -213,7 +213,7 @@ class Lookup:
 class HeaderMemos:
     """The stamps and hashes of the header files of requests, in memory and as notes on the disk."""
 
-    def __init__(self, disk: DiskStore | None, events: Events) -> None:
+    def __init__(self, disk: DiskTier | None, events: Events) -> None:
         self._disk = disk
         self._events = events
         self._memos: OrderedDict[str, Memo] = OrderedDict()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.bundle_tier import BundleEntry, decode_entry, entry_meta
-from preheat.cache import LayerStore, codec
+from preheat.cache import LayerTier, codec
 from preheat.cache.bundle import Bundle
 from preheat.events import Events
 from preheat.key import Part, explain
@@ -75,7 +75,7 @@ def search(
     wanted: tuple[Part, ...],
     label: str,
     bundles: Iterable[Bundle],
-    caches: Iterable[LayerStore],
+    caches: Iterable[LayerTier],
     *,
     seconds: float,
     namesake: bool = False,
@@ -107,7 +107,7 @@ def _in_bundles(
                     yield decode_entry(bundle, digest, meta)
 
 
-def _in_caches(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]:
+def _in_caches(caches: Iterable[LayerTier], until: float) -> Iterator[Artifact]:
     """Yield the artifacts of cache directories, the most recently used one first."""
     for cache in caches:
         reader = cache.reader(Events())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Found", "Store", "WritableStore"]
+__all__ = ["Found", "Tier", "WritableTier"]
 
 
-class Store(Protocol):
+class Tier(Protocol):
     """A tier: bytes by hexadecimal digest.
 
     `get` returns verified bytes, or None when the tier does not have the digest. A tier that fails
@@ -20,7 +20,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class WritableStore(Store, Protocol):
+class WritableTier(Tier, Protocol):
     """A tier that can be written."""
 
     def put(self, digest: str, blob: bytes) -> None: ...

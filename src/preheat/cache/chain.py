@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
-from preheat.cache.base import Found, Store, WritableStore
+from preheat.cache.base import Found, Tier, WritableTier
 from preheat.events import Events
 
 __all__ = ["Chain"]
@@ -17,10 +17,10 @@ T = TypeVar("T")
 class Chain:
     """Several tiers as one. A fault of a tier is an event, never an exception."""
 
-    def __init__(self, tiers: Sequence[Store], events: Events) -> None:
+    def __init__(self, tiers: Sequence[Tier], events: Events) -> None:
         self.tiers = tuple(tiers)
         self._events = events
-        self._writable = [tier if isinstance(tier, WritableStore) else None for tier in tiers]
+        self._writable = [tier if isinstance(tier, WritableTier) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
         """Return the blob from the first tier that has it; copy it into the writable tiers before."""
@@ -47,7 +47,7 @@ class Chain:
             self._attempt("remove", tier, tier.remove, digest)
 
     def _attempt(
-        self, verb: str, tier: Store, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self, verb: str, tier: Tier, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[bool, T | None]:
         """Call a method of a tier; return whether it succeeded, and its result."""
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from preheat.cache import codec, lock, publish
 from preheat.cache import usage as usages
 from preheat.cache.journal import Journal
-from preheat.cache.layer import FORMAT, KINDS, Item, LayerStore, scan, size_of
+from preheat.cache.layer import FORMAT, KINDS, Item, LayerTier, scan, size_of
 from preheat.cache.lock import hold
 from preheat.cache.trust import NotAFileError, make_private, read_file
 from preheat.cache.usage import Usage
@@ -25,7 +25,7 @@ from preheat.events import Events
 from preheat.files import opened
 from preheat.locks import no_fork
 
-__all__ = ["DiskStore", "Swept"]
+__all__ = ["DiskTier", "Swept"]
 
 _STAMP_EVERY = 3600.0  # seconds: how old the stamp of the last read of an entry may get
 _LOW_WATER = 0.8  # eviction goes down to this part of the limits, so that it runs rarely
@@ -42,7 +42,7 @@ class Swept:
     bytes: int = 0
 
 
-class DiskStore(LayerStore):
+class DiskTier(LayerTier):
     """A cache directory that this process writes, and that is kept within limits.
 
     `lock_dir` is a directory local to this node; `clock` returns the time for stamps and sweeps.

@@ -24,7 +24,7 @@ from preheat.cache.trust import DistrustedError, foreign, read_file
 from preheat.events import Events
 from preheat.files import opened
 
-__all__ = ["FORMAT", "KINDS", "Item", "LayerStore", "scan", "size_of"]
+__all__ = ["FORMAT", "KINDS", "Item", "LayerTier", "scan", "size_of"]
 
 FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
@@ -43,7 +43,7 @@ class Item:
     pinned: bool = False
 
 
-class LayerStore:
+class LayerTier:
     """A cache directory that is only read, such as one shipped in an image.
 
     The caller has checked that `root` can be trusted. Its content is checked when it is read: only this
@@ -60,9 +60,9 @@ class LayerStore:
             set()
         )  # directories that were checked: other users cannot change them any more
 
-    def reader(self, events: Events) -> LayerStore:
+    def reader(self, events: Events) -> LayerTier:
         """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""
-        return LayerStore(self.root, events, trust=self._trust)
+        return LayerTier(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
         """Return the verified entry, or None. Damaged entries and I/O errors are events."""

@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 from preheat.locks import Lock
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryTier"]
 
 
-class MemoryStore:
+class MemoryTier:
     """Blobs in memory, at most `limit` bytes of them."""
 
     name = "memory"

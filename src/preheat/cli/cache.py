@@ -14,7 +14,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.build.builder import Builder, open_disk
 from preheat.build.nearest import Near, nearest
-from preheat.cache import DiskStore, codec
+from preheat.cache import DiskTier, codec
 from preheat.cache.layer import Item
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
@@ -314,7 +314,7 @@ def verify(repair: bool, as_json: bool) -> int:
     return 1 if damaged and not repair else 0
 
 
-def _damage(store: DiskStore, digest: str) -> str | None:
+def _damage(store: DiskTier, digest: str) -> str | None:
     """Return why an entry is damaged, or None when it is intact or missing."""
     reasons: list[str] = []
     found = Events(lambda _, fields: reasons.append(str(fields.get("reason") or fields.get("error"))))
@@ -411,13 +411,13 @@ def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
         say(f"{what.capitalize()} {count(len(entries), 'entry')}")
 
 
-def _is_entry(store: DiskStore, item: Item) -> bool:
+def _is_entry(store: DiskTier, item: Item) -> bool:
     """Return True if a file of the cache is a compiled program, not a header list or a note."""
     front = store.front(item.digest)
     return front is not None and not is_header_list(front)
 
 
-def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[str]]:
+def _header_lists(store: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:
     """Return the header lists that refer to any of `entries`, each with all entries it refers to."""
     reader, found = store.reader(Events()), {}
     for item in store.items():
@@ -428,7 +428,7 @@ def _header_lists(store: DiskStore, entries: Collection[str]) -> dict[str, set[s
     return {listing: referred for listing, referred in found.items() if referred & set(entries)}
 
 
-def _open() -> DiskStore:
+def _open() -> DiskTier:
     """Open the cache of the settings. Raises when it is off or no directory can be used."""
     config = Config.from_env()
     if not config.cache:
@@ -456,7 +456,7 @@ def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
                     yield item, Artifact.decode(item.digest, meta, sections)
 
 
-def _digest(store: DiskStore, key: str) -> str:
+def _digest(store: DiskTier, key: str) -> str:
     """Return the digest of the only entry whose key starts with `key`."""
     prefix = key.strip().lower()
     if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
