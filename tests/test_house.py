@@ -154,3 +154,23 @@ def test_every_module_and_public_name_has_a_docstring(file: Path) -> None:
     assert ast.get_docstring(module)
     for node in public(module):
         assert ast.get_docstring(node), f"{file.name}: {node.name}"
+
+
+LONGEST, MOST_METHODS = 500, 30
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_files_and_classes_have_one_subject(file: Path) -> None:
+    """A file with many lines, or a class with many methods, has several; the facade only forwards."""
+    text = file.read_text()
+    assert text.count("\n") <= LONGEST
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name != "Gpu":
+            methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
+            assert methods <= MOST_METHODS, f"{file.name}: {node.name}"
+
+
+def test_all_at_fork_hooks_are_in_two_modules() -> None:
+    """`locks` holds a fork back, and `fork` has everything that a child must renew."""
+    users = {file.name for file in SOURCE.rglob("*.py") if "os.register_at_fork(" in file.read_text()}
+    assert users == {"fork.py", "locks.py"}

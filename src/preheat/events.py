@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,23 +78,34 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
             return {name: 1}
 
 
+_COUNT_AT = 256  # events that wait to be counted, at most
+
+
 class Events:
-    """Counts events and passes them to sinks. It is safe to use from any thread."""
+    """Counts events and hands them to sinks. Safe from any thread."""
 
     def __init__(self, *sinks: Sink) -> None:
         self.sinks = list(sinks)
         self._lock = Lock()
         self._stats: Stats = {}
+        # Events that are not counted yet. Appending is one atomic step, which needs no lock.
+        self._uncounted: deque[tuple[str, dict[str, Any]]] = deque()
 
     def emit(self, name: str, /, **fields: Any) -> None:
         """Count the event `name`, which is one of `EVENTS`, and pass it to the sinks."""
         if name not in EVENTS:
             raise KeyError(f"no event is called {name!r}")
-        with self._lock:
-            for counter, amount in _counters(name, fields).items():
-                self._stats[counter] = self._stats.get(counter, 0) + amount
+        self._uncounted.append((name, fields))
+        if len(self._uncounted) >= _COUNT_AT:
+            self._count()
         for sink in self.sinks:
             sink(name, fields)
+
+    def _count(self) -> None:
+        with self._lock:
+            while self._uncounted:
+                for counter, amount in _counters(*self._uncounted.popleft()).items():
+                    self._stats[counter] = self._stats.get(counter, 0) + amount
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
         """Emit a fault event: a tier or file cannot be used, and the caller goes on without it."""
@@ -101,11 +113,12 @@ class Events:
 
     def stats(self) -> Stats:
         """Return a copy of the counters."""
-        with self._lock:
-            return dict(self._stats)
+        self._count()
+        return dict(self._stats)
 
     def forget(self) -> None:
         """Set all counters to zero, as a forked child must."""
+        self._uncounted.clear()
         self._stats = {}
 
 

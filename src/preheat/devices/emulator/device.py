@@ -78,15 +78,14 @@ class EmulatorDevice:
     def _begin(self) -> None:
         self._memory = Memory()
         self.heap = Heap(self._memory)
-        self.scheduler = None if self.schedule is None else self._scheduler(self.schedule)
+        self.scheduler = None
+        if self.schedule is not None:
+            self.scheduler = Scheduler(self.schedule, self.lock, lambda fault: self.on_loss(fault))
         self.captures = Captures(self.scheduler, self._claim)
         self.streams = Streams(self.captures, self.scheduler)
         self._allocated: dict[int, Block] = {}
         self._quarantine = Quarantine()
         self._used = 0
-
-    def _scheduler(self, seed: int) -> Scheduler:
-        return Scheduler(seed, self.lock, lambda fault: self.on_loss(fault))
 
     def lost(self, fault: DeviceError) -> None:
         """Report a fault at once. A scheduler reports it when a call raises it."""
@@ -125,28 +124,15 @@ class EmulatorDevice:
                 raise _out_of_memory(size)
             block = None if self.scheduler is None else self._again(self.scheduler, size, stream)
             if block is None:
-                block = self._fresh(size)
+                block = _reserve(size)
+                self._memory.add(block.buffer.start, size)
             self._allocated[block.buffer.start] = block
             self._used += size
             return block.buffer.start
 
-    def _fresh(self, size: int) -> Block:
-        block = self._reserved(size)
-        self._memory.add(block.buffer.start, size)
-        return block
-
-    def _reserved(self, size: int) -> Block:
-        """Return memory with an address that kernels may not use yet."""
-        try:
-            array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
-        except MemoryError:
-            raise _out_of_memory(size) from None
-        start = -(-array.ctypes.data // _ALIGN) * _ALIGN
-        return Block(Buffer(start, start + size, True), array)
-
     def _allocate_in(self, capture: Capture, size: int) -> int:
         """Let a graph allocate memory in each replay, at the address that this returns."""
-        block = self._reserved(size)
+        block = _reserve(size)
         capture.add("allocation", "", lambda: self._revive(block.buffer))
         capture.unfreed[block.buffer.start] = block
         return block.buffer.start
@@ -181,8 +167,13 @@ class EmulatorDevice:
 
     def free(self, address: int, stream: base.Stream) -> None:
         """Free memory after the work that is queued in `stream`, or in each replay."""
-        if (capture := self.captures.of(stream.id)) is not None:
-            self._free_in(capture, address)
+        if (capture := self.captures.of(stream.id)) is not None:  # A graph frees what it allocated.
+            block = capture.unfreed.get(address)
+            if block is None:
+                raise capture.invalidate("free", 1)
+            buffer = block.buffer
+            capture.add("free", "", lambda: self._retire(buffer))
+            del capture.unfreed[address]
             return
         with self.lock:
             if address not in self._allocated:
@@ -196,14 +187,6 @@ class EmulatorDevice:
                     self._quarantine.add(block, stream.id)
             del self._allocated[address]
             self._used -= block.size
-
-    def _free_in(self, capture: Capture, address: int) -> None:
-        """Let a graph free memory that it allocated itself."""
-        block = capture.unfreed.get(address)
-        if block is None:
-            raise capture.invalidate("free", 1)
-        capture.add("free", "", lambda: self._retire(block.buffer))
-        del capture.unfreed[address]
 
     def _retire(self, buffer: Buffer) -> None:
         size = buffer.end - buffer.start
@@ -374,6 +357,16 @@ class EmulatorDevice:
     def close(self) -> None:
         """Close the device."""
         self.reset()
+
+
+def _reserve(size: int) -> Block:
+    """Return memory with an address that kernels may not use yet."""
+    try:
+        array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+    except MemoryError:
+        raise _out_of_memory(size) from None
+    start = -(-array.ctypes.data // _ALIGN) * _ALIGN
+    return Block(Buffer(start, start + size, True), array)
 
 
 def name_of(

@@ -20,7 +20,7 @@ from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.devices.emulator.wave import Program, Wave
+from preheat.devices.emulator.wave import Program, Wave, block_of, thread_of
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
 
@@ -169,8 +169,8 @@ class Launch:
             str(bad),
             line=op.line,
             text=op.text,
-            block=wave.block_of(lane),
-            thread=wave.thread_of(lane),
+            block=block_of(wave, lane),
+            thread=thread_of(wave, lane),
             address=bad.address,
             hint=bad.hint,
         )

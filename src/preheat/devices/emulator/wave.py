@@ -25,7 +25,7 @@ from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
-__all__ = ["Program", "Wave"]
+__all__ = ["Program", "Wave", "block_of", "thread_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -415,18 +415,20 @@ class Wave:
         self._ticks += _CLOCK
         return self._ticks + self.steps
 
-    def block_of(self, lane: int) -> Dim3:
-        """Return the coordinates of a thread's block in the grid."""
-        cx, cy, cz = self.geometry.cluster or (1, 1, 1)
-        cluster, rank = divmod(self.first + lane // self.layout.threads, self.layout.cluster_blocks)
-        width, height, depth = self.geometry.grid
-        x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
-        inner = _coordinates(rank, (cx, cy, cz))
-        return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
 
-    def thread_of(self, lane: int) -> Dim3:
-        """Return the coordinates of a thread in its block."""
-        return _coordinates(lane % self.layout.threads, self.layout.block)
+def block_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread's block in the grid."""
+    cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
+    cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
+    width, height, depth = wave.geometry.grid
+    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
+    inner = _coordinates(rank, (cx, cy, cz))
+    return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
+
+
+def thread_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread in its block."""
+    return _coordinates(lane % wave.layout.threads, wave.layout.block)
 
 
 _TERMINATORS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {

@@ -1,0 +1,96 @@
+"""How many Python functions main paths call: what each of them costs, whatever the machine.
+
+Only calls outside of `devices/` count, because those inside depend on the device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import SOURCE as SOURCE_DIRECTORY
+
+COUNTING = """
+import json, os, sys
+import preheat
+from preheat.build.builder import Builder
+from preheat.cache.bundle import write
+from preheat.program import Program
+
+SOURCE = 'extern "C" __global__ void k(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }'
+OTHER = SOURCE.replace("+= 1", "+= 2")
+
+
+def count(act):
+    calls, inside = 0, 0
+
+    def see(frame, event, _):
+        nonlocal calls, inside
+        on_device = "/devices/" in frame.f_code.co_filename
+        if event == "call":
+            inside += on_device
+            calls += not inside
+        elif event == "return":
+            inside -= on_device
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls - 1  # without `act` itself
+
+
+gpu = preheat.device("emulator")
+x = gpu.zeros(32, "float32")
+gpu.kernel(OTHER, "k")  # what is imported when it is first needed
+found = {"stored": count(lambda: gpu.kernel(SOURCE, "k"))}
+kernel = gpu.kernel(SOURCE, "k")
+found["hot"] = count(lambda: gpu.kernel(SOURCE, "k"))
+for _ in range(3):
+    kernel[1, 32](x, 4)
+found["launch"] = count(lambda: kernel[1, 32](x, 4))
+with gpu.capture() as graph:
+    kernel[1, 32](x, 4)
+    found["recorded"] = count(lambda: kernel[1, 32](x, 4))
+for _ in range(3):
+    graph.replay()
+found["replay"] = count(lambda: graph.replay())
+program = Program.of(SOURCE, label="k.cu")
+entry, _ = gpu.builder.bundle_entry(program, "sm_90")
+path = os.environ["PREHEAT_CACHE_DIR"] + ".heat"
+write(path, entry.encode(), {})
+builder = Builder.open(cache_dir=os.environ["PREHEAT_CACHE_DIR"] + "-empty")
+builder.mount(path)
+with preheat.sealed():
+    artifact = builder.build(program, "sm_90")
+    found["sealed"] = count(lambda: builder.build(program, "sm_90"))
+print(json.dumps(found))
+"""
+#: The largest number of calls of each path: a kernel that is loaded, a launch that was made before, a
+#: replay, a kernel that an earlier process stored, a hit of a sealed process, a launch in a capture.
+MOST = {"hot": 2, "launch": 2, "replay": 1, "stored": 290, "sealed": 42, "recorded": 41}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    home = tmp_path_factory.mktemp("calls")
+    env = {
+        "HOME": str(home),
+        "PREHEAT_CACHE_DIR": str(home / "cache"),
+        "PYTHONPATH": str(SOURCE_DIRECTORY),
+    }
+    for _ in range(2):  # The first process compiles and stores.
+        done = subprocess.run(
+            [sys.executable, "-c", COUNTING], env=env, capture_output=True, text=True, check=True
+        )
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts
+
+
+@pytest.mark.parametrize("path", MOST)
+def test_a_main_path_calls_few_functions(counted: dict[str, int], path: str) -> None:
+    assert counted[path] <= MOST[path]
