@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -224,21 +223,26 @@ class Capture:
             f"{operation.name} while another thread captures (since {self.began})", where=where
         )
 
-    @contextmanager
-    def note_errors(self) -> Iterator[None]:
-        """Note the first error of work that becomes part of the capture, with its line."""
+    def note_errors(self) -> AbstractContextManager[None]:
+        """Return a context for work that becomes part of the capture: it notes the first error.
+
+        The capture is the context itself, because a new one for each launch would cost more than the
+        rest of what a capture does for it.
+        """
+        return self
+
+    def __enter__(self) -> None:
         self._place = call_site()
-        try:
-            yield
-        except DriverError as error:
-            if error.code != _INVALIDATED:
-                self.note(error)
-                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self._last = self._place
+        elif isinstance(error, DriverError) and error.code == _INVALIDATED:
             raise self.note(self._invalidated(error, self._place)) from error
-        except Exception as error:
+        elif isinstance(error, Exception):
             self.note(error)
-            raise
-        self._last = self._place
 
     def note(self, error: E) -> E:
         """Keep the first error and return it, so that no frame of its traceback has to hold it."""
@@ -250,24 +254,24 @@ class Capture:
         """Keep an array that another library uses inside the capture."""
         self._use(array, write=True)
 
-    def add_uses(self, gathered: LaunchArguments) -> None:
+    def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
-        self.foreign += gathered.foreign
-        self.libraries |= gathered.libraries
-        self.arrays |= dict.fromkeys(gathered.arrays.values())
-        for uses, write in gathered.uses.items():
-            add_use(self.uses, uses, write=write)
+        self.foreign += arguments.foreign
+        self.libraries |= arguments.libraries
+        self.arrays |= dict.fromkeys(arguments.arrays.values())
+        for uses, write in arguments.uses.items():
+            self.uses[uses] = write or self.uses.get(uses, False)
 
     def _use(self, array: Array, *, write: bool) -> None:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
+    def add_launch(self, launch: Launch, arguments: LaunchArguments, data: bytes) -> None:
         """Add a node for a launch."""
-        self.add_uses(gathered)
+        self.add_uses(arguments)
         self.modules[launch.module] = None
-        name, given = launch.signature.kernel, (gathered.arrays, data)
-        tensors = gathered.foreign
+        name, given = launch.signature.kernel, (arguments.arrays, data)
+        tensors = arguments.foreign
         self.nodes.append(
             Node("kernel", name, self._place, launch=launch, given=given, tensors=tensors)
         )

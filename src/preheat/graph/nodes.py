@@ -106,7 +106,7 @@ class Node:
         *,
         launch: Launch | None = None,
         given: Given = ({}, b""),
-        tensors: Iterable[Operand] = (),
+        tensors: Sequence[Operand] = (),
         foreign: bool = False,
     ) -> None:
         self.kind = kind
@@ -114,7 +114,7 @@ class Node:
         self.foreign = foreign
         self._place = where
         self._given = given
-        self._tensors = {each.address: _tensor(each) for each in tensors}  # memory of other libraries
+        self._tensors = _described_by_address(tensors) if tensors else _NO_TENSORS
         self._arguments: tuple[Argument, ...] | None = None
         self.digest = ""
         self.entry = ""
@@ -202,6 +202,13 @@ def memory(array: Array, type: str = _WHOLE) -> Argument:
         generation=array.buffer.generation,
         offset=array.address - array.buffer.address,
     )
+
+
+_NO_TENSORS: Mapping[int, str] = {}
+
+
+def _described_by_address(tensors: Sequence[Operand]) -> Mapping[int, str]:
+    return {each.address: _tensor(each) for each in tensors}
 
 
 def _tensor(operand: Operand) -> str:

@@ -87,10 +87,10 @@ class ActiveCapture(Protocol):
     def add_export(self, array: Array) -> None:
         """Keep an array that another library uses in its part of the capture."""
 
-    def add_uses(self, gathered: LaunchArguments) -> None:
+    def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
 
-    def add_launch(self, launch: Launch, gathered: LaunchArguments, data: bytes) -> None:
+    def add_launch(self, launch: Launch, arguments: LaunchArguments, data: bytes) -> None:
         """Add a node for a launch with the packed parameters `data`, and keep its operands."""
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
