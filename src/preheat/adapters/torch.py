@@ -26,7 +26,7 @@ from preheat.runtime.libraries import LIBRARIES
 
 __all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
 
-Tensor = Any  # torch is imported by who calls
+Tensor = Any  # torch is imported by the caller
 _OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for arrays of the host"
 
 
@@ -46,7 +46,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
-    """Each row of `x` over the root of its mean square and `eps`, times `gamma`."""
+    """RMSNorm: each row of `x` divided by its root mean square with `eps`, times `gamma`."""
     return _apply(_RmsNorm, eps, x=x, gamma=gamma)
 
 
@@ -56,11 +56,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x weight^T` for `x[…, k]` and `weight[n, k]`, as of `torch.nn.Linear` without a bias."""
+    """`x weight^T` for `x[…, k]` and `weight[n, k]`, like `torch.nn.Linear` without a bias."""
     return _multiplied(_Linear, 1, x=x, weight=weight)
 
 
-# What torch makes functions of: see `_function`
+# The forward and backward passes, from which `_function` makes functions of torch.
 
 
 class _Silu:
@@ -154,13 +154,13 @@ class _Linear:
 
 
 def _apply(kernels: type, /, *more: Any, **tensors: Tensor) -> Tensor:
-    """A function of torch on tensors, which their names stand for in errors."""
+    """Apply a function of torch to tensors. Errors use the given names."""
     _check(tensors)
     return _function(kernels).apply(*(each.contiguous() for each in tensors.values()), *more)
 
 
 def _multiplied(kernels: type, axis: int, /, **matrices: Tensor) -> Tensor:
-    """The same for the product of rows of any shape and a matrix, which is summed over its `axis`."""
+    """Apply a product of rows of any shape and a matrix, which is summed over its `axis`."""
     _check(matrices)
     (first, rows), (second, matrix) = matrices.items()
     if rows.dim() == 0 or matrix.dim() != 2 or rows.shape[-1] != matrix.shape[axis]:
@@ -173,7 +173,7 @@ def _multiplied(kernels: type, axis: int, /, **matrices: Tensor) -> Tensor:
 
 @cache
 def _function(kernels: type) -> Any:
-    """What torch calls a function, with these kernels."""
+    """Return a `torch.autograd.Function` that runs these kernels."""
     autograd = _torch().autograd
     backward = autograd.function.once_differentiable(kernels.backward)  # type: ignore[attr-defined]
     bases = (kernels, autograd.Function)
@@ -192,7 +192,7 @@ def _new(like: Tensor) -> Tensor:
 
 
 def _check(tensors: dict[str, Tensor]) -> None:
-    """Refuse what is no tensor on a GPU that kernels take, and tensors not alike in place and type."""
+    """Raise unless all are tensors on one GPU, of one type that the kernels support."""
     first, like = next(iter(tensors.items()))
     for name, given in tensors.items():
         if not _on_gpu(given):
@@ -204,7 +204,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
 
 
 def _refusal(name: str, given: Any) -> InputError:
-    """The error for what is no tensor of torch on a GPU; what to do depends on what there is."""
+    """Return the error for a value that is not a tensor of torch on a GPU."""
     if LIBRARIES["torch"].makes(type(given)):
         hint = (
             f"move it: {name}.cuda()" if _torch().cuda.is_available() else f"torch sees no GPU; {_OPS}"
@@ -219,11 +219,11 @@ def _on_gpu(given: Any) -> bool:
     return getattr(given, "is_cuda", False) is True
 
 
-_known: dict[int, Ops] = {}  # by GPU
+_known: dict[int, Ops] = {}  # by the index of the GPU
 
 
 def _ops(tensor: Tensor) -> Ops:
-    """The kernels on the GPU of a tensor."""
+    """Return the kernels on the GPU of a tensor."""
     index = tensor.get_device()
     found = _known.get(index)
     if found is None or found.gpu._closed:

@@ -1,4 +1,4 @@
-"""What a backward step launches, known before it runs."""
+"""The plan of a backward step: what it launches, computed before it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Plan", "Request", "backward_plan"]
 
 
 class Request(NamedTuple):
-    """What has to be compiled for launches: a program, and the kernel in it."""
+    """A kernel to compile: its program and its name."""
 
     program: Program
     entry: str
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one backward step of a block of some `shape` does, for sequences of just that length.
+    """The operations of one backward step of a block, for sequences of exactly `max_seq` positions.
 
     With a `blas` of True products of matrices are cuBLAS's, with False the shipped kernels'; "auto"
     leaves that to the device, and plans for the shipped kernels until there is one.
@@ -46,23 +46,23 @@ class Plan:
 
     @lazy
     def operations(self) -> tuple[Op, ...]:
-        """All that it does, in order: exactly what `trace_ops` collects in a step."""
+        """All operations in order, exactly as `trace_ops` collects them in a step."""
         done = _backward(self.shape)
         return tuple(map(by_cublas, done) if self.blas is True else done)
 
     @property
     def launches(self) -> tuple[Op, ...]:
-        """The operations that are launches of shipped kernels."""
+        """The operations that launch shipped kernels."""
         return tuple(op for op in self.operations if op.by is None)
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """What the launches need compiled: each kernel once."""
+        """The kernels to compile for the launches, each once."""
         return tuple(dict.fromkeys(Request(op.program, op.entry) for op in self.launches))
 
     @lazy
     def requests_up_to_max_seq(self) -> tuple[Request, ...]:
-        """The same for sequences of every length, from one position to `max_seq`."""
+        """The kernels to compile for sequences of every length from 1 to `max_seq`."""
         longest = self.shape.max_seq
         whole = range(8, longest + 1, 8)  # chunks of 16 bytes, of floats and of halves
         floats = range(4, longest + 1, 8)  # of floats alone
@@ -71,9 +71,10 @@ class Plan:
         return tuple(dict.fromkeys((*found, *self.requests)))
 
     def _of(self, lengths: Sequence[int]) -> Iterator[Request]:
-        """What sequences of these lengths need, whose rows are all whole chunks, or all are not.
+        """Yield the kernels for these lengths, whose rows are all multiples of a chunk, or all are not.
 
-        Tiles and spreads only grow with such lengths, so if both ends launch the same, all between do.
+        Tile sizes only grow with such lengths. If the first and the last length launch the same
+        kernels, so do all lengths between them.
         """
         if not lengths:
             return
@@ -92,22 +93,22 @@ class Plan:
         return tuple(op.entry for op in self.launches)
 
     def manifest(self, *, shorter: bool = False) -> Manifest:
-        """The requests as a manifest, to be written, baked or warmed.
+        """Return the kernels as a manifest, which can be written, baked or warmed.
 
-        Those of sequences of `max_seq` positions, or with `shorter` of every length up to that.
+        It is for sequences of `max_seq` positions, or with `shorter` of every length up to that.
         """
         requests = self.requests_up_to_max_seq if shorter else self.requests
         items = (ManifestProgram(program, entries=(entry,)) for program, entry in requests)
         return Manifest(tuple(items)).merged()
 
     def on(self, gpu: Gpu) -> Plan:
-        """The plan for a device: products are cuBLAS's where it has one, unless that is settled."""
+        """Return the plan for a device. Products use cuBLAS if available, unless `blas` is set."""
         if not isinstance(gpu, Gpu):
             raise InputError(f"{gpu!r} is not a device", hint="plan.on(preheat.device(…))")
         return self if self.blas != "auto" else replace(self, blas=not isinstance(find(gpu), str))
 
     def warm(self, gpu: Gpu, *, shorter: bool = False, jobs: int | None = None) -> WarmReport:
-        """Have every kernel of the manifest ready on a device; as `gpu.warm`."""
+        """Warm every kernel of the plan on a device, as `gpu.warm` does."""
         here = self.on(gpu)
         return gpu.warm(here.manifest(shorter=shorter), jobs=jobs)
 
@@ -134,7 +135,7 @@ def backward_plan(
     dtype: str = "float32",
     blas: bool | Literal["auto"] = "auto",
 ) -> Plan:
-    """The plan of a backward step; `InputError` with the parameter's name for one that cannot be.
+    """Return the plan of a backward step. Raises `InputError` that names an invalid parameter.
 
     The sizes are those of `Shape`: a plan is of sequences of exactly `max_seq` positions, and has the
     kernels of shorter ones where that is asked for. With a `lora_rank` of 0 all that LoRA adds is left
@@ -148,7 +149,7 @@ def backward_plan(
 
 
 def _backward(s: Shape) -> Iterator[Op]:
-    """What `LoraBlock.step` does."""
+    """Yield the operations of `LoraBlock.step`."""
     yield from _through(s, "down")
     yield elementwise.swiglu_backward(s.max_seq * s.intermediate, s.dtype)
     yield from _through(s, "gate")
@@ -164,7 +165,7 @@ def _backward(s: Shape) -> Iterator[Op]:
 
 
 def _through(s: Shape, name: str) -> Iterator[Op]:
-    """The gradients of a base weight's input and, unless it is frozen, of the weight."""
+    """Yield the gradients of the input of a base weight and, unless frozen, of the weight."""
     (k, n), m = s.base[name], s.max_seq
     yield (gemm.gemm_backward_a_nf4 if s.nf4 else gemm.gemm_backward_a)(m, n, k, s.dtype)
     if not s.frozen:
@@ -172,7 +173,7 @@ def _through(s: Shape, name: str) -> Iterator[Op]:
 
 
 def _lora(s: Shape, name: str) -> Iterator[Op]:
-    """The gradients of B, of its input, of A, and of A's input."""
+    """Yield the gradients of B, of its input, of A, and of its input."""
     if not s.lora_rank:
         return
     (k, n), m, rank = s.base[name], s.max_seq, s.lora_rank
@@ -183,7 +184,7 @@ def _lora(s: Shape, name: str) -> Iterator[Op]:
 
 
 def _attention(s: Shape) -> Iterator[Op]:
-    """The gradients of probabilities and values, of scores, of queries and keys; head by head."""
+    """Yield the gradients of probabilities, values, scores, queries and keys for each head."""
     seq, sizes = s.max_seq, (s.max_seq, s.head, s.max_seq, s.dtype)
     yield axes.swap_axes(seq, s.heads, s.head, s.dtype)
     yield from (gemm.gemm_backward_a(*sizes), gemm.gemm_backward_b(*sizes)) * s.heads
@@ -192,6 +193,6 @@ def _attention(s: Shape) -> Iterator[Op]:
 
 
 def _norm(s: Shape) -> Iterator[Op]:
-    """The gradient of what was normalised, which meets that of the branch around it."""
+    """Yield the gradient of the input of a norm, added to that of the residual branch."""
     yield from rms_norm.rms_norm_backward(s.max_seq, s.hidden, s.dtype)
     yield axes.add(s.max_seq, s.hidden, s.dtype)

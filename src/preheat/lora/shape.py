@@ -1,4 +1,4 @@
-"""The sizes of a block: what it is made of, what a step is given, and what has a gradient."""
+"""The sizes of a block: its weights, the inputs of a step, and what has a gradient."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from preheat.kernels.rows import MAX_WIDTH
 
 __all__ = ["ADAPTED", "INPUT_OF", "MODELS", "Model", "Shape", "require_shape"]
 
-#: The weights of the base, and what each is multiplied with.
+#: The weights of the base, and the activation that each is multiplied with.
 INPUT_OF = {
     "q": "normed1", "k": "normed1", "v": "normed1", "o": "attended",
     "gate": "normed2", "up": "normed2", "down": "activated",
 }  # fmt: skip
 
-#: Those that LoRA is on.
+#: The weights that have LoRA adapters.
 ADAPTED = ("q", "k", "v")
 
 # The most that products of sizes can be: kernels take the first five as one number each, and the last
@@ -47,11 +47,11 @@ class Model(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What `backward_plan` takes of it."""
+        """The sizes as keyword arguments of `backward_plan`."""
         return {name: size for name, size in self._asdict().items() if name != "repository"}
 
 
-#: Models by the names that the command line knows.
+#: Models by their names on the command line.
 MODELS = {
     "qwen2-0.5b": Model("Qwen/Qwen2-0.5B", 896, 896, 128, 4864, 14),
     "qwen2.5-1.5b": Model("Qwen/Qwen2.5-1.5B", 1536, 1536, 256, 8960, 12),
@@ -84,7 +84,7 @@ class Shape:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        # Integers and types of NumPy become plain ones, which no product overflows.
+        # Convert integers and types of NumPy to those of Python, which do not overflow.
         for name in ("hidden", "q_dim", "kv_dim", "max_seq", "intermediate", "heads"):
             self._set(name, dimension(name, getattr(self, name), MAX_WIDTH))
         self._check_heads()
@@ -101,11 +101,11 @@ class Shape:
         if self.q_dim % self.heads:
             raise InputError(f"heads {self.heads} does not divide q_dim {self.q_dim}")
         if self.kv_dim % self.head:
-            told = f"kv_dim {self.kv_dim} is not a multiple of the size of a head, {self.head}"
-            raise InputError(told, hint="that is q_dim over heads")
+            message = f"kv_dim {self.kv_dim} is not a multiple of the size of a head, {self.head}"
+            raise InputError(message, hint="that is q_dim over heads")
         if self.heads % self.kv_heads:
-            told = f"kv_dim {self.kv_dim} is that of {self.kv_heads} heads"
-            raise InputError(f"{told}, which heads {self.heads} cannot share evenly")
+            message = f"kv_dim {self.kv_dim} is that of {self.kv_heads} heads"
+            raise InputError(f"{message}, which heads {self.heads} cannot share evenly")
 
     def _checked_rank(self) -> int:
         most = min(self.hidden, self.q_dim, self.kv_dim)
@@ -116,26 +116,26 @@ class Shape:
             raise
 
     def _check_products(self) -> None:
-        """Refuse what kernels cannot count, by the names of the parameters that make it up."""
+        """Raise for sizes that exceed the limits of the kernels, with the names of the parameters."""
         for names, most in _PRODUCTS.items():
             sizes = [getattr(self, name) for name in names]
             if math.prod(sizes) > most:
-                told = " by ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
-                raise InputError(f"{told} is {math.prod(sizes)}, which is more than {most}")
+                product = " by ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+                raise InputError(f"{product} is {math.prod(sizes)}, which is more than {most}")
 
     @property
     def head(self) -> int:
-        """Elements of a head."""
+        """The number of elements of a head."""
         return self.q_dim // self.heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.kv_dim // self.head
 
     @property
     def base(self) -> dict[str, tuple[int, int]]:
-        """The weights of the base: matrices from their input to their result."""
+        """The shapes of the base weights, from input to output."""
         hidden, inner = self.hidden, self.intermediate
         return {
             "q": (hidden, self.q_dim),
@@ -149,24 +149,24 @@ class Shape:
 
     @property
     def trained(self) -> dict[str, tuple[int, ...]]:
-        """What has a gradient: the norms, the base unless it is frozen, and LoRA's A and B."""
+        """The shapes of what has a gradient: norms, the base unless frozen, and A and B of LoRA."""
         norms: dict[str, tuple[int, ...]] = {"norm1": (self.hidden,), "norm2": (self.hidden,)}
         return norms | ({} if self.frozen else self.base) | self._adapters
 
     @property
     def given(self) -> dict[str, tuple[int, ...]]:
-        """What a backward step starts from: weights, and what the forward pass kept, by name.
+        """The shapes of the inputs of a backward step by name: weights and saved activations.
 
-        docs/lora.md says what each of them is.
+        docs/lora.md describes each of them.
         """
         seq, inner = self.max_seq, (self.max_seq, self.intermediate)
         keys = self.kv_heads, seq, self.head
-        kept: dict[str, tuple[int, ...]] = {
+        saved: dict[str, tuple[int, ...]] = {
             "x": (seq, self.hidden), "middle": (seq, self.hidden),
             "queries": (self.heads, seq, self.head), "keys": keys, "values": keys,
             "probabilities": (self.heads, seq, seq), "gated": inner, "lifted": inner,
         }  # fmt: skip
-        return self.trained | self.base | kept | self._multiplied
+        return self.trained | self.base | saved | self._multiplied
 
     @property
     def _adapters(self) -> dict[str, tuple[int, ...]]:
@@ -178,10 +178,10 @@ class Shape:
 
     @property
     def _multiplied(self) -> dict[str, tuple[int, ...]]:
-        """What weights that are trained were multiplied with."""
+        """The shapes of the activations that trained weights were multiplied with."""
         found: dict[str, tuple[int, ...]] = {}
         if not self.frozen:
-            found = {kept: (self.max_seq, self.base[name][0]) for name, kept in INPUT_OF.items()}
+            found = {saved: (self.max_seq, self.base[name][0]) for name, saved in INPUT_OF.items()}
         if self.lora_rank:
             found["normed1"] = self.max_seq, self.hidden
             found |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
@@ -189,14 +189,14 @@ class Shape:
 
 
 def require_shape(shape: Any) -> None:
-    """Refuse what is not a `Shape`."""
+    """Raise unless `shape` is a `Shape`."""
     if not isinstance(shape, Shape):
         hint = "preheat.lora.Shape(hidden=…, …), or the shape of a plan"
         raise InputError(f"shape is {type(shape).__name__}, not a Shape", hint=hint)
 
 
 def _flag(name: str, value: Any) -> bool:
-    """A truth value, NumPy's too, as a plain one."""
+    """Convert a truth value, also one of NumPy, to a plain bool."""
     if isinstance(value, bool):
         return value
     import numpy as np

@@ -1,4 +1,4 @@
-"""A backward step on the shipped kernels, written without the plan that it is compared with."""
+"""A backward step on the shipped kernels. It does not use the plan, so tests can compare both."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["LoraBlock"]
 
 
 class LoraBlock:
-    """A backward step of one block, on the shipped kernels: what a plan is compared with.
+    """A backward step of one block on the shipped kernels, with which a plan is compared.
 
         block = LoraBlock(gpu, shape, arrays)
         gx = block.step(gy)                     # and block.gradients["q_a"], …
 
     `arrays` are those of `shape.given`, of any library; with `shape.nf4` the weights of the base are
-    `Nf4`. All that a step needs is checked and allocated here, so after a first one it can be captured.
+    `Nf4`. Inputs are checked and memory is allocated here, so a second step can be captured.
     `blas` is as for `Ops`.
     """
 
@@ -60,9 +60,9 @@ class LoraBlock:
         self._room = gpu.empty(self.ops.rms_norm_workspace(seq, s.hidden, kind))
 
     def step(self, gy: Any) -> Array:
-        """From the gradient of the block's result that of `x`, and those in `gradients`.
+        """Compute the gradient of `x` from that of the output, and those in `gradients`.
 
-        They are the same arrays every time.
+        The same arrays are used in every step.
         """
         s = self.shape
         _check_array(self.gpu, "gy", gy, (s.max_seq, s.hidden), s.dtype)
@@ -91,7 +91,7 @@ class LoraBlock:
         self._projection("v", self._g_values, self._g_narrow, 1.0)
 
     def _probabilities(self) -> None:
-        """From the gradients of heads those of probabilities and values."""
+        """Compute the gradients of probabilities and values from those of the heads."""
         values, probabilities = self._given["values"], self._given["probabilities"]
         for head, (kv, add) in enumerate(self._shared()):
             g = self._g_heads[head]
@@ -99,7 +99,7 @@ class LoraBlock:
             self.ops.gemm_backward_b(probabilities[head], g, out=self._g_values[kv], accumulate=add)
 
     def _scores(self) -> None:
-        """From the gradients of scores those of queries, in the place of the heads', and keys."""
+        """Compute the gradients of queries, in place of the heads', and of keys from the scores."""
         queries, keys = self._given["queries"], self._given["keys"]
         for head, (kv, add) in enumerate(self._shared()):
             g = self._g_scores[head]
@@ -107,12 +107,12 @@ class LoraBlock:
             self.ops.gemm_backward_b(g, queries[head], out=self._g_keys[kv], accumulate=add)
 
     def _shared(self) -> Iterator[tuple[int, bool]]:
-        """For each head that of its keys and values, and whether one before it has that, too."""
+        """Yield for each head its head of keys and values, and whether an earlier head shares it."""
         share = self.shape.heads // self.shape.kv_heads
         return ((head // share, head % share > 0) for head in range(self.shape.heads))
 
     def _projection(self, name: str, heads: Array, g: Array, scale: float) -> None:
-        """Through a weight of the base and its LoRA, from the gradients of heads."""
+        """Compute the gradients of a base weight and its LoRA adapter from those of the heads."""
         self._swap(heads, g, len(heads), self.shape.max_seq, scale)
         self._through(name, g, self._g_normed, add=name != ADAPTED[0])
         if not self.shape.lora_rank:
@@ -125,13 +125,13 @@ class LoraBlock:
         ops.gemm_backward_a(low, given[a], out=self._g_normed, accumulate=True)
 
     def _through(self, name: str, g: Any, out: Array, *, add: bool = False) -> None:
-        """The gradients of a base weight's input and, unless it is frozen, of the weight."""
+        """Compute the gradients of the input of a base weight and, unless frozen, of the weight."""
         self.ops.gemm_backward_a(g, self._given[name], out=out, accumulate=add)
         if not self.shape.frozen:
             self.ops.gemm_backward_b(self._given[INPUT_OF[name]], g, out=self.gradients[name])
 
     def _norm(self, name: str, x: Any, around: Any, out: Array) -> None:
-        """The gradient of what was normalised, added to that of the branch `around` it."""
+        """Compute the gradient of the input of a norm, added to that of the residual branch."""
         to, seq, hidden = (out, self.gradients[name]), self.shape.max_seq, self.shape.hidden
         gamma, eps, room = self._given[name], self._eps, self._room
         self.ops.rms_norm_backward(self._g_normed, x, gamma, eps=eps, out=to, workspace=room)
@@ -145,7 +145,7 @@ class LoraBlock:
 
 
 def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What a shape asks for, of what was given; `InputError` names what is not there or not like it."""
+    """Return the arrays that a shape needs. Raises `InputError` for a missing or wrong array."""
     require_shape(shape)
     if not isinstance(arrays, Mapping):
         raise InputError("arrays must be a mapping from name to array", hint="see shape.given")
@@ -185,7 +185,7 @@ def _check_nf4(gpu: Gpu, name: str, array: Any, size: tuple[int, ...]) -> None:
 
 
 def _require_here(gpu: Gpu, name: str, array: Any) -> None:
-    """Refuse memory that kernels on `gpu` cannot use."""
+    """Raise for memory that kernels on `gpu` cannot use."""
     context = gpu._context
     if isinstance(array, Array):
         if array.buffer.lost is not None:
