@@ -1,4 +1,4 @@
-"""What the tests of shipped kernels share: operands with their exact values, and tolerances."""
+"""Fixtures of the tests of shipped kernels: operands with their exact values, and tolerances."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.kernels.cublas import Cublas
 DTYPES = "float32", "float16", "bfloat16"
 Exact = NDArray[np.float64]
 
-#: Half a unit in the last place: what rounding a result to its storage type may cost, relatively.
+#: Half a unit in the last place: the relative error of rounding a result to its storage type.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-#: What arithmetic in float32 may cost, relative to the magnitude of the terms that were added up.
+#: The error of arithmetic in float32, relative to the magnitude of the added terms.
 ARITHMETIC = 2e-6
-#: Widths of rows that are no whole number of 16 bytes, and of others: each kernel has some.
+#: Widths of rows that are not a whole number of 16 bytes, and of others. Each kernel has some.
 ODD = 1, 5, 9, 17, 33, 65, 129, 257, 1001, 4099, 9001, 16385, 70001
 WHOLE = 16, 32, 64, 128, 256, 512, 1000, 4096, 4608, 8192, 16384, 32000, 70000
-_TINY = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # below normal numbers
+_TINY = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # Below normal numbers.
 
 
 def cases(shapes: Sequence[tuple[int, int]]) -> list[Any]:
-    """Types, rows and widths: all of them in float32 and every other in halves."""
+    """Return types, rows and widths: all of them in float32 and every other one in 16-bit types."""
     return [
         *(("float32", *shape) for shape in shapes),
         *((dtype, *shape) for dtype in DTYPES[1:] for shape in shapes[1::2]),
@@ -41,7 +41,7 @@ def cases(shapes: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 class Operand(NamedTuple):
-    """An array on the device and the values it holds, exactly."""
+    """An array on the device and its exact values."""
 
     array: Array
     exact: Exact
@@ -53,7 +53,7 @@ def ops(device: Gpu) -> Ops:
 
 
 def every_op() -> Iterator[Op]:
-    """What the tests launch: every kernel at widths of every kind."""
+    """Yield the ops that the tests launch: every kernel at widths of every kind."""
     for dtype in DTYPES:
         for elements in (
             elementwise.silu, elementwise.silu_backward, elementwise.swiglu, elementwise.swiglu_backward
@@ -75,7 +75,7 @@ def every_op() -> Iterator[Op]:
 
 @pytest.fixture(scope="session", autouse=True)
 def all_compiled(request: pytest.FixtureRequest, shared_builder: Builder) -> None:
-    """Where there is a GPU: everything is compiled for it first, on all processors at once."""
+    """Compile everything first, on all CPU cores, if there is a GPU."""
     marked = [item for item in request.session.items if item.get_closest_marker("gpu")]
     if any(not item.get_closest_marker("skip") for item in marked):
         from preheat.devices.cuda.device import CudaDevice
@@ -92,14 +92,14 @@ def torch() -> Any:
 
 @pytest.fixture
 def on_gpu(torch: Any, open_device: Callable[..., Gpu]) -> Ops:
-    """For tests of real sizes: operands and references are tensors beside it."""
+    """Return Ops on the GPU, for tests of real sizes whose operands and references are tensors."""
     torch.manual_seed(20261115)
     return Ops(open_device("cuda"))
 
 
 @pytest.fixture
 def random(device: Gpu) -> Callable[..., Operand]:
-    """Makes normally distributed operands, different ones each time."""
+    """Return a function that makes normally distributed operands, different ones each time."""
     rng = np.random.default_rng(20261115)
 
     def make(*shape: int, dtype: str = "float32") -> Operand:
@@ -111,7 +111,7 @@ def random(device: Gpu) -> Callable[..., Operand]:
 
 
 def exact(array: Array) -> Exact:
-    """What an array holds, in float64."""
+    """Return the values of an array in float64."""
     host = array.numpy()
     if array.dtype.name == "bfloat16":
         host = (host.astype(np.uint32) << 16).view(np.float32)
@@ -119,7 +119,7 @@ def exact(array: Array) -> Exact:
 
 
 def shifted(gpu: Gpu, array: Array) -> Array:
-    """A copy that begins one element after an aligned address."""
+    """Return a copy that begins one element after an aligned address."""
     room = gpu.empty(array.size + 1, array.dtype)
     view = Array(room.buffer, room.dtype, array.shape, room.dtype.size)
     return view.write(array.numpy())
@@ -136,7 +136,7 @@ def agree(result: Array, wanted: Exact, magnitude: Exact | None = None) -> None:
 
 
 def tensors_agree(found: Any, wanted: Any, terms: Any = None) -> None:
-    """The same for tensors on the device."""
+    """Check a tensor on the device against its reference, like `agree`."""
     name = str(found.dtype).removeprefix("torch.")
     terms = wanted.abs() if terms is None else terms
     bound = 1.01 * ROUNDING[name] * wanted.abs() + ARITHMETIC * terms + _TINY[name]
@@ -145,7 +145,7 @@ def tensors_agree(found: Any, wanted: Any, terms: Any = None) -> None:
 
 
 def gradient(function: Callable[[Exact], Exact], at: Exact, gy: Exact) -> Exact:
-    """The gradient of sum(gy function(x)) by central differences, one element after the other."""
+    """Return the gradient of sum(gy function(x)) by central differences, element by element."""
     slopes, step = np.empty_like(at), 1e-5
     for index in np.ndindex(*at.shape):
         nudge = np.zeros_like(at)
@@ -155,7 +155,7 @@ def gradient(function: Callable[[Exact], Exact], at: Exact, gy: Exact) -> Exact:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two arrays hold the same bits."""
+    """Return whether two arrays hold the same bits."""
     return bool(one.numpy().tobytes() == other.numpy().tobytes())
 
 
@@ -176,7 +176,7 @@ def blas(emulator: Gpu, cublas: Cublas) -> Blas:
 
 @pytest.fixture
 def launched(emulator: Gpu) -> Callable[[], None]:
-    """A launch of ours, so that no graph is empty."""
+    """Launch a kernel of preheat, so that no graph is empty."""
     ops, x, y = Ops(emulator), emulator.zeros(5), emulator.zeros(5)
     ops.silu(x, out=y)
     return partial(ops.silu, x, out=y)

@@ -1,4 +1,4 @@
-"""A cuBLAS for the emulator, to see how it is called and to have right results."""
+"""A cuBLAS for the emulator, which records how it is called and returns correct results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Cublas"]
 
 
 class Cublas:
-    """The bindings of cuBLAS, computing at once in the emulator's memory, as its manual says."""
+    """The bindings of cuBLAS, which compute at once in the emulator's memory, as the manual says."""
 
     class cuBLASError(Exception):  # noqa: N801
         pass
@@ -39,7 +39,7 @@ class Cublas:
         self._handles = itertools.count(1000)
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
-        """The arguments of every call of one function."""
+        """Return the arguments of every call of one function."""
         return [call[1:] for call in self.calls if call[0] == name]
 
     def _called(self, *call: Any) -> None:
@@ -79,7 +79,7 @@ class Cublas:
 
 
 def columns(address: int, shape: tuple[int, int], stride: int, kind: int) -> Any:
-    """A column-major matrix in memory."""
+    """Return a column-major matrix in memory."""
     assert stride >= shape[0]
     dtype = np.dtype({0: "float32", 2: "float16"}[kind])
     size = ((shape[1] - 1) * stride + shape[0]) * dtype.itemsize

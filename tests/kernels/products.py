@@ -1,4 +1,4 @@
-"""What the tests of products share: their forms, their reference, and memory for results."""
+"""Shared by the tests of products: their forms, their reference, and memory for results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.kernels.conftest import ROUNDING, Exact
 
 Dims = dict[str, int]
 
-# What each product is, by the axes of its operands and its result: the reference, too.
+# Each product by the axes of its operands and its result, which also is the reference.
 FORMS = {
     "gemm": ("mk", "kn", "mn"),
     "gemm_backward_a": ("mn", "kn", "mk"),
     "gemm_backward_b": ("mk", "mn", "kn"),
 }
-EDGE = 3  # elements around a result that nobody may touch
+EDGE = 3  # Elements around a result that no kernel may write.
 
 
 def op_of(name: str, dims: Dims, dtype: str = "float32", tile: int | None = None) -> Op:
@@ -40,14 +40,14 @@ def product_agrees(
     most = np.einsum(spec, np.abs(a), np.abs(b), optimize=True)
     if old is not None:
         wanted, most, length = wanted + old, most + np.abs(old), length + 1
-    tiny = 2.0**-25 if dtype == "float16" else 0  # half the distance of subnormal numbers
+    tiny = 2.0**-25 if dtype == "float16" else 0  # Half the distance of subnormal numbers.
     bound = gemm.error_bound(length, dtype) * most + 1.01 * ROUNDING[dtype] * np.abs(wanted) + tiny
     assert found.shape == wanted.shape
     assert (np.abs(found - wanted) <= bound).all()
 
 
 def framed(gpu: Gpu, shape: tuple[int, ...], dtype: str, shift: int = 0) -> tuple[Array, Array]:
-    """Memory for a result that holds NaN, and the same with what lies around it."""
+    """Return memory for a result that holds NaN, and the same with the elements around it."""
     size = int(np.prod(shape))
     whole = gpu.array(np.full(size + 2 * EDGE + 1 + shift, np.nan, "float16"), "float16")
     if dtype != "float16":

@@ -20,17 +20,17 @@ EVERY = {op.entry: op for op in every_op()}
 FAMILIES = sorted({op.source.name for op in EVERY.values()})
 WHOLE = os.environ.get("PREHEAT_TEST_ALL") == "1"
 WIDTHS = *range(1, 1100), *(2**power + more for power in range(10, 18) for more in (-1, 0, 1))
-# These do not read sixteen bytes of any type at once; the last marks kernels of single elements.
+# These do not load 16 bytes at once. The last one marks kernels of single elements.
 CHUNKLESS = b"gemm", b"rms_norm_gamma", b"ELb1EE"
 
 
 def type_of(op: Op) -> str:
-    """The element type of a kernel, in C++."""
+    """Return the element type of a kernel in C++."""
     return re.split("[<,>]", op.entry)[1]
 
 
 def templates(entries: Iterable[str]) -> set[str]:
-    """The names of kernels whatever the element type."""
+    """Return the names of kernels without the element type."""
     return {re.sub("<[^,>]*", "<T", entry) for entry in entries}
 
 
@@ -52,7 +52,7 @@ def share(family: str, at: int, archs: int) -> list[Op]:
 def test_every_architecture_compiles_its_share_of_all_kernels(
     shared_builder: Builder, family: str
 ) -> None:
-    """All for all would take ten minutes: that is done where PREHEAT_TEST_ALL=1."""
+    """All kernels for all architectures would take ten minutes: PREHEAT_TEST_ALL=1 does that."""
     ops = [op for op in EVERY.values() if op.source.name == family]
     archs = shared_builder.toolchain.located.archs
     assert {75, 90, 120} <= set(archs)
@@ -80,7 +80,7 @@ def test_shares_have_every_family_and_together_most_kernels_and_every_type(archs
 def test_the_oldest_architecture_rounds_as_later_ones_do(
     open_device: Callable[..., Gpu], dtype: str, digits: int, smallest: int, largest: int
 ) -> None:
-    """Whatever 16 bits can hold, times 1.5; before sm_80 there are no instructions to round pairs."""
+    """Every value of 16 bits, times 1.5. Before sm_80 no instruction rounds pairs."""
     bits = np.arange(2**16, dtype="uint16").view("uint16" if dtype == "bfloat16" else dtype)
     found = []
     for arch in ("sm_75", "sm_90"):
@@ -88,14 +88,14 @@ def test_the_oldest_architecture_rounds_as_later_ones_do(
         x, y = gpu.array(bits, dtype), gpu.empty(bits.shape, dtype)
         axes.add(1, x.size, dtype).launch(gpu, x, y, 1.5, 1, 1, x.size, False)
         found.append(y)
-    with np.errstate(invalid="ignore"):  # NaN that signal are among them
+    with np.errstate(invalid="ignore"):  # Signalling NaN are among them.
         product, *results = 1.5 * exact(x), *map(exact, found)
     same = np.equal(*(y.numpy().view("uint16") for y in found))
     assert same[~np.isnan(product)].all()
-    assert same.all() or dtype == "float16"  # whose payloads of NaN the emulator leaves alone
+    assert same.all() or dtype == "float16"  # The emulator does not change the payloads of its NaN.
     unit = np.maximum(np.frexp(product)[1], smallest) - digits
     steps = np.ldexp(product, -unit)
-    assert (np.abs(np.modf(steps)[0]) == 0.5).sum() > 10_000  # ties, which go to even
+    assert (np.abs(np.modf(steps)[0]) == 0.5).sum() > 10_000  # Ties, which go to even.
     nearest = np.ldexp(np.rint(steps), unit)
     nearest[np.abs(nearest) >= 2.0**largest] *= np.inf
     assert all(np.array_equal(result, nearest, equal_nan=True) for result in results)

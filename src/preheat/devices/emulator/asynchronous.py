@@ -139,7 +139,8 @@ def _arrive(w: Writer, found: re.Match[str], at: Operand | None, number: Operand
         transfer = _signed(w, number)
     elif number is not None:
         arrivals = _signed(w, number)
-    drop, completes = found["arrive"] == "arrive_drop", not found["partial"]
+    drop = found["arrive"] == "arrive_drop"
+    completes = not found["partial"]
     counted = f"arrivals={arrivals}, transfer={transfer}, drop={drop}, completes={completes}"
     return _call(w, mbarrier.arrive, at, found, counted)
 

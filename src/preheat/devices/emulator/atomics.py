@@ -121,7 +121,8 @@ def _by_address(how: Update, before: Array, values: list[Array], starts: Array, 
     after = np.empty_like(before)
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         mine = slice(start, start + size)
-        word, operands = before[start : start + 1], [value[mine] for value in values]
+        word = before[start : start + 1]
+        operands = [value[mine] for value in values]
         if how.ufunc is not None:
             after[mine] = how.ufunc.accumulate(np.concatenate((word, *operands)), dtype=word.dtype)[1:]
         elif how.single is not None:

@@ -100,12 +100,14 @@ class Barriers:
         for group, _ in waiting:
             came = self._by_warp(group, came)
         assert came is not None
-        arrived, expected = came.sum(1), self.wave.alive.copy()
+        arrived = came.sum(1)
+        expected = self.wave.alive.copy()
         counting = [one for one in waiting if one.arrival.threads is not None]
         whole = self._whole_warps(came) if counting else arrived
         for group, arrival in counting:
             rows = np.unique(group.of("row"))
-            arrived[rows], expected[rows] = whole[rows], arrival.threads
+            arrived[rows] = whole[rows]
+            expected[rows] = arrival.threads
         full = (arrived >= expected) & (arrived > 0)
         if not full.any():
             return []

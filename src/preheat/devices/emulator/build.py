@@ -202,7 +202,8 @@ def mixed(operation: str) -> Build:
     """Build arithmetic of singles whose operands but the last are float16 or bfloat16."""
 
     def build(m: Modifiers) -> Instruction:
-        short, count = TYPES[m["short"]], ARITY[operation] - 1
+        short = TYPES[m["short"]]
+        count = ARITY[operation] - 1
         run = _finish(floating.arithmetic(operation, F32, m.get("rnd", "rn")), m)
         widen = small_floats.from_bfloat16 if m["short"] == "bf16" else small_floats.from_half
         return Instruction(
@@ -251,7 +252,9 @@ def setp(table: dict[str, Run]) -> Build:
     """Build a predicate, or two, the second from the negation. `.bool` combines a third operand."""
 
     def build(m: Modifiers) -> Instruction:
-        test, kind, results = _test(table, m), _kind(m), (BOOL,) * (1 + ("both" in m))
+        test = _test(table, m)
+        kind = _kind(m)
+        results = (BOOL,) * (1 + ("both" in m))
         if "bool" in m:
             make = compare.joined_with_negation if "both" in m else compare.joined
             return Instruction(results, (kind, kind, BOOL), make(test, compare.JOIN[m["bool"]]))

@@ -82,9 +82,12 @@ def _one(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> byte
     elif kind == b"c":
         value &= 0xFF
     elif kind in b"aA":
-        value, precision, kind = _hexadecimal(value, precision, kind), None, b"s"
+        value = _hexadecimal(value, precision, kind)
+        precision = None
+        kind = b"s"
     elif kind == b"o" and b"#" in flags:
-        flags, least = flags.replace(b"#", b""), len(b"%o" % value) + (value != 0)
+        flags = flags.replace(b"#", b"")
+        least = len(b"%o" % value) + (value != 0)
         precision = b"%d" % max(int(precision or 0), least)
     dot = b"" if precision is None else b"." + precision
     text: bytes = (b"%" + flags + dot + {b"i": b"d", b"u": b"d"}.get(kind, kind)) % value
@@ -120,7 +123,8 @@ def _place(one: Group, address: int) -> access.Place:
 
 
 def _string(one: Group, address: int, site: int) -> bytes:
-    place, byte = _place(one, address), np.dtype(np.uint8)
+    place = _place(one, address)
+    byte = np.dtype(np.uint8)
     out = bytearray()
     while len(out) < _LONGEST and (
         char := int(np.atleast_1d(access.load(one, place, len(out), byte, site))[0])
@@ -145,7 +149,8 @@ def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
 
 def _malloc(group: Group, step: Step, arguments: list[int]) -> None:
     """`malloc`: return the address of new memory for each thread, or null."""
-    heap, sizes = group.wave.program.heap, _argument(group, arguments[0], 8).tolist()
+    heap = group.wave.program.heap
+    sizes = _argument(group, arguments[0], 8).tolist()
     _return(group, step, np.array([heap.allocate(size) for size in sizes], np.uint64))
 
 
@@ -164,7 +169,8 @@ def _free(group: Group, step: Step, arguments: list[int]) -> None:
 def _return(group: Group, step: Step, values: np.ndarray[Any, Any]) -> None:
     """Store each thread's result, if the call uses it."""
     for name in step.returns:
-        at, size = group.frame.base + group.frame.code.offsets[name], values.itemsize
+        at = group.frame.base + group.frame.code.offsets[name]
+        size = values.itemsize
         group.wave.local[_lanes(group), at : at + size] = values.view(np.uint8).reshape(-1, size)
 
 

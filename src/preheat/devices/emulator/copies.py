@@ -78,7 +78,8 @@ def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Gro
     if len(chosen) == group.count:
         return group, where
     at, offset = where
-    one, values = group.part(chosen), np.broadcast_to(at.values, (group.count,))[chosen]
+    one = group.part(chosen)
+    values = np.broadcast_to(at.values, (group.count,))[chosen]
     find = access.place_shared if at.space in ("shared", "cluster") else access.place
     return one, (find(one, values, at.space), offset)
 

@@ -364,7 +364,8 @@ def _named(text: str, scope: _Scope) -> Operand | None:
 
 def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
     """Return an element of a vector register, or parts of another register."""
-    found, parts = scope.find(match["name"]), match["parts"] or ""
+    found = scope.find(match["name"])
+    parts = match["parts"] or ""
     axis = max("xyzw".find(parts), "rgba".find(parts)) if parts else -1
     if isinstance(found, Vector) and 0 <= axis < len(found.items) and not match["sign"]:
         return found.items[axis]

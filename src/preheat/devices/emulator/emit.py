@@ -168,7 +168,8 @@ def _vote(w: Writer, op: Op) -> None:
     sync, mode, *_ = (*op.modifiers, "", "")
     if sync != "sync" or mode not in warp.VOTES:
         raise w.unsupported()
-    predicate, mask = w.read(op.operands[1], BOOL), _mask(w, op.operands[2])
+    predicate = w.read(op.operands[1], BOOL)
+    mask = _mask(w, op.operands[2])
     dtype = U32 if mode == "ballot" else BOOL
     w.write(op.operands[0], w.let(f"vote(G, {mode!r}, {predicate}, {mask})"), dtype)
 
@@ -179,7 +180,8 @@ def _match(w: Writer, op: Op) -> None:
         raise w.unsupported()
     target = op.operands[0]
     items = target.items if isinstance(target, Pair) else (target, None)
-    value, mask = w.read(op.operands[1], TYPES[kind]), _mask(w, op.operands[2])
+    value = w.read(op.operands[1], TYPES[kind])
+    mask = _mask(w, op.operands[2])
     w.write_all(items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
 
 
@@ -188,7 +190,8 @@ def _reduce(w: Writer, op: Op) -> None:
     integer = kind in ("u32", "s32", "b32") and not any(more)
     if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
         raise w.unsupported()
-    value, mask = w.read(op.operands[1], TYPES[kind]), _mask(w, op.operands[2])
+    value = w.read(op.operands[1], TYPES[kind])
+    mask = _mask(w, op.operands[2])
     w.write(op.operands[0], w.let(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
 
 

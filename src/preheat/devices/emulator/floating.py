@@ -165,7 +165,8 @@ def _root_single(a: Array) -> Array:
 
 def fma_single(a: Array, b: Array, c: Array) -> Array:
     """Return a * b + c, rounded once to single precision."""
-    product, addend = _multiply_single(a, b), c.astype(np.float64)
+    product = _multiply_single(a, b)
+    addend = c.astype(np.float64)
     total = product + addend
     # Double rounding is wrong only halfway between two results, or below the normal numbers.
     doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
@@ -290,7 +291,9 @@ MIRROR = {"add": (-1, -1), "sub": (-1, -1), "fma": (-1, 1, -1)}
 
 def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
     """Return `arithmetic` with subnormal operands and results flushed to zero."""
-    run, exact, limit = arithmetic(operation, kind, mode), TO_ODD[operation], TINY[kind]
+    run = arithmetic(operation, kind, mode)
+    exact = TO_ODD[operation]
+    limit = TINY[kind]
 
     def ftz(*operands: Array) -> Array:
         operands = tuple(map(flush, operands))
@@ -312,7 +315,8 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
     if mode == "rn":
         return at_nearest
     if mode == "rm" and operation in MIRROR:
-        upward, signs = arithmetic(operation, kind, "rp"), MIRROR[operation]
+        upward = arithmetic(operation, kind, "rp")
+        signs = MIRROR[operation]
         return lambda *operands: (
             -upward(*(-a if s < 0 else a for a, s in zip(operands, signs, strict=True)))
         )

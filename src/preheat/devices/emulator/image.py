@@ -60,7 +60,8 @@ class Image:
 
     def _reachable(self, name: str) -> tuple[dict[str, Code], dict[str, UnsupportedInstructionError]]:
         """Return a function and all that it may call, also by pointers, and those that cannot run."""
-        found, missing = self._called(name), dict[str, UnsupportedInstructionError]()
+        found = self._called(name)
+        missing = dict[str, UnsupportedInstructionError]()
         while any(code.indirect for code in found.values()):
             fresh = set(self._pointed_at(found)) - found.keys() - missing.keys()
             if not fresh:

@@ -63,7 +63,9 @@ def multiply_high(a: Array, b: Array) -> Array:
 
 def _multiply_high_64(a: Array, b: Array) -> Array:
     low = np.uint64(0xFFFFFFFF)
-    ua, ub, half = unsigned(a), unsigned(b), np.uint64(32)
+    ua = unsigned(a)
+    ub = unsigned(b)
+    half = np.uint64(32)
     a0, a1, b0, b1 = ua & low, ua >> half, ub & low, ub >> half
     middle = a1 * b0 + (a0 * b0 >> half)
     high = a1 * b1 + (middle >> half) + (a0 * b1 + (middle & low) >> half)
@@ -376,7 +378,8 @@ def _lane(a: Array, bit: int, kind: str, like: Array) -> Array:
 def nth_set(mask: Array, base: Array, offset: Array) -> Array:
     """Return the position of the `offset`-th set bit from `base` up or down, or all ones."""
     none = np.uint32(0xFFFFFFFF)
-    position, left = base.astype(np.int64), np.maximum(np.abs(offset.astype(np.int64)), 1)
+    position = base.astype(np.int64)
+    left = np.maximum(np.abs(offset.astype(np.int64)), 1)
     step = choose(offset == 0, 32, np.sign(offset))  # An offset of zero tests only one position.
     found = none
     for _ in range(32):

@@ -49,7 +49,8 @@ def _transfer(word: Any) -> Any:
 
 def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
     """Return an object after arrivals and a change of the expected bytes."""
-    missing, transfer = pending(word) - arrivals, _transfer(word) + transfer
+    missing = pending(word) - arrivals
+    transfer = _transfer(word) + transfer
     expected = (word >> 20 & _COUNT) - dropped
     complete = (missing == 0) & (transfer == _BIAS)
     missing = missing + complete * expected

@@ -195,7 +195,8 @@ def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int
     undefined = there >> source.astype(np.uint32) & 1 == 0
     if undefined.any():
         position = int(np.argmax(undefined))
-        lane, named = int(source[position]), int(np.broadcast_to(mask, source.shape)[position])
+        lane = int(source[position])
+        named = int(np.broadcast_to(mask, source.shape)[position])
         thread = int(group.of("thread")[position]) // WARP * WARP + lane
         why = "which has exited"
         if not named >> lane & 1:

@@ -235,7 +235,8 @@ def _needed(mark: Mark) -> dict[Queue, int]:
     limits: dict[Queue, int] = {}
     marks = [mark]
     while marks:
-        queue, position = (mark := marks.pop()).queue, mark.position
+        mark = marks.pop()
+        queue, position = mark.queue, mark.position
         known = limits.get(queue, queue.ended)
         if position > known:
             limits[queue] = position

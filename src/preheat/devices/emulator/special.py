@@ -38,7 +38,9 @@ def _ntid(axis: int) -> Callable[[Wave], Any]:
 
 def _ctaid(axis: int) -> Callable[[Wave], Any]:
     def block(wave: Wave) -> Any:
-        grid, layout, cluster = wave.geometry.grid, wave.layout, wave.geometry.cluster
+        grid = wave.geometry.grid
+        layout = wave.layout
+        cluster = wave.geometry.cluster
         if cluster is not None and cluster[1:] != (
             1,
             1,
@@ -55,7 +57,9 @@ def _clusterid(axis: int) -> Callable[[Wave], Any]:
     def cluster(wave: Wave) -> Any:
         layout, clusters = wave.layout, _clusters(wave)
         size = layout.cluster_blocks
-        below, first, count = math.prod(clusters[:axis]), wave.first // size, layout.blocks // size
+        below = math.prod(clusters[:axis])
+        first = wave.first // size
+        count = layout.blocks // size
         return _coordinates(first, count, layout.threads * size, below, clusters[axis])
 
     return cluster

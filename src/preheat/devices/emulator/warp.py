@@ -57,9 +57,12 @@ class Warps:
             and group.count % WARP == 0
             and (warps[::WARP] == warps[WARP - 1 :: WARP]).all()
         ):
-            self.count, self.row = group.count // WARP, np.arange(group.count) // WARP
+            self.count = group.count // WARP
+            self.row = np.arange(group.count) // WARP
             return
-        self.count, self.row, self.slot = layout.warps, warps, group.of("slot")
+        self.count = layout.warps
+        self.row = warps
+        self.slot = group.of("slot")
         self.present = _bits(self.rows(np.bool_(True)))
 
     def rows(self, values: Any) -> Array:
@@ -168,7 +171,8 @@ def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
 def match(group: Group, mode: str, value: Any, mask: Any) -> tuple[Array, Any]:
     """Return the threads in the mask with the same value; for `all`, only if every one has it."""
     warps = group.warps
-    rows, same = warps.rows(value), np.zeros(group.count, np.uint32)
+    rows = warps.rows(value)
+    same = np.zeros(group.count, np.uint32)
     for lane in range(WARP):
         same |= (warps.of_each(rows[:, lane]) == value).astype(np.uint32) << np.uint32(lane)
     named = active(group) & mask
