@@ -347,7 +347,7 @@ def test_a_device_is_lost_before_anybody_looks_for_the_line(
         other.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("preheat.gpu.source_lines", interrupted)
+    monkeypatch.setattr("preheat.runtime.session.source_lines", interrupted)
     module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
     with pytest.raises(KeyboardInterrupt):
         module["trap"][1, 32](0)

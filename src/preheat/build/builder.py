@@ -77,7 +77,7 @@ class Builder:
         self.watchers: list[Watcher] = []  # called for every program that is handed out
         self._bundles = BundleTier(events, trust=trust)
         self._lookup = Lookup(store, self._bundles, HeaderMemos(disk, events), events)
-        self._compiler = ArtifactCompiler(toolchain, self._lookup, events, disk)
+        self._compiler = ArtifactCompiler(self._lookup, events, disk)
         self._counters = Counters(events, journal)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
@@ -148,7 +148,11 @@ class Builder:
         `watched`, watchers are not called. Raises `CompileError` with the compiler's log when the
         program is wrong, and `SealedError` when it is not stored and nothing may be compiled.
         """
-        return self.obtain(program, arch, missed=missed, watched=watched).artifact
+        try:
+            return self.obtain(program, arch, missed=missed, watched=watched).artifact
+        except PreheatError as error:
+            shorten(error)
+            raise
 
     def obtain(
         self,

@@ -13,7 +13,6 @@ from preheat.build.request import Request
 from preheat.cache import DiskTier, codec
 from preheat.events import Events
 from preheat.key import Key
-from preheat.toolchain import Toolchain
 from preheat.toolchain.headers import (
     HeaderState,
     Unexpected,
@@ -38,10 +37,7 @@ _ATTEMPTS = 3  # compiles of one program, until the compiler opens no file that 
 class ArtifactCompiler:
     """Compiles requests and stores the artifacts in the cache."""
 
-    def __init__(
-        self, toolchain: Toolchain, lookup: Lookup, events: Events, disk: DiskTier | None
-    ) -> None:
-        self._toolchain = toolchain
+    def __init__(self, lookup: Lookup, events: Events, disk: DiskTier | None) -> None:
         self._lookup = lookup
         self._events = events
         self._disk = disk
@@ -81,14 +77,15 @@ class ArtifactCompiler:
         observed before, because no text spells out its name, costs another compile.
         """
         program, arch = request.program, request.arch
+        toolchain = request.toolchain
         if program.uncacheable:
-            return self._toolchain.compile(program, arch), Untrackable(program.uncacheable)
+            return toolchain.compile(program, arch), Untrackable(program.uncacheable)
         if program.language == "ptx":
-            return self._toolchain.compile(program, arch), HeaderState((), ())
+            return toolchain.compile(program, arch), HeaderState((), ())
         memo = self._lookup.memos.of(request.key)
-        survey = Survey(program, request.roots, self._toolchain.located.roots, memo)
+        survey = Survey(program, request.roots, toolchain.located.roots, memo)
         for _ in range(_ATTEMPTS):
-            compiled = self._toolchain.compile(program, arch)
+            compiled = toolchain.compile(program, arch)
             opened = compiled.opened
             if opened is None and program.may_include:
                 why = "the compiler did not tell which headers it opened"
@@ -112,7 +109,7 @@ class ArtifactCompiler:
             digest=key.digest,
             label=request.program.label,
             arch=request.arch,
-            toolchain=self._toolchain.version(request.program.language),
+            toolchain=request.toolchain.version(request.program.language),
             parts=request.key.table,
             entries=compiled.entries,
             cubin=compiled.cubin,
@@ -121,7 +118,9 @@ class ArtifactCompiler:
             headers=headers,
             log=compiled.log,
             templates=compiled.templates,
-            sources=sources_of(request.program, headers, request.roots, self._toolchain.located.roots),
+            sources=sources_of(
+                request.program, headers, request.roots, request.toolchain.located.roots
+            ),
             provenance=Provenance(
                 seconds=round(compiled.seconds, 6),
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
