@@ -396,7 +396,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
         lines,
         (
             "is missing",
-            "no promise leads to it",
+            "no entry leads to it",
             "no kernel 'nope'",
             "checksum mismatch",
             "not a sound",

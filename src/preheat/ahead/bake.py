@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.ahead.bundles import meta, require_place, united
+from preheat.ahead.bundles import merge_entries, meta, require_place
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, require_programs
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -92,7 +92,7 @@ class _Output(NamedTuple):
     """What a job returns from the thread or process that ran it."""
 
     row: BakedProgram
-    promise: BundleEntry
+    entry: BundleEntry
 
 
 def bake(
@@ -170,11 +170,11 @@ def _without_ambiguous(
     """
     answers: dict[str, list[tuple[Job, _Output]]] = {}
     for job, each in done:
-        answers.setdefault(each.promise.key, []).append((job, each))
+        answers.setdefault(each.entry.key, []).append((job, each))
     outputs: list[_Output] = []
     failures: list[FailedProgram] = []
     for same in answers.values():
-        if len({each.promise.artifact.digest for _, each in same}) == 1:
+        if len({each.entry.artifact.digest for _, each in same}) == 1:
             outputs += (each for _, each in same)
         else:
             error = _ambiguous([job for job, _ in same])
@@ -194,14 +194,12 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
 
 
 def _write(path: Path, outputs: Sequence[_Output], graphs: Iterable[GraphKeys]) -> int:
-    promises: dict[str, BundleEntry] = {}
-    for _, promise in outputs:
-        known = promises.get(promise.key)
-        promises[promise.key] = promise if known is None else united(known, promise)
-    entries = {
-        digest: blob for promise in promises.values() for digest, blob in promise.encode().items()
-    }
-    toolchains = (promise.artifact.toolchain for promise in promises.values())
+    by_key: dict[str, BundleEntry] = {}
+    for _, entry in outputs:
+        known = by_key.get(entry.key)
+        by_key[entry.key] = entry if known is None else merge_entries(known, entry)
+    entries = {digest: blob for entry in by_key.values() for digest, blob in entry.encode().items()}
+    toolchains = (entry.artifact.toolchain for entry in by_key.values())
     return write(path, entries, meta(toolchains, (each.row.arch for each in outputs), graphs))
 
 
@@ -222,22 +220,22 @@ class _Worker:
     def run(self, job: Job) -> _Output:
         """Build the program of a job. A kernel that it should have and has not is an error."""
         program = job.item.program
-        promise, tier = self.builder.bundle_entry(program, job.arch, job.item.entries)
-        artifact = promise.artifact
-        for name in promise.entries:
+        entry, tier = self.builder.bundle_entry(program, job.arch, job.item.entries)
+        artifact = entry.artifact
+        for name in entry.entries:
             _require_entry(artifact, name, program)
         row = BakedProgram(
             label=program.label,
             arch=job.arch,
-            key=promise.artifact.digest,
+            key=entry.artifact.digest,
             source=tier,
             seconds=artifact.provenance.seconds,
-            bytes=sum(map(len, promise.encode().values())),
-            note=promise.note,
+            bytes=sum(map(len, entry.encode().values())),
+            note=entry.note,
             changed=job.item.changed,
             include=program.asked_include,
         )
-        return _Output(row, promise)
+        return _Output(row, entry)
 
 
 def _require_entry(artifact: Artifact, name: str, program: Program) -> None:

@@ -18,7 +18,16 @@ from preheat.cache.publish import obstacle
 from preheat.errors import BundleError, InputError
 from preheat.key import explain
 
-__all__ = ["archs", "faults", "graphs", "held", "merge", "meta", "require_place", "united"]
+__all__ = [
+    "all_entries",
+    "archs",
+    "faults",
+    "graphs",
+    "merge",
+    "merge_entries",
+    "meta",
+    "require_place",
+]
 
 
 def meta(
@@ -50,7 +59,7 @@ def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
         raise BundleError(f"bundle {bundle.path} lists graphs that cannot be read") from None
 
 
-def held(bundle: Bundle) -> Iterator[BundleEntry]:
+def all_entries(bundle: Bundle) -> Iterator[BundleEntry]:
     """Yield every entry of a bundle. Raises `BundleError` when it is damaged."""
     try:
         yield from entries_of(bundle)
@@ -74,16 +83,16 @@ def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
     reached: set[str] = set()
     for digest in bundle.digests():
         try:
-            promise = read(bundle, digest)
-            if promise is not None:
-                reached |= {digest, promise.artifact.digest}
-                for name in promise.entries:
-                    promise.artifact.entry(name)
+            entry = read(bundle, digest)
+            if entry is not None:
+                reached |= {digest, entry.artifact.digest}
+                for name in entry.entries:
+                    entry.artifact.entry(name)
         except (DamagedEntryError, InputError) as bad:
             reached.add(digest)
             yield digest, str(bad)
     yield from (
-        (digest, "no promise leads to it") for digest in bundle.digests() if digest not in reached
+        (digest, "no entry leads to it") for digest in bundle.digests() if digest not in reached
     )
 
 
@@ -114,21 +123,21 @@ def merge(
     require_place(output)
     merged: dict[str, tuple[BundleEntry, Bundle]] = {}
     for bundle in reversed(bundles) if prefer == "last" else bundles:
-        for promise in held(bundle):
-            known, other = merged.setdefault(promise.key, (promise, bundle))
-            if known.artifact == promise.artifact:
-                merged[promise.key] = united(known, promise), other
+        for entry in all_entries(bundle):
+            known, other = merged.setdefault(entry.key, (entry, bundle))
+            if known.artifact == entry.artifact:
+                merged[entry.key] = merge_entries(known, entry), other
             elif prefer is None:
-                raise _conflict((known.artifact, other), (promise.artifact, bundle))
-    kept = [promise for promise, _ in merged.values()]
-    made = [promise.artifact for promise in kept]
+                raise _conflict((known.artifact, other), (entry.artifact, bundle))
+    kept = [entry for entry, _ in merged.values()]
+    made = [entry.artifact for entry in kept]
     keys = Manifest().merged(*(Manifest(graphs=graphs(bundle)) for bundle in bundles)).graphs
     about = meta((a.toolchain for a in made), (a.arch for a in made), keys)
-    entries = {digest: blob for promise in kept for digest, blob in promise.encode().items()}
+    entries = {digest: blob for entry in kept for digest, blob in entry.encode().items()}
     return len(kept), write(output, entries, about)
 
 
-def united(a: BundleEntry, b: BundleEntry) -> BundleEntry:
+def merge_entries(a: BundleEntry, b: BundleEntry) -> BundleEntry:
     """Merge two entries of equal code: list the kernels of both. An empty list means all kernels."""
     both = tuple(sorted({*a.entries, *b.entries})) if a.entries and b.entries else ()
     return replace(a, entries=both)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bundles import faults, graphs, held, merge
+from preheat.ahead.bundles import all_entries, faults, graphs, merge
 from preheat.arch import Arch
 from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import Bundle
@@ -46,28 +46,28 @@ def ls(file: Path, as_json: bool) -> None:
       preheat bundle ls kernels.heat
     """
     with Bundle.open(file) as bundle:
-        rows = sorted(held(bundle), key=lambda p: (p.artifact.label, p.artifact.arch, p.key))
+        rows = sorted(all_entries(bundle), key=lambda p: (p.artifact.label, p.artifact.arch, p.key))
         if as_json:
-            programs = [_as_dict(promise) for promise in rows]
+            programs = [_as_dict(entry) for entry in rows]
             emit_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
             return
         for line in _listed(bundle, rows):
             data(line)
         what = f"{count(len(rows), 'entry')}, {size(bundle.nbytes)}"
-        by = ", ".join(sorted({promise.artifact.toolchain for promise in rows}))
+        by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
         say(f"{what}, made by {by}" if by else what)
 
 
 def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
     head = ("KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
     lists: dict[tuple[str, Arch], set[object]] = {}
-    for promise in rows:
-        lists.setdefault(_name(promise), set()).add(promise.include)
-    listed = [_row(promise, include=len(lists[_name(promise)]) > 1) for promise in rows]
+    for entry in rows:
+        lists.setdefault(_name(entry), set()).add(entry.include)
+    listed = [_row(entry, include=len(lists[_name(entry)]) > 1) for entry in rows]
     yield from columns([head, *listed], right=(3, 4))
-    for promise in rows:
-        if promise.note:
-            yield f"{promise.artifact.label} for {promise.artifact.arch}: {promise.note}"
+    for entry in rows:
+        if entry.note:
+            yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.note}"
     if own := _own_headers(rows):
         yield "\nheader files it was made from, the toolkit's aside"
         yield from (f"  {line}" for line in columns(sorted(own)))
@@ -76,15 +76,15 @@ def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
         yield from (f"  {line}" for line in columns((g.name, " ".join(g.keys)) for g in keys))
 
 
-def _name(promise: BundleEntry) -> tuple[str, Arch]:
-    return promise.artifact.label, promise.artifact.arch
+def _name(entry: BundleEntry) -> tuple[str, Arch]:
+    return entry.artifact.label, entry.artifact.arch
 
 
-def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
+def _row(entry: BundleEntry, *, include: bool) -> tuple[str, ...]:
     """Return the columns of an entry, with its include directories if `include` is True."""
-    artifact = promise.artifact
-    title = f"{artifact.label} (include {format_spellings(promise.include or ()) or '-'})"
-    kernels = promise.entries or [entry.title for entry in artifact.entries]
+    artifact = entry.artifact
+    title = f"{artifact.label} (include {format_spellings(entry.include or ()) or '-'})"
+    kernels = entry.entries or [kernel.title for kernel in artifact.entries]
     return (
         *(artifact.digest[:12], title if include else artifact.label),
         *(str(artifact.arch), size(artifact.size)),
@@ -94,24 +94,24 @@ def _row(promise: BundleEntry, *, include: bool) -> tuple[str, ...]:
 
 def _own_headers(rows: list[BundleEntry]) -> set[tuple[str, str]]:
     """Return name and digest of the files in include directories of the programs themselves."""
-    files = (header for promise in rows for header in promise.artifact.headers)
+    files = (header for entry in rows for header in entry.artifact.headers)
     return {(f.name, f.digest[:12]) for f in files if f.root.isdecimal() or f.root == "/"}
 
 
-def _as_dict(promise: BundleEntry) -> dict[str, Any]:
-    artifact = promise.artifact
+def _as_dict(entry: BundleEntry) -> dict[str, Any]:
+    artifact = entry.artifact
     return {
         "key": artifact.digest,
-        "request": promise.key,
+        "request": entry.key,
         "program": artifact.label,
         "arch": str(artifact.arch),
         "toolchain": artifact.toolchain,
         "bytes": artifact.size,
-        "kernels": [entry.title for entry in artifact.entries],
-        "wanted": promise.entries,
-        "include": promise.include,
+        "kernels": [kernel.title for kernel in artifact.entries],
+        "wanted": entry.entries,
+        "include": entry.include,
         "headers": [header._asdict() for header in artifact.headers],
-        "note": promise.note,
+        "note": entry.note,
         "parts": artifact.parts,
     }
 
