@@ -330,3 +330,29 @@ def test_a_lock_directory_that_cannot_be_used_is_one_event_and_the_entry_is_ther
     disk.put(digest_of(1), blob_of(1))
     assert disk.get(digest_of(1)) == blob_of(1)
     assert [(e["where"], e["verb"]) for e in recorder.named("fault")] == [("disk", "keep count")]
+
+
+def test_a_count_that_misses_an_entry_being_published_leaves_no_total_too_small(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry is in the totals before the count begins, and in the directory after it was scanned."""
+    writer, counter = open_disk(), open_disk()
+    fill(writer, range(3))
+    digest, blob = digest_of(3), blob_of(3)
+    items = counter.items
+
+    def published_behind_the_scan() -> list[Item]:
+        scanned = list(items())
+        writer._publish(writer._path(digest), blob)
+        adding.__exit__(None, None, None)
+        return scanned
+
+    monkeypatch.setattr(counter, "items", published_behind_the_scan)
+    adding = writer._counted(1, len(blob))
+    adding.__enter__()
+    counter.sweep()
+    monkeypatch.undo()
+    usage = writer._read_usage()
+    assert usage is not None
+    assert usage.bytes >= sum(item.bytes for item in writer.items())
+    assert usage.files >= 4

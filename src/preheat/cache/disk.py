@@ -247,7 +247,7 @@ class DiskTier(LayerTier):
 
     def _fit(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
         """Count the entries and, over the limits, evict down to this part; return the number."""
-        before = self._read_usage()
+        before = self._begin_count()
         items = sorted(self.items(), key=lambda item: item.last_read)
         true = left = Usage(len(items), sum(item.bytes for item in items))
         if true.over(limit, max_files):
@@ -272,6 +272,19 @@ class DiskTier(LayerTier):
         if usage.over(limit, max_files):
             return Usage(usage.files, usage.bytes, usage.files, usage.bytes)
         return usage
+
+    def _begin_count(self) -> Usage | None:
+        """Return the running totals, and let writers notice that a count has begun.
+
+        The count may miss an entry that was added to the totals but is not published yet. Its writer
+        adds it once more.
+        """
+        with self._try_hold("usage", _LOCK_WAIT):
+            usage = self._read_usage()
+            if usage is not None:
+                usage = replace(usage, counts=usage.counts + 1)
+                self._write_usage(usage)
+            return usage
 
     def _settle(self, before: Usage | None, counted: Usage) -> None:
         """Write the count plus what others added in the meantime; some of that may count twice."""
