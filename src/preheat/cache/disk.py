@@ -162,12 +162,9 @@ class DiskTier(LayerTier):
             return
         except FileNotFoundError:
             make_private(Path(directory), trust=self._trust)
-            self._tag()
-
-    def _tag(self) -> None:
-        path = f"{self.root}/CACHEDIR.TAG"
-        if not size_of(path):
-            publish.replace(path, [_TAG], durable=False)
+            tag = f"{self.root}/CACHEDIR.TAG"
+            if not size_of(tag):
+                publish.replace(tag, [_TAG], durable=False)
 
     def _unlink(self, digest: str) -> int | None:
         """Remove an entry and its note; return the bytes freed, or None when there was no entry."""
