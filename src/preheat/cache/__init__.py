@@ -1,4 +1,4 @@
-"""Digest to bytes, in tiers. Knows nothing of CUDA and could be lifted out and used for anything."""
+"""A cache of bytes by digest, in several tiers. It does not depend on CUDA or on how code is built."""
 
 from preheat.cache.base import Found, Tier
 from preheat.cache.chain import Chain

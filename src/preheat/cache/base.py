@@ -11,7 +11,7 @@ class Tier(Protocol):
     """A tier: bytes by hexadecimal digest.
 
     `get` returns verified bytes, or None when the tier does not have the digest. A tier that fails
-    raises `OSError`, which `Chain` turns into an event.
+    raises `OSError`, and nothing else, which `Chain` turns into an event.
     """
 
     name: str

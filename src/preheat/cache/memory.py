@@ -32,7 +32,7 @@ class MemoryTier:
     def put(self, digest: str, blob: bytes) -> None:
         """Store `blob` and evict the least recently used ones; a blob above the limit is not stored."""
         with self._lock as lost:
-            if lost:  # The holder was interrupted, perhaps amid a change of the sum.
+            if lost:  # The last holder was interrupted, perhaps before it updated the sum.
                 self._bytes = sum(map(len, self._blobs.values()))
             self._drop(digest)
             if len(blob) > self._limit:

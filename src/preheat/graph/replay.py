@@ -79,7 +79,9 @@ class Replayer:
         fork.register(self)
         for buffer in work.buffers:
             buffer.tell(self)
-            self.stale = self.stale or not buffer.open  # It was closed before it could tell.
+            self.stale = (
+                self.stale or not buffer.open
+            )  # The buffer was closed before it knew of this graph.
 
     # Replays
 

@@ -1,4 +1,4 @@
-"""Memory of an array in the hands of another library: DLPack and the array interfaces."""
+"""Exports of array memory to other libraries, by DLPack and the array interfaces."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Order:
         return stream
 
     def keep(self, stream: base.Stream) -> base.Stream:
-        """Register a stream for captures, so that its handle leads back to this very object."""
+        """Register a stream for captures, so that `adopt` of its handle returns this object."""
         self._capture_streams[stream.id] = self._by_handle[stream.handle] = Timeline(
             stream, self._discard, False
         )
@@ -72,7 +72,9 @@ class Order:
         return self._adopted(handle).stream
 
     def _adopted(self, handle: int) -> Timeline:
-        kept = self._by_handle.get(handle)  # These are never destroyed, so the handle tells.
+        kept = self._by_handle.get(
+            handle
+        )  # These streams are never destroyed, so a handle identifies one.
         if kept is not None:
             return kept
         found = self.timeline(self._device.adopt(handle))
