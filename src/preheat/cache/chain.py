@@ -23,7 +23,7 @@ class Chain:
         self._writable = [tier if isinstance(tier, WritableTier) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
-        """Return the blob of the first tier that has it, and copy it to the writable tiers before that."""
+        """Return the blob of the first tier that has it, and copy it to the writable tiers before."""
         return next(self.each(digest), None)
 
     def each(self, digest: str) -> Iterator[Found]:

@@ -79,9 +79,8 @@ class Replayer:
         fork.register(self)
         for buffer in work.buffers:
             buffer.tell(self)
-            self.stale = (
-                self.stale or not buffer.open
-            )  # The buffer was closed before it knew of this graph.
+            # The buffer may have been closed before it knew of this graph.
+            self.stale = self.stale or not buffer.open
 
     # Replays
 

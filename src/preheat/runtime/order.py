@@ -72,9 +72,8 @@ class Order:
         return self._adopted(handle).stream
 
     def _adopted(self, handle: int) -> Timeline:
-        kept = self._by_handle.get(
-            handle
-        )  # These streams are never destroyed, so a handle identifies one.
+        # These streams are never destroyed, so a handle identifies one.
+        kept = self._by_handle.get(handle)
         if kept is not None:
             return kept
         found = self.timeline(self._device.adopt(handle))
