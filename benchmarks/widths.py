@@ -34,11 +34,12 @@ CALLS = 20  # The most calls of a graph.
 WORK = 2 << 30  # Approximate bytes of a graph.
 SAMPLED = 4  # Rows of a result that are compared with float64.
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
+# Errors of subnormal numbers.
 SMALLEST = {
     "float32": 1e-37,
     "float16": 2.0**-25,
     "bfloat16": 1e-37,
-}  # Errors of subnormal numbers.
+}
 WANTED = 0.95
 
 

@@ -380,9 +380,8 @@ def test_doctor_compiles_with_every_header_that_programs_include(cli: Cli, tmp_p
         assert (rows[header]["verdict"], rows[header]["detail"][:12]) == ("ok", "compiled in ")
     assert doctor._HEADERS.keys() >= {"cuda_fp16.h", "mma.h", "cooperative_groups.h"}
     assert rows["PREHEAT_CACHE_DIR"]["verdict"] == "ok"
-    assert not list(
-        (tmp_path / "cache").rglob("*.heat")
-    )  # The compiler ran: nothing came from a cache.
+    # The compiler ran: nothing came from a cache.
+    assert not list((tmp_path / "cache").rglob("*.heat"))
 
 
 @pytest.fixture

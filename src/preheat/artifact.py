@@ -299,9 +299,8 @@ _SPELLINGS = (
     (re.compile(r"\bsigned\s+(?=int|long|short)"), ""),
 )
 _CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)")
-_OWN_CONST = re.compile(
-    r"\bconst\s*(?=[,)]|$)"
-)  # of the parameter itself: it is not part of the signature
+# Of the parameter itself: it is not part of the signature.
+_OWN_CONST = re.compile(r"\bconst\s*(?=[,)]|$)")
 
 
 def _folded(name: str) -> str:

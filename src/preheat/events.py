@@ -101,10 +101,15 @@ class Events:
         for sink in self.sinks:
             sink(name, fields)
 
-    def _count(self) -> None:
+    def _count(self) -> Stats:
+        """Count the events that are not counted yet, and return a copy of the counters."""
         with self._lock:
-            while self._uncounted:
-                for counter, amount in _counters(*self._uncounted.popleft()).items():
+            while True:
+                try:
+                    name, fields = self._uncounted.popleft()
+                except IndexError:  # A signal handler may have emptied it in the meantime.
+                    return dict(self._stats)
+                for counter, amount in _counters(name, fields).items():
                     self._stats[counter] = self._stats.get(counter, 0) + amount
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
@@ -113,8 +118,7 @@ class Events:
 
     def stats(self) -> Stats:
         """Return a copy of the counters."""
-        self._count()
-        return dict(self._stats)
+        return self._count()
 
     def forget(self) -> None:
         """Set all counters to zero, as a forked child must."""

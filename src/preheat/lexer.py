@@ -148,7 +148,7 @@ def joined(text: str) -> str:
 
 
 def readings(text: str) -> Iterator[str]:
-    """Return the text and, if it has trigraphs, the text with trigraphs replaced (before C++17)."""
+    """Yield the text and, if it has trigraphs, the text with trigraphs replaced (before C++17)."""
     yield text
     if "??/" in text or "??=" in text:
         for trigraph, character in _TRIGRAPHS.items():

@@ -375,9 +375,8 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
     made, graphs = work(device, 31), device.graphs(capacity=1)
     step = Step(made)
     warmed(graphs, step, "a")
-    cached = graphs._entries.find(
-        graphs._entries.entry_key("a", None)
-    )  # as the other thread has it now
+    # As the other thread has it now.
+    cached = graphs._entries.find(graphs._entries.entry_key("a", None))
     assert cached is not None
     warmed(graphs, step, "b")
     assert "a" not in graphs

@@ -233,9 +233,8 @@ class Torch(Peer):
             with self.module.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 yield graph
         finally:
-            self.module.cuda.set_stream(
-                before
-            )  # torch does not restore it after an invalidated capture.
+            # Torch does not restore it after an invalidated capture.
+            self.module.cuda.set_stream(before)
 
 
 class CuPy(Peer):

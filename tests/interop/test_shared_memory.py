@@ -375,9 +375,8 @@ def test_a_graph_keeps_the_memory_that_its_tensor_had_when_it_was_captured(
     torch_peer.synchronize()
     SWAPS[how](torch_peer.module, x)
     gc.collect()
-    others = [
-        torch_peer.full(3.0) for _ in range(8)
-    ]  # One of them would get that memory if it were free.
+    # One of them would get that memory if it were free.
+    others = [torch_peer.full(3.0) for _ in range(8)]
     graph.replay()
     torch_peer.synchronize()
     assert place not in [each.data_ptr() for each in others]

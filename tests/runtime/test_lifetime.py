@@ -101,10 +101,11 @@ def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Fla
     flaky.seam.fail("allocate", full)
     with flaky.asked("allocate", "synchronize", "stream.synchronize") as asked:
         made = flaky.gpu.array([1, 2, 3])
+    # A wait for the device would invalidate captures.
     assert asked == {
         "allocate": 2,
         "stream.synchronize": 1,
-    }  # A wait for the device would invalidate captures.
+    }
     assert made.numpy().tolist() == [1, 2, 3]
     flaky.seam.fail("allocate", full, full)
     with pytest.raises(MemoryError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\)") as caught:

@@ -225,9 +225,8 @@ def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Fl
     handle = flaky.seam.stream().handle  # a stream that preheat does not own
     with flaky.asked("stream.record") as asked:
         run_in(made, Foreign(handle))
-    assert (
-        asked["stream.record"] == 3
-    )  # the home stream, the use, and the home stream again, which may still read
+    # The home stream, the use, and the home stream again, which may still read.
+    assert asked["stream.record"] == 3
     with flaky.asked("stream.wait", "free") as asked:
         made.x.close()
     assert asked == {"stream.wait": 1, "free": 1}

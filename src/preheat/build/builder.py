@@ -178,7 +178,7 @@ class Builder:
         return hit
 
     def _obtain(self, request: Request, missed: Miss | None = None) -> Hit:
-        found = self._look_up(request) if missed is None else missed
+        found = self._find_counted(request) if missed is None else missed
         if isinstance(found, Hit):
             return found
         self._permit(request, found)  # before a compiler is needed: there may be none
@@ -195,7 +195,7 @@ class Builder:
         try:
             if lock is not None:
                 self._locks.acquire(lock)
-            found = self._look_up(request)  # The last holder of the lock may have stored it.
+            found = self._find_counted(request)  # The last holder of the lock may have stored it.
             if isinstance(found, Hit):
                 return found
             self.events.emit("miss", reason=found.reason, **_fields(request))
@@ -262,7 +262,7 @@ class Builder:
         device = Arch.parse(device)
         miss: Miss | None = None
         for arch in (device,) if exact else ladder(device):
-            found = self._look_up(self._request(program, arch))
+            found = self._find_counted(self._request(program, arch))
             if isinstance(found, Hit):
                 if watched:
                     self._show(program, device, found.artifact)
@@ -293,7 +293,8 @@ class Builder:
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
         return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
-    def _look_up(self, request: Request) -> Hit | Miss:
+    def _find_counted(self, request: Request) -> Hit | Miss:
+        """Look a request up, and count a hit."""
         found = self._lookup.find(request, sealed=self.sealed is not SealMode.OFF)
         if isinstance(found, Hit):
             artifact = found.artifact

@@ -324,18 +324,16 @@ class DiskTier(LayerTier):
                 with no_fork:
                     import shutil  # The import takes milliseconds that few processes need.
 
-                shutil.rmtree(
-                    other.path, ignore_errors=True
-                )  # Another process may be removing it as well.
+                # Another process may be removing it as well.
+                shutil.rmtree(other.path, ignore_errors=True)
         return Swept(gone, freed)
 
     # Locks and totals
 
     def _lock(self, what: str) -> Path:
         make_private(self.lock_dir, trust=self._trust)
-        root = os.fsencode(self.root).hex()[
-            -120:
-        ]  # one file name for each cache; a collision costs a wait
+        # One file name for each cache; a collision costs a wait.
+        root = os.fsencode(self.root).hex()[-120:]
         return self.lock_dir / f"{what}-{root}"
 
     def _try_hold(self, what: str, wait: float) -> hold:

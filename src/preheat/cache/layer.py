@@ -56,9 +56,8 @@ class LayerTier:
         self._events = events
         self._trust = trust
         self._base = f"{root}/{FORMAT}"
-        self._own: set[str] = (
-            set()
-        )  # directories that were checked: other users cannot change them any more
+        # Directories that were checked: other users cannot change them any more.
+        self._own: set[str] = set()
 
     def reader(self, events: Events) -> LayerTier:
         """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""

@@ -65,9 +65,8 @@ class FileLock:
         file = self._file
         if file is not None and not file.closed:
             with suppress(OSError):  # A file that is left behind does no harm.
-                fcntl.flock(
-                    file, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # An interrupted attempt may not have it.
+                # An interrupted attempt may not have it.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not self._keep and self._is_at_path(file):
                     os.unlink(self.path)
             with suppress(OSError):  # at once, even where a forked child has a copy of the descriptor
@@ -83,9 +82,8 @@ class FileLock:
     def _try(self) -> bool:
         if self._file is not None:
             return False
-        _held.add(
-            self
-        )  # before it is locked, so that the lock can be found whatever ends this function
+        # Before it is locked, so that the lock can be found whatever ends this function.
+        _held.add(self)
         try:
             self._file = file = opened(self.path, _FLAGS)
             _require_file(os.fstat(file), self.path, trust=self._trust)

@@ -107,7 +107,7 @@ class LoraBlock:
             self.ops.gemm_backward_b(g, queries[head], out=self._g_keys[kv], accumulate=add)
 
     def _shared(self) -> Iterator[tuple[int, bool]]:
-        """Yield for each head its head of keys and values, and whether an earlier head shares it."""
+        """Return for each head its head of keys and values, and whether an earlier head shares it."""
         share = self.shape.heads // self.shape.kv_heads
         return ((head // share, head % share > 0) for head in range(self.shape.heads))
 

@@ -260,9 +260,8 @@ class _AbsentNames:
                     self._must_stay_absent(passed)
         for place in places:
             self._must_stay_absent(self._earlier(place))
-            by_macro = any(
-                root == place[0] for root, _ in unreadable
-            )  # It may have been found beside its includer.
+            # It may have been found beside its includer.
+            by_macro = any(root == place[0] for root, _ in unreadable)
             if place not in explained and not by_macro and not self._by_next(place, places):
                 self._require_first(place)
         for name in survey.in_memory:  # A file of that name would be found first, beside its includer.

@@ -142,9 +142,8 @@ class _Memo:
                 "archs": located.archs,
                 "stamps": _stamps(located),
             }
-            sections = {
-                "memo": json.dumps(row).encode()
-            }  # A section, because the order of roots matters.
+            # A section, because the order of roots matters.
+            sections = {"memo": json.dumps(row).encode()}
             replace(self._path, [codec.pack(self._digest, {}, sections)], durable=False)
 
 

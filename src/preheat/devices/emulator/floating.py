@@ -139,9 +139,8 @@ def _subtract_single(a: Array, b: Array) -> Array:
 
 
 def _multiply_single(a: Array, b: Array) -> Array:
-    return a.astype(np.float64) * b.astype(
-        np.float64
-    )  # This is faster than a ufunc that casts its operands.
+    # This is faster than a ufunc that casts its operands.
+    return a.astype(np.float64) * b.astype(np.float64)
 
 
 def _fma_single(a: Array, b: Array, c: Array) -> Array:
@@ -338,9 +337,8 @@ def extreme(operation: str, *, nan: bool) -> Run:
     merge = np.bitwise_or if operation == "min" else np.bitwise_and
 
     def run(a: Array, b: Array) -> Array:
-        equal = merge(unsigned(a), unsigned(b)).view(
-            a.dtype
-        )  # Equal numbers differ only in the sign of zero.
+        # Equal numbers differ only in the sign of zero.
+        equal = merge(unsigned(a), unsigned(b)).view(a.dtype)
         return choose(a == b, equal, pick(a, b))
 
     return run

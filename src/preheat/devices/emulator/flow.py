@@ -217,7 +217,7 @@ def _find_live(blocks: list[Block]) -> None:
 
 
 def defined(op: Op) -> Iterator[Register]:
-    """Return the registers that an operation writes."""
+    """Yield the registers that an operation writes."""
     if (
         op.operands
         and not isinstance(op.operands[0], Address | Compound)
@@ -230,7 +230,7 @@ def defined(op: Op) -> Iterator[Register]:
 
 
 def used(op: Op) -> Iterator[Register]:
-    """Return the registers that an operation reads."""
+    """Yield the registers that an operation reads."""
     if op.guard:
         yield op.guard[0]
     results = {r.name for r in defined(op)} - {carry.REGISTER.name} if op.operands else set()

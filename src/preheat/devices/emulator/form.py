@@ -115,7 +115,7 @@ class Form:
         return re.split(r"[.{]", self.syntax, maxsplit=1)[0]
 
     def opcodes(self) -> Iterator[str]:
-        """Yield every opcode of this row."""
+        """Return every opcode of this row."""
         choices = ((*spellings, *[""] * optional) for _, spellings, optional in _slots(self.syntax))
         return ("".join((self.mnemonic, *chosen)) for chosen in itertools.product(*choices))
 
@@ -131,7 +131,7 @@ class Form:
 
 
 def _slots(syntax: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Return name, spellings and optionality of each modifier in order."""
+    """Yield name, spellings and optionality of each modifier in order."""
     for brace, name in re.findall(r"(\{?)\.?(\w+(?:\.abs)?|\|)", syntax)[1:]:
         spellings = (
             ("|",) if name == "|" else tuple(f".{member}" for member in CLASSES.get(name, (name,)))

@@ -112,7 +112,7 @@ class Generator:
         self._choose_types()
 
     def _locals(self) -> list[ptx.Variable | ptx.Param]:
-        """Yield the variables in the function's local memory."""
+        """Return the variables in the function's local memory."""
         kept: list[ptx.Variable | ptx.Param] = [
             variable
             for variable in self.body.variables.values()
@@ -169,9 +169,8 @@ class Generator:
         if self.sanitize:
             self.globals.update(checks.NAMESPACE)
         reachable = [block for block in self.blocks if block.reachable]
-        texts = {
-            block.index: dict(self._texts(block)) for block in reachable
-        }  # This assigns slots to all registers.
+        # The texts come before all steps, because writing them assigns slots to registers.
+        texts = {block.index: dict(self._texts(block)) for block in reachable}
         steps = {block.index: self._step(block, texts[block.index]) for block in reachable}
         offsets = self.offsets
         return Code(
@@ -195,7 +194,7 @@ class Generator:
         )
 
     def _texts(self, block: Block) -> Iterator[tuple[str, str]]:
-        """Return the text of a block's functions: `run` and, at a rendezvous, `mask`."""
+        """Yield the text of a block's functions: `run` and, at a rendezvous, `mask`."""
         yield "run", Writer(self, block).function("run", emit)
         first = block.ops[0]
         if is_rendezvous(first):

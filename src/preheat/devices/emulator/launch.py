@@ -27,9 +27,8 @@ from preheat.toolchain.ptx import Param
 __all__ = ["Launch", "Owner"]
 
 _LANES = 1 << 15  # Threads of a wave: enough to amortise Python's overhead, few enough for the cache.
-_DEEP_LANES = (
-    1 << 12
-)  # The same if the depth of calls is unknown, because each call has registers and memory.
+# The same if the depth of calls is unknown, because each call has registers and memory.
+_DEEP_LANES = 1 << 12
 _WAVE_BYTES = 64 << 20  # Of shared and local memory of a wave.
 
 
@@ -186,7 +185,7 @@ class _Stopped(Exception):  # noqa: N818  (It never leaves a launch.)
 
 
 def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
-    """Return function and PTX line of an operation, then of each call around it."""
+    """Yield function and PTX line of an operation, then of each call around it."""
     while frame is not None:
         yield frame.code.name, frame.code.sites[site].line
         site = frame.call.site if frame.call is not None else 0

@@ -296,7 +296,7 @@ def _as(name: str, held: DType, wanted: DType, constant: Callable[[Any], str]) -
 
 
 def _with_deletes(lines: list[str]) -> list[str]:
-    """Yield the lines, each followed by a `del` of the local variables that it reads last."""
+    """Return the lines, each followed by a `del` of the local variables that it reads last."""
     last: dict[str, int] = {}
     for at, line in enumerate(lines):
         for name in re.findall(r"\bv\d+\b", line):
