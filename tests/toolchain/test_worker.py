@@ -593,3 +593,14 @@ def test_a_trace_needs_no_room_in_any_file_system(tmp_path: Path) -> None:
     seen = cramped(tmp_path, "size=64k", elsewhere="/dev/shm", name="i")["seen"]
     assert "uncached" not in [name for name, _ in seen]
     assert [fields["what"] for name, fields in seen if name == "worker"] == ["started"]
+
+
+@pytest.mark.gpu
+def test_a_worker_never_loads_the_driver(own: Toolchain) -> None:
+    """Its initialization takes time, and hangs in a process that compute-sanitizer follows."""
+    assert own.located.archs
+    assert own.compile(GOOD, SM_90).cubin
+    (worker,) = pids(own)
+    mapped = Path(f"/proc/{worker}/maps").read_text()
+    assert "libnvrtc" in mapped
+    assert "libcuda.so" not in mapped

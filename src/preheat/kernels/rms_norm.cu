@@ -304,9 +304,11 @@ struct StripBackward {
                 fetch_row(slot, row + STRIP_ROWS_IN_FLIGHT * groups);
             }
         if (groups == 1) store_column_sums<STRIP_THREADS>(g_gamma + start, columns, length, lane);
-        else
+        else {
+            int padded = min((long long)STRIP<T>, workspace_stride(width) - start);
             store_column_sums<STRIP_THREADS>(workspace + group * workspace_stride(width) + start, columns,
-                                             length, lane);
+                                             padded, lane);
+        }
     }
 };
 

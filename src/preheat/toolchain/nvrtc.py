@@ -75,8 +75,9 @@ def _lowered(program: Any, names: Sequence[str]) -> dict[str, str]:
 def version_and_archs() -> tuple[str, list[int]]:
     """Return the exact version, which is only in the banner of its PTX, and the architectures."""
     _, archs = nvrtc.nvrtcGetSupportedArchs()
-    target = [f"--gpu-architecture=compute_{archs[0]}"]
-    banner = compile_program(b"", "/preheat/version.cu", target, names=(), headers={}).ptx
+    # NVRTC's own cache would initialize CUDA in this process, which is slow and hangs under debuggers.
+    options = [f"--gpu-architecture=compute_{archs[0]}", "--no-cache"]
+    banner = compile_program(b"", "/preheat/version.cu", options, names=(), headers={}).ptx
     found = re.search(rb"release [\d.]+, V([\d.]+)", banner)
     if found:
         return found[1].decode(), list(archs)
