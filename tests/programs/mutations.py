@@ -75,7 +75,7 @@ MUTATIONS = (
     ),
     Mutation(
         "prepared work is not told that it lost a right", USES,
-        "        for claim in self._claims or ():\n            claim.revoke()\n",
+        "        for dependent in self._dependents or ():\n            dependent.invalidate()\n",
         "",
     ),
     Mutation(

@@ -292,7 +292,11 @@ class Graph:
     def usable(self) -> bool:
         """True if the graph can be replayed: it was captured, is not closed and not stale."""
         replayer = self._replayer
-        return replayer is not None and not replayer.stale and not replayer.executable.closed
+        if replayer is None:
+            return False
+        if replayer.launch is not None:  # Closing the graph or memory that it uses clears `launch`.
+            return True
+        return not replayer.stale and not replayer.executable.closed
 
     @property
     def stale(self) -> bool:

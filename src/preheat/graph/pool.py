@@ -58,7 +58,7 @@ class Pool:
         self._context = context
         self._lock = threading.Lock()
         self._arena = Arena(context)
-        self._scratch = ScratchStack(context.order.uses(context.stream))
+        self._scratch = ScratchStack(context.order, context.order.uses(context.stream))
         self._buffers: weakref.WeakSet[PoolBuffer] = weakref.WeakSet()
         self._taken = 0  # bytes handed out, including those that came back and are not reclaimed
         self._peak = 0
@@ -72,9 +72,8 @@ class Pool:
             self.reserve(size)
 
     def after_fork(self) -> None:
-        """Renew the locks in a forked child, where no thread is inside the pool."""
+        """Renew the lock in a forked child, where no thread is inside the pool."""
         self._lock = threading.Lock()
-        self._scratch.after_fork()
 
     @property
     def size(self) -> int:
@@ -317,7 +316,7 @@ class Pool:
             self._closed = True
             buffers = [*self._buffers, *self._arena.blocks]
             self._arena = Arena(self._context)
-            self._scratch = ScratchStack(self._scratch.uses)
+            self._scratch = ScratchStack(self._context.order, self._scratch.uses)
         for buffer in buffers:
             buffer.close()
         self._taken = 0

@@ -240,11 +240,6 @@ class Array:
         """
         self.buffer.close()
 
-    def expire(self, reason: str) -> None:
-        """Refuse every later use; a buffer that outlives its arrays calls this."""
-        del reason
-        self.uses = NO_RIGHTS
-
     def __enter__(self) -> Array:
         return self
 

@@ -15,7 +15,7 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.uses import Claim, Timeline, Uses
+from preheat.runtime.uses import Dependent, Timeline, Uses
 
 __all__ = ["Order", "Section"]
 
@@ -196,20 +196,20 @@ class Order:
         line = self.timeline(stream)
         self.run_locked(lambda: uses.expect(line))
 
-    def close(self, uses: Uses) -> None:
-        """Permit no later use of this memory, because it was closed."""
-        self.run_locked(uses.close)
-
-    def claim(
-        self, claim: Claim, stream: base.Stream, uses: Mapping[Uses, bool], ready: Callable[[], None]
+    def add_dependent(
+        self,
+        dependent: Dependent,
+        stream: base.Stream,
+        uses: Mapping[Uses, bool],
+        ready: Callable[[], None],
     ) -> None:
-        """Call `ready` if `stream` has all rights, and `claim.revoke` when one of them is lost."""
+        """Call `ready` if `stream` has all rights, and invalidate `dependent` when one is lost."""
         line = self.timeline(stream)
 
         def add() -> None:
             if all(each.allows(line, write=write) for each, write in uses.items()):
                 for each in uses:
-                    each.claim(claim)
+                    each.add_dependent(dependent)
                 ready()
 
         self.run_locked(add)

@@ -26,18 +26,18 @@ from typing import Protocol
 from preheat.devices import base
 from preheat.runtime.libraries import StreamHandle
 
-__all__ = ["Claim", "Timeline", "Uses", "add_use"]
+__all__ = ["Dependent", "Timeline", "Uses", "add_use"]
 
 _positions = itertools.count(1)  # of marks, in all streams together: later marks have larger numbers
 _MOST_SEEN = 256  # streams a timeline remembers to have waited for; forgetting one costs a wait
 _MANY_READS = 16  # reads of other libraries' streams after which completed ones are dropped
 
 
-class Claim(Protocol):
-    """Prepared work that relies on rights of one stream: a bound launch, or a graph."""
+class Dependent(Protocol):
+    """A bound launch or a graph, which skips checks as long as nothing happens to its memory."""
 
-    def revoke(self) -> None:
-        """Acquire the rights again before the next use."""
+    def invalidate(self) -> None:
+        """Check everything before the next use. This runs under the lock of the device's `Order`."""
 
 
 class Timeline:
@@ -107,7 +107,7 @@ class Uses:
     """
 
     __slots__ = (
-        "_claims", "_owner", "_reading", "_reads", "_writes", "by_interface", "closed", "inherited",
+        "_dependents", "_owner", "_reading", "_reads", "_writes", "by_interface", "closed", "inherited",
         "leases", "readers", "released", "stream",
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Uses:
         self._reading: dict[int, Timeline] = {}  # streams of ours that may still submit a read
         self._writes: Last = {}  # the last writes of streams without a right
         self._reads: Last = {}  # their reads since then
-        self._claims: weakref.WeakSet[Claim] | None = None
+        self._dependents: weakref.WeakSet[Dependent] | None = None
         self.leases: dict[int, Sequence[StreamHandle]] = {}  # exports by DLPack, by number
         self.by_interface = False  # An array interface exported it. Such an export is never released.
         self.released: dict[int, StreamHandle] = {}  # streams of consumers that released it, by handle
@@ -252,7 +252,7 @@ class Uses:
         readers: dict[int, Timeline] | None = None,
     ) -> None:
         """Replace the state in one step, so that a concurrent finalizer finds a consistent one."""
-        self._revoke()
+        self.invalidate_dependents()
         stream = None if owner is None or self.closed else owner.stream
         writes, reads, reading = writes or {}, reads or {}, {} if reading is None else reading
         readers = {} if readers is None or self.closed else readers
@@ -261,22 +261,24 @@ class Uses:
         if owner is not None:
             self.inherited.clear()
 
-    def claim(self, claim: Claim) -> None:
-        """Tell `claim` when a right is lost."""
-        if self._claims is None:
-            self._claims = weakref.WeakSet()
-        self._claims.add(claim)
+    def add_dependent(self, dependent: Dependent) -> None:
+        """Invalidate `dependent` once, when a right is lost or the memory is closed."""
+        if self._dependents is None:
+            self._dependents = weakref.WeakSet()
+        self._dependents.add(dependent)
+
+    def invalidate_dependents(self) -> None:
+        """Let all prepared work that relies on this memory check everything before its next use."""
+        for dependent in self._dependents or ():
+            dependent.invalidate()
+        self._dependents = None
 
     def close(self) -> None:
         """End every right for good, and keep the uses that the release has to wait for."""
         self.closed = True
-        self.stream, self.readers = None, {}
-        self._revoke()
-
-    def _revoke(self) -> None:
-        for claim in self._claims or ():
-            claim.revoke()
-        self._claims = None
+        self.stream = None
+        self.readers = {}
+        self.invalidate_dependents()
 
     def at_rest(self, home: Timeline) -> bool:
         """Return True when the order of `home` alone decides when this memory can be used again."""
