@@ -194,7 +194,11 @@ def churn(gpu: Gpu, times: int) -> None:
 def streams_of(gpu: Gpu) -> list[object]:
     """Every stream that the runtime knows."""
     order = gpu._context.order
-    return [*order._own.values(), *order._capture_streams.values(), *order._others.values()]
+    return [
+        *order._own_streams.values(),
+        *order._capture_streams.values(),
+        *order._foreign_streams.values(),
+    ]
 
 
 def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:

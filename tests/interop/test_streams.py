@@ -242,13 +242,13 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
     def kept() -> list[int]:
         gc.collect()
         gpu.synchronize()
-        lines = [*order._own.values(), *order._by_handle.values()]
+        lines = [*order._own_streams.values(), *order._by_handle.values()]
         return [
-            len(order._others),
-            len(order._own) + len(order._capture_streams) + len(order._by_handle),
+            len(order._foreign_streams),
+            len(order._own_streams) + len(order._capture_streams) + len(order._by_handle),
             len(context._held) + len(context.garbage) + len(context.idle),
-            max(len(line.seen) for line in lines),
-            len(read.uses._reads),
+            max(len(line.waited_for) for line in lines),
+            len(read.uses._last_reads),
         ]
 
     for _ in range(50):

@@ -249,7 +249,7 @@ def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> N
         going.wait()
         made.close()
         thread.join()
-        assert all(view.uses.stream is None for view in views)
+        assert all(view.uses.writer is None for view in views)
 
 
 def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None:

@@ -58,7 +58,7 @@ class Pool:
         self._context = context
         self._lock = threading.Lock()
         self._arena = Arena(context)
-        self._scratch = ScratchStack(context.order, context.order.uses(context.stream))
+        self._scratch = ScratchStack(context.order, context.order.new_uses(context.stream))
         self._buffers: weakref.WeakSet[PoolBuffer] = weakref.WeakSet()
         self._taken = 0  # bytes handed out, including those that came back and are not reclaimed
         self._peak = 0
@@ -150,7 +150,7 @@ class Pool:
         while (buffer := self._scratch.take(frame, need, size, captured=captured)) is None:
             self._scratch.extend(self._more_scratch(need, capture))
             # The pool's stream has waited for earlier uses of the span; scratch memory waits for it.
-            self._context.order.expect(self._scratch.uses, self._context.stream)
+            self._context.order.add_pending_reader(self._scratch.uses, self._context.stream)
         return buffer
 
     def _more_scratch(self, need: int, capture: ActiveCapture | None) -> Span:

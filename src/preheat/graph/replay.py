@@ -118,7 +118,7 @@ class Replayer:
             stack.check_replay(self.work.title, self.work.buffers)
         values = [self.work.pack(name, value) for name, value in scalars.items()]
         stream = self._target(given)
-        if self.context.order.captured(stream):
+        if self.context.order.in_foreign_capture(stream):
             raise CaptureError(
                 f"{self.work.title} cannot be replayed inside another library's capture",
                 where=caller(),

@@ -322,7 +322,7 @@ class _Product(Call):
         self._add = add
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
-        if self.context.order.captured(stream):
+        if self.context.order.in_foreign_capture(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
         handle = self._blas._handle_of(stream)

@@ -44,8 +44,8 @@ class Array:
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
 
-    # A fast launch reads only `uses.stream`, `dtype` and `address`. A stream belongs to one device, and
-    # `uses.stream` is None once the memory is freed. So one identity test shows that the memory is
+    # A fast launch reads only `uses.writer`, `dtype` and `address`. A stream belongs to one device, and
+    # `uses.writer` is None once the memory is freed. So one identity test shows that the memory is
     # valid, on this device, and usable in this stream without waiting. `uses` are those of the buffer,
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
@@ -200,7 +200,7 @@ class Array:
     @property
     def _stream(self) -> base.Stream:
         """The default stream for work on this array: one that need not wait, or the home stream."""
-        return self.buffer.uses.stream or self.buffer.home
+        return self.buffer.uses.writer or self.buffer.home
 
     def _section(self, stream: base.Stream, *, write: bool) -> Section:
         return self.buffer.context.order.section(stream, {self.buffer.uses: write})

@@ -102,7 +102,7 @@ class Context:
         self.of_thread = _OfThread()
         device.on_loss = self.failed
         self.order = Order(device, partial(working, device), self.garbage.append)
-        self.stream = self.order.own(device.stream())
+        self.stream = self.order.register_stream(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
         self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
         # Held while a capture begins, and by what would invalidate it: a wait for the device, a free.
@@ -121,13 +121,13 @@ class Context:
                 if given[0] == priority:
                     return given[1]
                 self.idle.append(given)
-        return self.order.own(self.device.stream(priority=priority))
+        return self.order.register_stream(self.device.stream(priority=priority))
 
     def capture_stream(self) -> base.Stream:
         """Return a stream for a capture, which returns it to `capture_streams`."""
         with suppress(IndexError):
             return self.capture_streams.popleft()
-        return self.order.keep(self.device.stream())
+        return self.order.register_capture_stream(self.device.stream())
 
     # Captures
 
@@ -239,7 +239,7 @@ class Context:
             holder.release()
         for module in list(self.modules):
             module.raw.unload()
-        self.order.release()
+        self.order.close()
 
     def reset(self) -> None:
         """End this context, because the device is reset."""
@@ -386,7 +386,7 @@ class Context:
         self._alert_lock = {0: True}
         self.resolving = threading.Lock()
         self.gate = threading.RLock()
-        self.order.renew()
+        self.order.after_fork()
         mine = threading.get_ident()  # The child has no other thread.
         self.captures_by_thread = {
             thread: one for thread, one in self.captures_by_thread.items() if thread == mine

@@ -109,7 +109,7 @@ class Call(ABC):
                 self._capture(self.convert(args, UNORDERED), capture)
             return
         stream = self.choose_stream(args)
-        captured = self.context.order.captured(stream)
+        captured = self.context.order.in_foreign_capture(stream)
         arguments = self.convert(args, UNORDERED if captured else stream.handle)
         with ordered(self.context, arguments, stream, captured=captured):
             self._submit(arguments, stream)

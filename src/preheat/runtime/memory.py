@@ -45,7 +45,7 @@ class Buffer:
         self.open = True
 
     def _new_uses(self) -> Uses:
-        return self.context.order.uses(self.home)
+        return self.context.order.new_uses(self.home)
 
     def _allocate(self) -> int:
         address = self.context.allocate(max(self.size, 1), self.home)
