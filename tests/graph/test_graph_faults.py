@@ -49,7 +49,7 @@ def captured(made: Bench, **more: Any) -> Graph:
 def usable(made: Bench, launches: int = 0) -> None:
     """That the device works as before, with and without a capture."""
     context = made.gpu._context
-    assert (context.captures_by_thread, context.alert) == ({}, None)
+    assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
     made.check(launches)
     made.launch()
     graph = captured(made)
@@ -548,12 +548,12 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
             gc.collect()
             elsewhere(gc.collect)
         assert asked == {}
-        assert len(gpu._context.garbage) >= 6  # four arrays, a graph, an event
+        assert len(gpu._context.deferred_cleanups) >= 6  # four arrays, a graph, an event
         made.launch()
     with flaky.asked("free", "executable.close", "module.unload") as asked:
         gpu.synchronize()
     assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
     graph.replay()
     made.check(3)
 

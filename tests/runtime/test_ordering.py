@@ -771,11 +771,11 @@ def test_frees_wait_until_another_librarys_capture_is_over(world: World) -> None
         del a, t
         gc.collect()
         world.gpu.empty(N, "int32").fill(5)
-        assert world.gpu._context.garbage
+        assert world.gpu._context.deferred_cleanups
     capture.end().close()
     world.gpu.empty(N, "int32")
     world.gpu.synchronize()
-    assert not world.gpu._context.garbage
+    assert not world.gpu._context.deferred_cleanups
 
 
 # Several GPUs

@@ -79,7 +79,7 @@ class Replayer:
     def replay(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
         """Replay the graph; the steady state with scalars is setting them and launching."""
         setter = None
-        if not synchronize and stream is None and self.context.alert is None:
+        if not synchronize and stream is None and self.context.lost_or_capturing is None:
             setter = self.setters.get(tuple(scalars))
         if setter is None:
             self.run(stream, scalars, synchronize)
@@ -151,7 +151,7 @@ class Replayer:
         names: Iterable[str],
         values: list[bytes],
     ) -> None:
-        self.context.replayed = self.name
+        self.context.last_replayed = self.name
         if setter is not None:
             status = setter(values)
             if status[0]:
@@ -222,8 +222,8 @@ class Replayer:
 
     def check(self, operation: Operation) -> None:
         """Raise if the graph cannot be used for `operation` now."""
-        self.context.require(CAPTURE_AGAIN)
-        self.context.forbid(operation)
+        self.context.require_alive(CAPTURE_AGAIN)
+        self.context.refuse_in_capture(operation)
         self.executable.require_open()
         closed = [buffer for buffer in self.work.buffers if not buffer.open]
         if closed:

@@ -147,7 +147,7 @@ class Array:
         wanted = None if dtype is None else dtype_of(dtype)
 
         self.require("numpy()")
-        self.buffer.context.forbid(TO_HOST)
+        self.buffer.context.refuse_in_capture(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat = host_bytes(out)
@@ -159,7 +159,7 @@ class Array:
     def write(self, data: object) -> Array:
         """Copy `data`, which has the same shape, from the host, and return the array."""
         self.require("write()")
-        self.buffer.context.forbid(FROM_HOST)
+        self.buffer.context.refuse_in_capture(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
@@ -357,7 +357,7 @@ class Scalar(Array):
         context = self.buffer.context
         device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)
-        context.forbid(SET_SCALAR, target)
+        context.refuse_in_capture(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
         with self._section(target, write=True):
             status = device.setter([(self.address, self.dtype.size)], target)([data])

@@ -17,7 +17,7 @@ class Bound:
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require(Launch.RECREATE)
+        launch.context.require_alive(Launch.RECREATE)
         self._stream = launch.choose_stream(args)
         arguments = launch.convert(args, UNORDERED)  # Checked now; each launch is ordered separately.
         self._launch = launch
@@ -35,7 +35,7 @@ class Bound:
 
     def __call__(self) -> None:
         """Launch."""
-        if not self._checked or self._context.alert is not None:
+        if not self._checked or self._context.lost_or_capturing is not None:
             self._launch_checked()
             return
         status = self._submit(self._pointers, 0)
@@ -44,7 +44,7 @@ class Bound:
 
     def _launch_checked(self) -> None:
         """Launch with all checks and in order, and try to make the next launch a fast one."""
-        if self._careful or self._context.alert is not None:
+        if self._careful or self._context.lost_or_capturing is not None:
             self._launch.run(*self._args)
             return
         arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.

@@ -9,7 +9,7 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
         submit = buffer = None
         try:
             if (
-                context.alert is None and not more and not named
+                context.lost_or_capturing is None and not more and not named
                 and (type(a0) is float or type(a0) is int)
                 and a1.dtype is own0 and (a1.uses.writer is stream or number in a1.uses.readers)
                 and a2.dtype is own1 and a2.uses.writer is stream and type(a3) is int
@@ -145,7 +145,12 @@ def _maker(
 
 def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
-    tests = [*([] if first else ["submit is None"]), "context.alert is None", "not more", "not named"]
+    tests = [
+        *([] if first else ["submit is None"]),
+        "context.lost_or_capturing is None",
+        "not more",
+        "not named",
+    ]
     stores = []
     element = 0
     for position, param in enumerate(params):

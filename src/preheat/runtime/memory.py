@@ -49,7 +49,7 @@ class Buffer:
 
     def _allocate(self) -> int:
         address = self.context.allocate(max(self.size, 1), self.home)
-        self.context.holders.add(self)
+        self.context.resources.add(self)
         return address
 
     def uses_of(self, array: Array) -> Uses:
@@ -96,7 +96,7 @@ class Buffer:
     def close(self) -> None:
         """Free the memory after the queued work. A second call does nothing."""
         if self.open:
-            self.context.forbid(FREE)
+            self.context.refuse_in_capture(FREE)
         closed: list[bool] = []
 
         def close() -> None:
@@ -118,7 +118,7 @@ class Buffer:
 
     def __del__(self) -> None:
         if self.open or self._backing:
-            self.context.garbage.append(self._give_back())
+            self.context.deferred_cleanups.append(self._give_back())
 
 
 def newest() -> int:
