@@ -133,8 +133,8 @@ MUTATIONS = (
     ),
     Mutation(
         "an array interface names a stream that has waited for nothing", "runtime/export.py",
-        "[_LEGACY_STREAM, array.buffer.home.handle, *working(device)]",
-        "[_LEGACY_STREAM, *working(device)]",
+        "[_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]",
+        "[_LEGACY_STREAM, *current_streams(device)]",
     ),
     Mutation(
         "scratch memory grows into memory that is still used", "graph/pool.py",

@@ -343,7 +343,7 @@ class Device(Protocol):
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Prepare a write to several addresses, each given with its size: 1, 2, 4, 8 or 16 bytes."""
 
-    def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Let kernels use host memory of the caller for a while, on a device that can."""
 
     def owner(self, address: int) -> object:

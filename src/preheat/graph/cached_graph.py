@@ -11,7 +11,7 @@ from preheat.graph import trees
 from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node, diff
-from preheat.runtime.memory import newest
+from preheat.runtime.memory import next_generation
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 
@@ -49,7 +49,7 @@ class CachedGraph:
         """Capture a step into a graph that `new` makes, ready to replay."""
         inputs = [trees.private(array) for array in step.arrays]
         graph = new()
-        since = newest()
+        since = next_generation()
         try:
             with graph:
                 outputs = step.body(inputs)
@@ -101,7 +101,7 @@ class CachedGraph:
 
     def _captured_again(self, new: Graph, body: Body[Any]) -> CachedGraph:
         """Capture `body` with the same inputs, without instantiating the graph."""
-        since = newest()
+        since = next_generation()
         new.begin()
         try:
             outputs = body(self.inputs)

@@ -32,8 +32,8 @@ class ForeignLibraries:
         """Direct every loaded library of this device to the captured stream."""
         place, index = self._device
         for library in LIBRARIES.values():
-            if library.directed and library.device_type == place and library.ready():
-                pool = library.enter(self._stack, StreamHandle(self._handle), index)
+            if library.can_redirect and library.device_type == place and library.is_initialized():
+                pool = library.redirect(self._stack, StreamHandle(self._handle), index)
                 self.pools[library] = pool
 
     def leave(self) -> None:
@@ -50,5 +50,5 @@ class ForeignLibraries:
         """Return unused pools to their libraries, for the next capture."""
         for library, pool in self.pools.items():
             if isinstance(library, Torch):
-                library.reuse(pool, self._device[1])
+                library.keep_unused_pool(pool, self._device[1])
         self.pools = {}

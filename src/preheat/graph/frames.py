@@ -53,7 +53,7 @@ class ScratchBuffer(PoolBuffer):
     def _new_uses(self) -> Uses:
         return self.stack.uses
 
-    def uses_of(self, array: Array) -> Uses:
+    def uses_for(self, array: Array) -> Uses:
         """Return the uses that launches of `array` test, until the end of the frame."""
         self.stack.order.run_locked(lambda: self._arrays.add(array))
         return NO_RIGHTS if self.lost is not None else self.uses

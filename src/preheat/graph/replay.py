@@ -25,7 +25,7 @@ from preheat.graph.recorded import RecordedWork
 from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.launch import MANY_STREAMS, lent, ordered
+from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import Event, raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "Replayer"]
@@ -131,7 +131,7 @@ class Replayer:
             sample.lap("upload")
         setter = self._setter_in(stream, tuple(scalars))
         operands = self.work.operands(self.context.device)
-        with ordered(self.context, operands, stream), lent(self.context, operands):
+        with ordered(self.context, operands, stream), registered_operands(self.context, operands):
             self._submit(launch, setter, scalars, values)
         self.executable.last_replay = self._end_of(stream)
         self.num_replays += 1

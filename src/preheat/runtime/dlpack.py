@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from preheat.dtypes import DType, dtype_of_dlpack
 from preheat.errors import InputError
 
-__all__ = ["Exporter", "Lease", "Tensor", "capsule", "open_capsule", "sweep"]
+__all__ = ["Exporter", "Lease", "Tensor", "capsule", "end_dropped_exports", "open_capsule"]
 
 
 class _Device(ctypes.Structure):
@@ -100,10 +100,10 @@ class _Export(NamedTuple):
 
 
 # Exports by number until the consumer calls the deleter.
-_handed_out: dict[int, _Export] = {}
+_exports: dict[int, _Export] = {}
 # Capsules with those numbers until they are consumed. They have no destructor, because it would run
 # Python code, and after a consumer has raised an error that would lose the error.
-_offered: deque[tuple[int, Any]] = deque()
+_unconsumed_capsules: deque[tuple[int, Any]] = deque()
 
 
 class Tensor(NamedTuple):
@@ -140,33 +140,33 @@ def capsule(
         strides,
         0,
     )
-    sweep()
+    end_dropped_exports()
     number = lease.number
     managed: _Managed | _Versioned
     if versioned:
         managed = _Versioned(1, 0, number, _delete_versioned, 0, tensor)
     else:
         managed = _Managed(tensor, number, _delete_legacy)
-    _handed_out[number] = _Export(managed, extents, strides, lease)
+    _exports[number] = _Export(managed, extents, strides, lease)
     if _exiting:
-        _keep_forever(_handed_out[number])
+        _keep_forever(_exports[number])
     made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
-    _offered.append((number, made))
+    _unconsumed_capsules.append((number, made))
     return made
 
 
-def sweep() -> None:
+def end_dropped_exports() -> None:
     """End the exports whose capsules were dropped before anybody consumed them."""
     alone = object()  # An object with one reference, for comparison.
     with suppress(IndexError):  # Another thread sweeps, too.
-        for _ in range(len(_offered)):
-            number, given = _offered.popleft()
+        for _ in range(len(_unconsumed_capsules)):
+            number, given = _unconsumed_capsules.popleft()
             if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
                 continue  # It was consumed, and the consumer calls the deleter.
             if sys.getrefcount(given) > sys.getrefcount(alone):
-                _offered.append((number, given))
+                _unconsumed_capsules.append((number, given))
             else:
-                _end(number)
+                _end_export(number)
 
 
 def open_capsule(given: Any) -> Tensor:
@@ -194,8 +194,8 @@ def open_capsule(given: Any) -> Tensor:
     )
 
 
-def _end(number: int | None, handed_out: dict[int, _Export] = _handed_out) -> None:
-    export = handed_out.pop(number or 0, None)
+def _end_export(number: int | None, exports: dict[int, _Export] = _exports) -> None:
+    export = exports.pop(number or 0, None)
     if export is not None:
         export.lease.end()
 
@@ -207,8 +207,8 @@ def _delete(
 
 
 # Consumers call these from C.
-_delete_legacy = _Deleter(partial(_delete, _Managed, _end))
-_delete_versioned = _Deleter(partial(_delete, _Versioned, _end))
+_delete_legacy = _Deleter(partial(_delete, _Managed, _end_export))
+_delete_versioned = _Deleter(partial(_delete, _Versioned, _end_export))
 
 _exiting = False
 
@@ -221,7 +221,7 @@ def _at_exit() -> None:
     """
     global _exiting
     _exiting = True
-    for export in list(_handed_out.values()):
+    for export in list(_exports.values()):
         _keep_forever(export)
 
 

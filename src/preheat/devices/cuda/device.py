@@ -287,7 +287,7 @@ class CudaDevice:
                     self.fill(address + start, value[start : start + 8], 1, stream)
         return (0,)
 
-    def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Do nothing: kernels reach host memory only if the driver has pinned it."""
         del address, size, writable
         return nullcontext()
