@@ -174,8 +174,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",
-        "            pools = capture.foreign_libraries.claim()\n",
-        "            capture.foreign_libraries.claim()\n",
+        "            pools = capture.foreign_libraries.take_pools()\n",
+        "            capture.foreign_libraries.take_pools()\n",
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",

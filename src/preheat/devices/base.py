@@ -175,10 +175,10 @@ class Stream(Protocol):
     handle: int
     id: int
 
-    def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
+    def record(self, *, timing: bool = False, reuse: Event | None = None) -> Event:
         """Return an event after everything submitted so far.
 
-        `again` is an event of this device to record once more instead of a new one. Work that already
+        `reuse` is an event of this device to record once more instead of a new one. Work that already
         waits for it keeps waiting for the earlier point.
         """
 
@@ -205,7 +205,7 @@ class Stream(Protocol):
     def end_capture(self) -> Graph:
         """End the capture and return its graph; an error when the capture is invalid."""
 
-    def captured(self) -> int:
+    def num_captured_nodes(self) -> int:
         """Return how many nodes are captured so far; an error without a valid capture."""
 
     def capture_status(self) -> str:

@@ -141,7 +141,7 @@ class Arena:
         return sum(block.size for block in self.blocks)
 
     @property
-    def pending(self) -> int:
+    def returned_bytes(self) -> int:
         """Bytes that came back and are not free yet."""
         return sum(each.span.size for each in list(self.returned))
 

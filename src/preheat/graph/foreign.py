@@ -40,13 +40,13 @@ class ForeignLibraries:
         """Let the libraries work in their own streams again."""
         self._stack.close()
 
-    def claim(self) -> tuple[object, ...]:
+    def take_pools(self) -> tuple[object, ...]:
         """Return the pools. From here on the caller keeps them."""
         pools = tuple(self.pools.values())
         self.pools = {}
         return pools
 
-    def recycle(self) -> None:
+    def return_pools(self) -> None:
         """Return unused pools to their libraries, for the next capture."""
         for library, pool in self.pools.items():
             if isinstance(library, Torch):

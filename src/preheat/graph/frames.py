@@ -95,7 +95,7 @@ class Frame:
     start: tuple[int, int]  # the top of the stack when the frame began
     captured: bool  # True if it began inside a capture, where nothing runs
     buffers: list[ScratchBuffer] = field(default_factory=list)
-    left: bool = False  # True if it was left before a later frame, with which it ends
+    exited: bool = False  # True if it was left before a later frame, with which it ends
 
 
 class ScratchStack:
@@ -172,8 +172,8 @@ class ScratchStack:
 
     def end(self, frame: Frame) -> None:
         """End a frame and move the top of the stack back to where it began."""
-        frame.left = True
-        while self.frames and self.frames[-1].left:
+        frame.exited = True
+        while self.frames and self.frames[-1].exited:
             ended = self.frames.pop()
             self._top = ended.start
             for buffer in ended.buffers:

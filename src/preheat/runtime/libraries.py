@@ -43,7 +43,7 @@ class Library:
     library's own element types. Both are known once the library is imported and inspected.
     """
 
-    api = ""  # names its sections in `fast_launch` and `operands`
+    api = ""  # names its templates in `fast_launch` and its reader in `operands`
     can_redirect = True  # Its work can be sent to another stream.
 
     def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
