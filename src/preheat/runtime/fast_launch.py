@@ -22,7 +22,7 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
         status = submit(pointers, 0)
 
 `uses.writer` is the stream that may use the memory without waiting, and `uses.readers` are the streams
-that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a branch each like the one
+that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one
 shown; their launches go to the current stream of the library.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["fast_launch"]
 _STORABLE = "bBhHiIqQfd"  # struct formats in which a memory view can be assigned
 
 
-class _LibraryTemplates(NamedTuple):
+class _Section(NamedTuple):
     """Templates for the arrays of one library: how they are tested, addressed and submitted.
 
     `written` tests whether the kernel may write an array in this stream, and `read` whether it may read
@@ -57,7 +57,7 @@ class _LibraryTemplates(NamedTuple):
     complex: str = ""  # a further test for arrays that may hold complex numbers
 
 
-_OWN = _LibraryTemplates(
+_OWN = _Section(
     "{0}.uses.writer is stream",
     "({0}.uses.writer is stream or number in {0}.uses.readers)",
     "{0}.dtype is {1}",
@@ -68,11 +68,11 @@ _TORCH = "{0}.get_device() == index and {0}.is_contiguous() and not {0}.is_neg()
 _CUPY = "{0}.data.device_id == index and {0}._c_contiguous"
 _CURRENT = "submits[{0}.current(index)]"
 # By the API of the library.
-_TEMPLATES = {
-    "torch": _LibraryTemplates(
+_SECTIONS = {
+    "torch": _Section(
         _TORCH, _TORCH, "{0}.dtype in {1}", "{0}.data_ptr()", _CURRENT, "not {0}.is_conj()"
     ),
-    "cupy": _LibraryTemplates(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
+    "cupy": _Section(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
 }
 
 
@@ -82,14 +82,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     context = launch.context
     stream = launch.stream or context.stream
     # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
-    if launch.blocking or not context.order.owns(stream) or not all(map(_can_store, params)):
+    if launch.blocking or not context.order.owns(stream) or not all(map(_plain, params)):
         return launch.run
     given = {kind.library for kind in map(kind_of, args) if kind is not None}
     where = context.device.dlpack[0]
     known = {
         library.name: library
         for library in LIBRARIES.values()
-        if library.device_type == where and library.api in _TEMPLATES
+        if library.device_type == where and library.api in _SECTIONS
     }
     # The libraries of `args` are tested first.
     names = sorted(["own", *known], key=lambda name: name not in given)
@@ -100,14 +100,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     for name in names:
         elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
-    libraries = tuple((name, known[name].api if name in known else "") for name in names)
-    make = _maker(libraries, params, tuple(values))
+    sections = tuple((name, known[name].api if name in known else "") for name in names)
+    make = _maker(sections, params, tuple(values))
     new_buffer = functools.partial(_buffer, launch.signature)
     made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
     return made
 
 
-def _can_store(param: ParamSpec) -> bool:
+def _plain(param: ParamSpec) -> bool:
     code = "Q" if param.value is None else param.value.code
     return (param.pointer or param.value is not None) and code in _STORABLE
 
@@ -122,17 +122,17 @@ def _buffer(signature: Signature) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _maker(
-    libraries: tuple[tuple[str, str], ...], params: tuple[ParamSpec, ...], values: tuple[str, ...]
+    sections: tuple[tuple[str, str], ...], params: tuple[ParamSpec, ...], values: tuple[str, ...]
 ) -> Any:
     """Return a maker of functions for such parameters and for arrays of these libraries.
 
-    A library is given as its name and the name of its API, ours as "own" and an empty text.
+    A section is the name of a library and of its API, or "own" and an empty text.
     """
     given = [f"a{n}" for n in range(len(params))]
     text = _FUNCTION.format(
         values=", ".join(values),
         parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
-        branches="".join(_branch(*each, params, first=each is libraries[0]) for each in libraries),
+        sections="".join(_section(*each, params, first=each is sections[0]) for each in sections),
         given="".join(f"{name}, " for name in given),
     )
     scope: dict[str, Any] = {
@@ -143,8 +143,8 @@ def _maker(
     return scope["make"]
 
 
-def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
-    templates = _TEMPLATES[api] if api else _OWN
+def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
+    section = _SECTIONS[api] if api else _OWN
     tests = [
         *([] if first else ["submit is None"]),
         "context.lost_or_capturing is None",
@@ -158,12 +158,10 @@ def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) ->
         elements = [f"{name}{element + n}" for n in range(len(param.dtypes or ()))]
         element += len(elements)
         is_number = _number_test(param, given)
-        is_array = _array_test(templates, param, given, elements)
-        address = templates.address.format(given)
-        test = is_array
+        is_array = _array_test(section, param, given, elements)
+        address, test = section.address.format(given), is_array
         if param.value is not None and not param.pointer:
-            address = given
-            test = is_number
+            test, address = is_number, given
         elif param.value is not None and not api:  # An untyped word accepts numbers and arrays.
             test = f"({is_number} or {is_array})"
             address = f"{given} if {is_number} else {address}"
@@ -171,11 +169,11 @@ def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) ->
         at = param.parameter.offset // param.parameter.size
         stores.append(f"v{param.format}[{at}] = {address}")
     views = "".join(f"v{code}, " for code in dict.fromkeys(param.format for param in params))
-    return _BRANCH.format(
+    return _SECTION.format(
         tests=" and ".join(tests),
         views=views,
         stores="; ".join(stores) or "pass",
-        submit=templates.submit.format(name),
+        submit=section.submit.format(name),
     )
 
 
@@ -186,20 +184,18 @@ def _number_test(param: ParamSpec, given: str) -> str:
     return f"type({given}) is {kind}"
 
 
-def _array_test(
-    templates: _LibraryTemplates, param: ParamSpec, given: str, elements: Sequence[str]
-) -> str:
+def _array_test(section: _Section, param: ParamSpec, given: str, elements: Sequence[str]) -> str:
     """Return an expression that is true when `given` can be used in the stream without waiting."""
-    tests = [(templates.written if param.writes else templates.read).format(given)]
+    tests = [(section.written if param.writes else section.read).format(given)]
     if elements:  # Without them the parameter accepts any type.
-        fits = " or ".join(templates.element.format(given, element) for element in elements)
+        fits = " or ".join(section.element.format(given, element) for element in elements)
         tests.insert(0, fits if len(elements) == 1 else f"({fits})")
-    if templates.complex and (param.dtypes is None or any(each.complex for each in param.dtypes)):
-        tests.append(templates.complex.format(given))
+    if section.complex and (param.dtypes is None or any(each.complex for each in param.dtypes)):
+        tests.append(section.complex.format(given))
     return " and ".join(tests)
 
 
-_BRANCH = """
+_SECTION = """
         try:
             if {tests}:
                 pointers, {views}owner = buffer = take()
@@ -219,7 +215,7 @@ def make(launch, own_submit, stream, new_buffer, {values}):
     run, raise_for_status = launch.run, launch.raise_for_status
     def fast_launch({parameters}*more, **named):
         submit = buffer = None
-{branches}
+{sections}
         if submit is None:
             if not buffers:  # Other threads use them all, or interrupts lost them.
                 give(new_buffer())
