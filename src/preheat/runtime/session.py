@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from preheat import fork
@@ -17,7 +18,7 @@ from preheat.config import SealMode
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
-from preheat.program import Program, file_of
+from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
 from preheat.runtime.code import Code, code_for
 from preheat.runtime.context import Context
@@ -110,7 +111,7 @@ class Session:
             module = self._loaded_before(program, request)
             if module is not None:
                 return self._remember(request, module, program, files)
-        self.context.forbid(LOAD)
+            self.context.forbid(LOAD)
 
         def load() -> Entry[Module]:
             found = self.modules.get(request)
@@ -132,7 +133,7 @@ class Session:
         """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
-        return Files(self.builder, file_of(request.source))
+        return Files(self.builder, request.source if isinstance(request.source, Path) else None)
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: Files | None
