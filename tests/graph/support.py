@@ -20,7 +20,7 @@ from preheat.graph.graph import Graph
 from preheat.graph.replay import Replayer
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel
-from tests.runtime.support import Flaky
+from tests.faulty import Flaky
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from preheat.graph.keys import described, text_of
 from tests.conftest import Recorder
+from tests.faulty import Flaky
 from tests.graph.cache_support import Step, warmed
 from tests.graph.support import (
     log,
@@ -27,7 +28,6 @@ from tests.graph.support import (
     runs_without_a_graph,
     work,
 )
-from tests.runtime.support import Flaky
 
 # Exactly once
 

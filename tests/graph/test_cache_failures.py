@@ -22,6 +22,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
+from tests.faulty import Flaky
 from tests.graph.cache_support import Step, out_of_memory, warmed
 from tests.graph.support import (
     elsewhere,
@@ -31,7 +32,6 @@ from tests.graph.support import (
     runs_without_a_graph,
     work,
 )
-from tests.runtime.support import Flaky
 
 
 def illegal_address(call: str = "cuGraphInstantiate") -> DriverError:

@@ -13,6 +13,7 @@ import pytest
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
+from tests.faulty import Flaky
 from tests.graph.support import (
     MODES,
     BodyError,
@@ -22,7 +23,7 @@ from tests.graph.support import (
     nothing_left_open,
     work,
 )
-from tests.runtime.support import SIZES, Flaky
+from tests.runtime.support import SIZES
 
 # Begin and end
 

@@ -18,8 +18,9 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
+from tests.faulty import Flaky
 from tests.graph.support import elsewhere
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.runtime.support import KERNELS, bench
 
 
 @pytest.fixture

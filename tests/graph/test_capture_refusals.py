@@ -32,6 +32,7 @@ from preheat.runtime.active_capture import (
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
+from tests.faulty import Flaky
 from tests.graph.support import (
     KERNELS,
     MODES,
@@ -45,7 +46,6 @@ from tests.graph.support import (
     nothing_left_open,
     work,
 )
-from tests.runtime.support import Flaky
 
 # What no capture can hold
 

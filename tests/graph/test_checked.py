@@ -10,8 +10,9 @@ import pytest
 
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
+from tests.faulty import Flaky
 from tests.graph.support import KERNELS, elsewhere, log, nothing_left_open, work
-from tests.runtime.support import Flaky, library
+from tests.runtime.support import library
 
 
 class Knobs:

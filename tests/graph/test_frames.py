@@ -18,9 +18,9 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
+from tests.faulty import Flaky
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import elsewhere, replayer, work
-from tests.runtime.support import Flaky
 
 # Frames
 

@@ -26,8 +26,9 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.dict_lock import run_locked
+from tests.faulty import Flaky
 from tests.graph.support import elsewhere, here, replayer
-from tests.runtime.support import KERNELS, Bench, Flaky, bench
+from tests.runtime.support import KERNELS, Bench, bench
 from tests.runtime.test_faults import illegal_address, not_supported
 from tests.runtime.test_threads_and_fork import in_child
 

@@ -16,7 +16,8 @@ import pytest
 from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench
 
 
 class Held:

@@ -15,9 +15,10 @@ import pytest
 
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
+from tests.faulty import Flaky
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late
 from tests.graph.support import KERNELS, elsewhere, here, nothing_left_open, runs_without_a_graph, work
-from tests.runtime.support import Flaky, library
+from tests.runtime.support import library
 
 
 def integers(seed: int, n: int = 31) -> Host:

@@ -28,9 +28,9 @@ from preheat.graph.arena import FreeList, Span
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
+from tests.faulty import Flaky
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import KERNELS, Work, runs_without_a_graph, work
-from tests.runtime.support import Flaky
 from tests.runtime.test_threads_and_fork import in_child
 
 

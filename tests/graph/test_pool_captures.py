@@ -18,9 +18,9 @@ from preheat.gpu import Gpu
 from preheat.graph.arena import PoolBuffer
 from preheat.graph.graph import State
 from preheat.runtime.array import Array
+from tests.faulty import Flaky
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import Work, elsewhere, here, work
-from tests.runtime.support import Flaky
 
 # Inside a capture
 

@@ -24,8 +24,9 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.host import host_bytes
+from tests.faulty import Flaky
 from tests.graph.support import KERNELS, Work, elsewhere, here, nothing_left_open, work
-from tests.runtime.support import SIZES, Flaky
+from tests.runtime.support import SIZES
 
 
 def illegal_address(call: str) -> DriverError:

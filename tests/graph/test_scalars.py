@@ -12,8 +12,8 @@ import pytest
 from preheat.errors import CaptureError, DriverError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
+from tests.faulty import Flaky
 from tests.graph.support import KERNELS, elsewhere, log, nothing_left_open
-from tests.runtime.support import Flaky
 
 SLOW = 200_000_000  # cycles: a tenth of a second, long after 100 replays were queued
 

@@ -20,8 +20,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY, Recorder
-from tests.faulty import Faulty
-from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+from tests.faulty import Faulty, Flaky
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 
 def illegal_address(call: str = "cuStreamSynchronize") -> DriverError:

@@ -15,7 +15,8 @@ from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from tests.conftest import SAXPY
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench
 
 
 def test_dropping_an_array_asks_nothing_of_the_device_until_the_next_allocation(flaky: Flaky) -> None:

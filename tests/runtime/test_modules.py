@@ -30,7 +30,8 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.program import Program
 from tests.conftest import SAXPY, Recorder
-from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 OpenBuilder = Callable[..., Builder]
 OpenFlaky = Callable[..., Flaky]

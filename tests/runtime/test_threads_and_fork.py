@@ -18,8 +18,9 @@ from preheat.build.builder import Builder
 from preheat.errors import ContextLostError, StaleBufferError
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY
+from tests.faulty import Flaky
 from tests.processes import PATIENCE, ended, finish, start
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.runtime.support import KERNELS, bench
 
 
 def in_child(work: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from preheat.devices.emulator.decode import (
 )
 from preheat.devices.emulator.flow import blocks_of, defined, is_around, used
 from preheat.toolchain import ptx
-from tests.emulator.support import HEAD
+from tests.devices.emulator.support import HEAD
 
 
 def body(text: str) -> Body:

@@ -11,7 +11,7 @@ import pytest
 from preheat.build.builder import Builder
 from preheat.errors import EmulatorFault
 from preheat.gpu import Gpu
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 
 # Copies
 

@@ -11,7 +11,7 @@ import pytest
 from preheat.devices import base
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import DriverError
-from tests.emulator.deferred import (
+from tests.devices.emulator.deferred import (
     SIZE,
     Bump,
     Owned,

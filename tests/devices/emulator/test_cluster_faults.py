@@ -11,8 +11,8 @@ import pytest
 
 from preheat.errors import EmulatorFault, LaunchError
 from preheat.gpu import Gpu
-from tests.emulator.clusters import MAP, NEXT, OUT, REMOTE_ARRIVAL, SYNC, kernel
-from tests.emulator.support import Machine
+from tests.devices.emulator.clusters import MAP, NEXT, OUT, REMOTE_ARRIVAL, SYNC, kernel
+from tests.devices.emulator.support import Machine
 
 # Launches that are refused
 

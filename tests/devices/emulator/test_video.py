@@ -7,8 +7,8 @@ import pytest
 
 from preheat.errors import UnsupportedInstructionError
 from preheat.gpu import Gpu
-from tests.emulator.instruction_oracles import VIDEO, clamp, parts
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.instruction_oracles import VIDEO, clamp, parts
+from tests.devices.emulator.support import Machine, entry
 
 # Opcode, mask of the result, parts of either operand; an empty text leaves a choice to its default.
 ROWS = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from preheat.devices.emulator.wave import Wave
-from tests.emulator.conftest import Cuda
-from tests.emulator.support import HEAD, Machine, entry, fault
+from tests.devices.emulator.conftest import Cuda
+from tests.devices.emulator.support import HEAD, Machine, entry, fault
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(21)

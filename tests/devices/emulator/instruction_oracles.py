@@ -9,8 +9,8 @@ from fractions import Fraction
 
 from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.table import Form
-from tests.emulator import oracle
-from tests.emulator.oracle import FORMATS, Number
+from tests.devices.emulator import oracle
+from tests.devices.emulator.oracle import FORMATS, Number
 
 Modifiers = dict[str, str]
 

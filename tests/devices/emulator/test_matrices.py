@@ -15,7 +15,7 @@ from preheat.devices.emulator.coverage import coverage
 from preheat.errors import EmulatorFault
 from preheat.gpu import Gpu
 from preheat.toolchain import ptx
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 
 Array = np.ndarray[Any, Any]
 LANES = range(32)

@@ -6,7 +6,7 @@ import ctypes
 
 from preheat.devices import base
 from preheat.devices.emulator.device import EmulatorDevice
-from tests.emulator.support import artifact, entry
+from tests.devices.emulator.support import artifact, entry
 
 SEEDS = range(200)
 

@@ -12,8 +12,8 @@ from preheat.devices.emulator import wave
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.wave import Wave
 from preheat.errors import UnsupportedInstructionError
-from tests.emulator.conftest import Cuda
-from tests.emulator.support import Machine, entry, fault
+from tests.devices.emulator.conftest import Cuda
+from tests.devices.emulator.support import Machine, entry, fault
 
 Array = np.ndarray[Any, Any]
 

@@ -40,8 +40,8 @@ from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.code import Code
 from tests.conftest import Recorder
+from tests.faulty import Flaky
 from tests.graph.support import work
-from tests.runtime.support import Flaky
 from tests.runtime.test_threads_and_fork import in_child
 
 Opener = Callable[..., Flaky]

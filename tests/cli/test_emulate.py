@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preheat.cli import main
-from tests.emulator.support import entry
+from tests.devices.emulator.support import entry
 
 Emulate = Callable[..., tuple[int, str, str]]
 

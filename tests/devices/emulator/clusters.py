@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from preheat.gpu import Gpu
-from tests.emulator.support import entry
+from tests.devices.emulator.support import entry
 
 Array = np.ndarray[Any, Any]
 

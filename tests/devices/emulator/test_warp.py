@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from preheat.errors import EmulatorFault
-from tests.emulator.conftest import Cuda
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.conftest import Cuda
+from tests.devices.emulator.support import Machine, entry
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(22)

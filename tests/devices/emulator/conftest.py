@@ -10,7 +10,7 @@ import pytest
 from preheat.build.builder import Builder
 from preheat.config import Config
 from preheat.program import Program
-from tests.emulator.support import ARCHS, Machine
+from tests.devices.emulator.support import ARCHS, Machine
 
 Cuda = Callable[..., Machine]
 

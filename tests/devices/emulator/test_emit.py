@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from preheat.devices.emulator.coverage import coverage
 from preheat.errors import InvalidCodeError, UnsupportedInstructionError
 from preheat.toolchain import ptx
-from tests.emulator.conftest import Cuda
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.conftest import Cuda
+from tests.devices.emulator.support import Machine, entry
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(25)

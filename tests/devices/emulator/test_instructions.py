@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.table import FORMS, Form, Instruction, instruction
-from tests.emulator import oracle
-from tests.emulator.instruction_oracles import (
+from tests.devices.emulator import oracle
+from tests.devices.emulator.instruction_oracles import (
     NOT_NUMPY,
     ORACLES,
     Modifiers,
@@ -26,7 +26,7 @@ from tests.emulator.instruction_oracles import (
     oracle_of,
     types,
 )
-from tests.emulator.oracle import FORMATS, Number
+from tests.devices.emulator.oracle import FORMATS, Number
 
 
 @pytest.fixture(autouse=True)

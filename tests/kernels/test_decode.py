@@ -30,9 +30,10 @@ from preheat.kernels import decode
 from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.program import Program
 from preheat.runtime.array import Array
+from tests.faulty import Flaky
 from tests.graph.support import elsewhere, here
 from tests.processes import finish, start
-from tests.runtime.support import Flaky, library
+from tests.runtime.support import library
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = list[int]

@@ -12,7 +12,7 @@ import preheat
 from preheat.devices.emulator import access, emit, sanitize
 from preheat.devices.emulator.image import image
 from preheat.errors import EmulatorFault, InputError
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 
 # Shared memory: each case is a body, and the fault that it ends with, if it does. `%r1` is the thread's
 # number, `%r4` the address of its own word, `%d1` the output, `%d2` the generic address of `cells`.

@@ -7,7 +7,7 @@ import pytest
 
 from preheat.errors import EmulatorFault
 from preheat.gpu import Gpu
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 
 SOURCE = """
 struct Node { int value; Node* next; };

@@ -17,7 +17,7 @@ from preheat.devices import base
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.emulator.memory import POISON
 from preheat.errors import DeviceError, DriverError, EmulatorFault, InputError
-from tests.emulator.deferred import (
+from tests.devices.emulator.deferred import (
     SEEDS,
     SIZE,
     Bump,

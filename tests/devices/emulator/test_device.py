@@ -15,8 +15,8 @@ from preheat.devices import base
 from preheat.devices.emulator.device import COUNT, EmulatorDevice
 from preheat.errors import DeviceError, DriverError, InputError, InvalidCodeError, OutOfMemoryError
 from preheat.program import Program
-from tests.emulator.conftest import Cuda
-from tests.emulator.support import HEAD, Machine, artifact, entry
+from tests.devices.emulator.conftest import Cuda
+from tests.devices.emulator.support import HEAD, Machine, artifact, entry
 
 RNG = np.random.default_rng(24)
 

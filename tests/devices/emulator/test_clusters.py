@@ -10,8 +10,8 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.gpu import Gpu
-from tests.emulator.clusters import MAP, NEXT, OUT, REMOTE_ARRIVAL, SYNC, Array, kernel, launch
-from tests.emulator.support import dim3, entry
+from tests.devices.emulator.clusters import MAP, NEXT, OUT, REMOTE_ARRIVAL, SYNC, Array, kernel, launch
+from tests.devices.emulator.support import dim3, entry
 
 # Registers
 

@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel
-from tests.runtime.support import Flaky
+from tests.faulty import Flaky
 
 PLAIN = 'extern "C" __global__ void k(int* x) {{ *x = {}; }}\n'
 TWO = PLAIN + 'extern "C" __global__ void other(int* x) {{ *x = 100 + {}; }}\n'
