@@ -40,9 +40,10 @@ from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.code import Code
 from tests.conftest import Recorder
+from tests.driver_errors import out_of_memory
 from tests.faulty import Flaky
-from tests.graph.support import work
-from tests.runtime.test_threads_and_fork import in_child
+from tests.graph.support import axpy_case
+from tests.processes import run_in_fork
 
 Opener = Callable[..., Flaky]
 
@@ -97,7 +98,7 @@ def test_after_a_manifest_nothing_is_compiled_loaded_or_resolved(
 
 
 def test_a_second_warm_up_does_nothing(flaky: Flaky) -> None:
-    made = work(flaky.gpu, 31)
+    made = axpy_case(flaky.gpu, 31)
     graphs = flaky.gpu.graphs(name="step")
     graphs.warmer(made.launch)
     wanted = manifest(program(ONE), program(THREE), step=("2", "5"))
@@ -350,7 +351,7 @@ def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
 
 
 def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(flaky: Flaky) -> None:
-    made, order = work(flaky.gpu, 31), list[int]()
+    made, order = axpy_case(flaky.gpu, 31), list[int]()
     graphs = flaky.gpu.graphs(name="decode")
 
     @graphs.warmer
@@ -371,7 +372,7 @@ def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(fl
 
 
 def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
-    made, order = work(device, 31), list[Any]()
+    made, order = axpy_case(device, 31), list[Any]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -385,7 +386,7 @@ def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
 
 
 def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path: Path) -> None:
-    made, path = work(device, 31), tmp_path / "kernels.toml"
+    made, path = axpy_case(device, 31), tmp_path / "kernels.toml"
     graphs = device.graphs(name="decode")
     graphs.warmer(made.launch)
     manifest(program(ONE), decode=("2", "3")).write(path)
@@ -395,7 +396,7 @@ def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path:
 
 
 def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky) -> None:
-    made, entered = work(flaky.gpu, 64), list[int]()
+    made, entered = axpy_case(flaky.gpu, 64), list[int]()
 
     @flaky.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
     def step(x: Any) -> Any:
@@ -419,7 +420,7 @@ def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky
 
 
 def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> None:
-    made = work(device, 64)
+    made = axpy_case(device, 64)
     buffers = {8: device.zeros(8, "int32")}
 
     @device.graphed(key=lambda x: len(x))
@@ -440,7 +441,7 @@ def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> No
 
 
 def test_a_key_that_fails_does_not_stop_the_others(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -464,7 +465,7 @@ def test_a_key_that_fails_does_not_stop_the_others(device: Gpu) -> None:
 
 
 def test_more_keys_than_slots_are_refused_rather_than_evicted(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
     graphs = device.graphs(2, name="decode")
     graphs.warmer(made.launch)
     with pytest.raises(
@@ -479,7 +480,7 @@ class OddError(Exception):
 
 
 def test_a_failed_key_keeps_no_memory_from_the_next(device: Gpu) -> None:
-    made, held = work(device, 31), list[weakref.ref[Any]]()
+    made, held = axpy_case(device, 31), list[weakref.ref[Any]]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -562,7 +563,7 @@ def test_a_method_has_no_warmer(device: Gpu) -> None:
 
 
 def test_a_name_is_free_again_once_its_graphs_are_gone(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
     first = device.graphs(name="decode")
     first.warmer(lambda size: first_used.append(size))
     first_used: list[int] = []
@@ -650,12 +651,8 @@ def test_what_no_warmer_could_capture_has_no_name_in_events(
 # Trouble
 
 
-def out_of_memory() -> OutOfMemoryError:
-    return OutOfMemoryError("cuLibraryLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-
-
 def test_a_module_that_no_memory_is_left_for_does_not_hide_the_rest(flaky: Flaky) -> None:
-    flaky.seam.fail("load", None, out_of_memory())
+    flaky.seam.fail("load", None, out_of_memory("cuLibraryLoadData"))
     rows = [program(ONE, f"{name}.cu") for name in "abc"]
     with pytest.raises(WarmError) as caught:
         flaky.gpu.warm(manifest(*rows))
@@ -693,7 +690,10 @@ def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
 
 
 def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, what = work(device, 31), {"thread_local": "loading a program", "relaxed": "warming graphs"}
+    made, what = (
+        axpy_case(device, 31),
+        {"thread_local": "loading a program", "relaxed": "warming graphs"},
+    )
     for mode, told in what.items():
         with pytest.raises(CaptureError, match=f"{told} inside a capture"), device.capture(mode=mode):
             device.warm(manifest(program(ONE)))
@@ -702,7 +702,7 @@ def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
 
 def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> None:
     flaky = open_flaky("emulator")
-    made = work(flaky.gpu, 31)
+    made = axpy_case(flaky.gpu, 31)
     graphs = flaky.gpu.graphs(name="decode")
     graphs.warmer(made.launch)
     flaky.gpu.warm(manifest(decode=("2",)))
@@ -712,7 +712,7 @@ def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> 
         assert (report.modules, report.graphs) == (2, 1)
         made.check(5)
 
-    in_child(work_there)
+    run_in_fork(work_there)
     made.check(2)
 
 

@@ -15,7 +15,8 @@ from preheat.errors import DriverError
 from preheat.gpu import Gpu
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.host import host_bytes
-from tests.graph.support import KERNELS, elsewhere, work
+from tests.graph.support import KERNELS, axpy_case
+from tests.threads import run_in_thread
 
 MODES = ["thread_local", "global", "relaxed"]
 ILLEGAL, UNSUPPORTED, INVALIDATED, INVALID_VALUE = 401, 900, 901, 1
@@ -138,7 +139,7 @@ def test_a_call_beside_a_capture(mode: str, thread: str, name: str, code: int, s
     def call() -> int:
         return code_of(lambda: CALLS[name](seam))
 
-    assert (elsewhere(call) if thread == "other" else call()) == code
+    assert (run_in_thread(call) if thread == "other" else call()) == code
     assert seam.captured.capture_status() == ("invalidated" if code else "active")
     if code:
         assert code_of(lambda: seam.fill(seam.captured)) == INVALIDATED
@@ -171,7 +172,7 @@ def test_what_is_captured_runs_when_it_is_replayed(mode: str, seam: Seam) -> Non
 
 
 def test_kernels_are_captured_with_the_parameters_of_the_moment(seam: Seam, device: Gpu) -> None:
-    made = work(device, 33)
+    made = axpy_case(device, 33)
     device.synchronize()
     block = new_param_buffer(made.axpy._signature)
     function = seam.module.function("axpy")
@@ -195,7 +196,7 @@ def test_kernels_are_captured_with_the_parameters_of_the_moment(seam: Seam, devi
 def test_another_thread_may_add_to_a_captured_stream(mode: str, seam: Seam) -> None:
     seam.captured.begin_capture(mode)
     seam.fill(seam.captured, 1)
-    elsewhere(lambda: seam.fill(seam.captured, 2))
+    run_in_thread(lambda: seam.fill(seam.captured, 2))
     graph = seam.captured.end_capture()
     assert len(graph.nodes()) == 2
     graph.close()
@@ -232,7 +233,7 @@ def test_the_end_in_another_thread(mode: str, seam: Seam) -> None:
     def end() -> int:
         return code_of(lambda: seam.captured.end_capture().close())
 
-    assert elsewhere(end) == (0 if mode == "relaxed" else WRONG_THREAD)
+    assert run_in_thread(end) == (0 if mode == "relaxed" else WRONG_THREAD)
     assert seam.captured.capture_status() == "none"
     assert end() == ILLEGAL
     seam.fill(seam.captured, 4)

@@ -31,9 +31,10 @@ from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.program import Program
 from preheat.runtime.array import Array
 from tests.faulty import Flaky
-from tests.graph.support import elsewhere, here
+from tests.graph.support import here
 from tests.processes import finish, start
 from tests.runtime.support import library
+from tests.threads import run_in_thread
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = list[int]
@@ -596,7 +597,7 @@ def test_a_block_holds_for_its_own_task(device: Gpu) -> None:
 
 def run_apart(do: Callable[[], None]) -> None:
     """Run it in another thread, with nothing inherited from this one."""
-    elsewhere(lambda: contextvars.Context().run(do))
+    run_in_thread(lambda: contextvars.Context().run(do))
 
 
 def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:
