@@ -16,7 +16,8 @@ from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import kind_of, strided
-from tests.runtime.support import KERNELS, Flaky, bench, library
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench, library
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
