@@ -64,9 +64,9 @@ class _LostError(Exception):
 def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> WarmReport:
     """Compile, load and capture what `sources` list: see `Gpu.warm`."""
     session = gpu._session
-    session.context.require()
-    session.context.forbid(LOAD)
-    session.context.forbid(WARM)
+    session.context.require_alive()
+    session.context.refuse_in_capture(LOAD)
+    session.context.refuse_in_capture(WARM)
     return _WarmUp(gpu, session).run(sources, jobs)
 
 

@@ -105,7 +105,7 @@ def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
     made.check_launches(1)
     gpu.synchronize()
     assert not gpu._context.captures_by_thread
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
 
 
 def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(

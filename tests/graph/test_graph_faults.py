@@ -41,7 +41,7 @@ extern "C" __global__ void slow(volatile int* x, int n) { for (int i = 0; i < n;
 def usable(made: AxpyCase, launches: int = 0) -> None:
     """That the device works as before, with and without a capture."""
     context = made.gpu._context
-    assert (context.captures_by_thread, context.alert) == ({}, None)
+    assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
     made.check_launches(launches)
     made.launch()
     graph = made.captured()
@@ -545,12 +545,12 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
             gc.collect()
             run_in_thread(gc.collect)
         assert asked == {}
-        assert len(gpu._context.garbage) >= 6  # four arrays, a graph, an event
+        assert len(gpu._context.deferred_cleanups) >= 6  # four arrays, a graph, an event
         made.launch()
     with flaky.asked("free", "executable.close", "module.unload") as asked:
         gpu.synchronize()
     assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
     graph.replay()
     made.check_launches(3)
 

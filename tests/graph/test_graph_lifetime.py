@@ -196,7 +196,11 @@ def churn(gpu: Gpu, times: int) -> None:
 def streams_of(gpu: Gpu) -> list[object]:
     """Every stream that the runtime knows."""
     order = gpu._context.order
-    return [*order._own.values(), *order._capture_streams.values(), *order._others.values()]
+    return [
+        *order._own_streams.values(),
+        *order._capture_streams.values(),
+        *order._foreign_streams.values(),
+    ]
 
 
 def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
@@ -217,8 +221,12 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
     assert asked["stream.begin_capture"] == asked["stream.end_capture"] == 300
     assert asked["graph.close"] == asked["executable.close"] == asked["graph.instantiate"] == 300
     assert asked["free"] == asked["allocate"] == 601
-    assert (len(context.garbage), len(context._held), len(streams_of(gpu))) == (0, 0, streams)
-    assert len(context.capture_streams) == 1
+    assert (len(context.deferred_cleanups), len(context._held_until_done), len(streams_of(gpu))) == (
+        0,
+        0,
+        streams,
+    )
+    assert len(context.idle_capture_streams) == 1
     assert gpu.memory().free == free or gpu.name.startswith("cuda")
     assert len(gc.get_objects()) < objects + 100
     assert grown < 200_000
@@ -239,7 +247,11 @@ def test_failed_captures_leave_nothing_behind(open_device: Callable[..., Gpu]) -
     fail(100)
     gc.collect()
     assert len(gc.get_objects()) < objects + 50
-    assert (len(streams_of(gpu)), len(context.capture_streams), len(context.garbage)) == (streams, 1, 0)
+    assert (
+        len(streams_of(gpu)),
+        len(context.idle_capture_streams),
+        len(context.deferred_cleanups),
+    ) == (streams, 1, 0)
 
 
 def resident() -> int:
@@ -260,7 +272,7 @@ def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[
     gpu.synchronize()
     assert resident() - host < 16 << 20
     assert free - gpu.memory().free < 32 << 20
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
 
 
 def test_a_failed_capture_is_gone_without_the_collector(device: Gpu) -> None:

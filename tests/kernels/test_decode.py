@@ -449,7 +449,7 @@ def test_advancing_in_a_stream_is_seen_by_everything_after_it(device: Gpu) -> No
     state, side = DecodeState(device), device.stream()
     for _ in range(3):
         state.advance(stream=side)
-    assert state.token.buffer.uses.stream is side.raw
+    assert state.token.buffer.uses.writer is side.raw
     assert state.read().position == (3,)
 
 

@@ -339,7 +339,7 @@ def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu
     columns, side = emulator.kernel(STRIDES, "columns"), emulator.stream()
     columns.launch(strided(own), 2, out, 20, grid=1, block=64, stream=side)
     assert np.array_equal(out.numpy()[:20], np.arange(0, 40, 2))
-    assert own.buffer.uses.stream is not emulator._context.stream  # The use is on record.
+    assert own.buffer.uses.writer is not emulator._context.stream  # The use is on record.
     for wrong in (3, "x", None, [1, 2]):
         with pytest.raises(InputError, match="strided takes an array or a tensor, not"):
             strided(wrong)

@@ -421,7 +421,7 @@ def test_exports_that_come_and_go_leave_nothing_behind(world: World) -> None:
         t = world.torch.from_dlpack(a)
         del t
     gc.collect()
-    assert len(a.buffer.uses.released) <= 4
+    assert len(a.buffer.uses.released_streams) <= 4
     free = world.gpu.memory().free
     a.close()  # It was exported and released, so it is freed.
     world.gpu.synchronize()
@@ -476,7 +476,7 @@ def test_released_memory_waits_once_for_where_its_consumer_worked(world: World) 
     assert world.read(a) == [3] * N
     assert not is_shared(a)
     world.set(a, 4)
-    assert a.uses.stream is world.gpu._context.stream  # The short path is back.
+    assert a.uses.writer is world.gpu._context.stream  # The short path is back.
 
 
 @every_consumer
@@ -502,7 +502,7 @@ def test_memory_that_was_given_away_never_takes_the_short_path(world: World) -> 
     t = world.torch.from_dlpack(a)
     for _ in range(5):
         world.set(a, 1)
-        assert a.uses.stream is None
+        assert a.uses.writer is None
         assert not a.uses.readers
     bound = world.put.bind(a, 2, N, grid=1, block=64)
     for _ in range(3):
@@ -657,8 +657,8 @@ def test_short_lived_streams_of_others_leave_nothing_behind(world: World) -> Non
         world.torch.destroy(theirs)
         world.gpu.synchronize()
     gc.collect()
-    assert len(order._others) <= 24
-    assert len(x.buffer.uses._reads) <= 17
+    assert len(order._foreign_streams) <= 24
+    assert len(x.buffer.uses._last_reads) <= 17
 
 
 # What is refused
@@ -771,11 +771,11 @@ def test_frees_wait_until_another_librarys_capture_is_over(world: World) -> None
         del a, t
         gc.collect()
         world.gpu.empty(N, "int32").fill(5)
-        assert world.gpu._context.garbage
+        assert world.gpu._context.deferred_cleanups
     capture.end().close()
     world.gpu.empty(N, "int32")
     world.gpu.synchronize()
-    assert not world.gpu._context.garbage
+    assert not world.gpu._context.deferred_cleanups
 
 
 # Several GPUs

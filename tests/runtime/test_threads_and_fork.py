@@ -75,9 +75,9 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
     del gpu._context._drain_lock[0]  # another thread is at it
 
     def work() -> None:
-        assert len(gpu._context.garbage) == 1
+        assert len(gpu._context.deferred_cleanups) == 1
         held = gpu.empty(1)
-        assert not gpu._context.garbage
+        assert not gpu._context.deferred_cleanups
         held.close()
 
     run_in_fork(work)
@@ -239,7 +239,7 @@ gpu = preheat.device("emulator")
 device, held, done = gpu._device, threading.Event(), threading.Event()
 
 def hold():
-    with device.lock, module._opening, gpu._context.resolving:
+    with device.lock, module._opening, gpu._context.resolve_lock:
         held.set()
         done.wait()
 

@@ -115,7 +115,7 @@ class PoolBuffer(Buffer):
         make: type[ReturnedSpan] = ReturnedSpan,  # Finalizers must not use global names.
     ) -> None:
         """Return a span to its arena. The block is not freed before these uses either."""
-        span.block.uses.inherited[id(uses)] = uses
+        span.block.uses.retired_parts[id(uses)] = uses
         returned.append(make(span, uses))
 
     def __del__(self) -> None:
@@ -170,7 +170,7 @@ class Arena:
         reclaimed = 0
         for each, is_ordered in zip(back, ordered, strict=True):
             if is_ordered:
-                each.span.block.uses.inherited.pop(id(each.uses), None)
+                each.span.block.uses.retired_parts.pop(id(each.uses), None)
                 self.free.put(each.span)
                 reclaimed += each.span.size
             else:
@@ -182,7 +182,7 @@ class Arena:
         order = self._context.order
         home = back.span.block.home
         if self._context.captures_by_thread:
-            return back.uses.at_rest(order.timeline(home))
+            return back.uses.is_ordered_by(order.timeline(home))
         try:
             order.section(home, {back.uses: True}).enter()
         except CaptureError:  # Another library that took the memory is capturing.

@@ -156,7 +156,7 @@ class GraphCache:
 
     def warm_steps(self, steps: Sequence[Step], owner: object) -> None:
         """Capture the steps without a graph, in this order; see `warm`."""
-        self._context().forbid(WARM)
+        self._context().refuse_in_capture(WARM)
         wanted: dict[Hashable, Step] = {}
         for step in steps:
             wanted.setdefault(step.key, step)

@@ -70,7 +70,7 @@ class Capture:
     def open(self) -> None:
         """Begin the capture. If this fails or is interrupted, `abort` undoes what was done."""
         self.context.active_captures()
-        with self.context.gate:
+        with self.context.capture_lock:
             self.context.add_capture(self)
             self._opened = True
             self.foreign_libraries.enter()
@@ -119,7 +119,7 @@ class Capture:
         try:
             if self.thread == threading.get_ident():
                 self.foreign_libraries.leave()
-            self.context.require("capture the graph again: gpu.capture()")
+            self.context.require_alive("capture the graph again: gpu.capture()")
         finally:
             if self.context.lost is None:
                 try:
@@ -167,13 +167,13 @@ class Capture:
             return
         self.over = True
         if self.context.remove_capture(self) or not self._opened:
-            self.context.capture_streams.append(self.stream)
+            self.context.idle_capture_streams.append(self.stream)
 
     def release_pools(self) -> None:
         """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
         pools = self.foreign_libraries.claim()
         if pools:
-            self.context.garbage.append(partial(_release, pools))
+            self.context.deferred_cleanups.append(partial(_release, pools))
 
     def _failure(self, error: DeviceError | Exception) -> CaptureError:
         if self.first is not None:

@@ -54,11 +54,11 @@ class Pool:
     """
 
     def __init__(self, context: Context, size: int | None = None) -> None:
-        context.require()
+        context.require_alive()
         self._context = context
         self._lock = threading.Lock()
         self._arena = Arena(context)
-        self._scratch = ScratchStack(context.order.uses(context.stream))
+        self._scratch = ScratchStack(context.order, context.order.new_uses(context.stream))
         self._buffers: weakref.WeakSet[PoolBuffer] = weakref.WeakSet()
         self._taken = 0  # bytes handed out, including those that came back and are not reclaimed
         self._peak = 0
@@ -72,9 +72,8 @@ class Pool:
             self.reserve(size)
 
     def after_fork(self) -> None:
-        """Renew the locks in a forked child, where no thread is inside the pool."""
+        """Renew the lock in a forked child, where no thread is inside the pool."""
         self._lock = threading.Lock()
-        self._scratch.after_fork()
 
     @property
     def size(self) -> int:
@@ -109,7 +108,7 @@ class Pool:
         extents = shape_of(shape)
         kind = dtype_of(dtype)
         size = math.prod(extents) * kind.size
-        self._context.require(_AGAIN)
+        self._context.require_alive(_AGAIN)
         capture = self._context.active_capture()
         with nullcontext() if capture is None else capture.note_errors():
             return Array(self._buffer(size, capture), kind, extents)
@@ -125,7 +124,7 @@ class Pool:
             if wanted not in (None, data.dtype):
                 raise InputError(f"{data!r} cannot be copied as {wanted}")
             return self.empty(data.shape, data.dtype).copy_from(data)
-        self._context.forbid(FROM_HOST)
+        self._context.refuse_in_capture(FROM_HOST)
         host = host_array(data, wanted)
         return self.empty(host.shape, wanted or dtype_of(host.dtype)).write(host)
 
@@ -151,7 +150,7 @@ class Pool:
         while (buffer := self._scratch.take(frame, need, size, captured=captured)) is None:
             self._scratch.extend(self._more_scratch(need, capture))
             # The pool's stream has waited for earlier uses of the span; scratch memory waits for it.
-            self._context.order.expect(self._scratch.uses, self._context.stream)
+            self._context.order.add_pending_reader(self._scratch.uses, self._context.stream)
         return buffer
 
     def _more_scratch(self, need: int, capture: ActiveCapture | None) -> Span:
@@ -202,7 +201,7 @@ class Pool:
             raise PoolSealedError(f"the pool is sealed: {wanted}", hint=hint)
 
     def _require_open(self, wanted: str) -> None:
-        self._context.require(_AGAIN)
+        self._context.require_alive(_AGAIN)
         if self._closed:
             raise InputError(f"this pool is closed: {wanted}")
 
@@ -227,7 +226,7 @@ class Pool:
             self._reclaim()
             if self._arena.free.largest >= need:
                 return
-            self._context.forbid(ALLOCATE)
+            self._context.refuse_in_capture(ALLOCATE)
             self._arena.shrink()
             self._arena.grow(need)
 
@@ -254,14 +253,14 @@ class Pool:
         again while it runs, because a graph would keep it. Memory that other threads take meanwhile is
         counted too.
         """
-        self._context.forbid(_MEASURE)
+        self._context.refuse_in_capture(_MEASURE)
         with self._lock:
             self._require_unsealed("a body was to be measured")
             self._reclaim()
             self._measuring += 1
             taken = self._taken
             scratch = self._scratch.size
-        of_thread = self._context.of_thread
+        of_thread = self._context.thread_state
         before = of_thread.allocator
         of_thread.allocator = self
         try:
@@ -312,12 +311,12 @@ class Pool:
         Arrays from the pool are closed with it, and graphs that use them become stale.
         """
         if not self._closed:
-            self._context.forbid(FREE)
+            self._context.refuse_in_capture(FREE)
         with self._lock:
             self._closed = True
             buffers = [*self._buffers, *self._arena.blocks]
             self._arena = Arena(self._context)
-            self._scratch = ScratchStack(self._scratch.uses)
+            self._scratch = ScratchStack(self._context.order, self._scratch.uses)
         for buffer in buffers:
             buffer.close()
         self._taken = 0

@@ -164,7 +164,7 @@ class DecodeState:
 
     def _advancing(self) -> list[Replayer]:
         """Return the graphs that advance this state."""
-        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Replayer)]
+        graphs = [each for each in self._values.buffer.graphs() if isinstance(each, Replayer)]
         return [one for one in graphs if any(self._values in node.arrays for node in one.work.nodes)]
 
     def _replayed(self) -> bool:

@@ -44,8 +44,8 @@ class Array:
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
 
-    # A fast launch reads only `uses.stream`, `dtype` and `address`. A stream belongs to one device, and
-    # `uses.stream` is None once the memory is freed. So one identity test shows that the memory is
+    # A fast launch reads only `uses.writer`, `dtype` and `address`. A stream belongs to one device, and
+    # `uses.writer` is None once the memory is freed. So one identity test shows that the memory is
     # valid, on this device, and usable in this stream without waiting. `uses` are those of the buffer,
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
@@ -147,7 +147,7 @@ class Array:
         wanted = None if dtype is None else dtype_of(dtype)
 
         self.require("numpy()")
-        self.buffer.context.forbid(TO_HOST)
+        self.buffer.context.refuse_in_capture(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat = host_bytes(out)
@@ -159,7 +159,7 @@ class Array:
     def write(self, data: object) -> Array:
         """Copy `data`, which has the same shape, from the host, and return the array."""
         self.require("write()")
-        self.buffer.context.forbid(FROM_HOST)
+        self.buffer.context.refuse_in_capture(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
@@ -200,7 +200,7 @@ class Array:
     @property
     def _stream(self) -> base.Stream:
         """The default stream for work on this array: one that need not wait, or the home stream."""
-        return self.buffer.uses.stream or self.buffer.home
+        return self.buffer.uses.writer or self.buffer.home
 
     def _section(self, stream: base.Stream, *, write: bool) -> Section:
         return self.buffer.context.order.section(stream, {self.buffer.uses: write})
@@ -239,11 +239,6 @@ class Array:
         A second call does nothing.
         """
         self.buffer.close()
-
-    def expire(self, reason: str) -> None:
-        """Refuse every later use; a buffer that outlives its arrays calls this."""
-        del reason
-        self.uses = NO_RIGHTS
 
     def __enter__(self) -> Array:
         return self
@@ -362,7 +357,7 @@ class Scalar(Array):
         context = self.buffer.context
         device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)
-        context.forbid(SET_SCALAR, target)
+        context.refuse_in_capture(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
         with self._section(target, write=True):
             status = device.setter([(self.address, self.dtype.size)], target)([data])

@@ -9,10 +9,10 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
         submit = buffer = None
         try:
             if (
-                context.alert is None and not more and not named
+                context.lost_or_capturing is None and not more and not named
                 and (type(a0) is float or type(a0) is int)
-                and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
-                and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
+                and a1.dtype is own0 and (a1.uses.writer is stream or number in a1.uses.readers)
+                and a2.dtype is own1 and a2.uses.writer is stream and type(a3) is int
             ):
                 pointers, vf, vQ, vi, owner = buffer = take()
                 vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
@@ -21,7 +21,7 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
             …
         status = submit(pointers, 0)
 
-`uses.stream` is the stream that may use the memory without waiting, and `uses.readers` are the streams
+`uses.writer` is the stream that may use the memory without waiting, and `uses.readers` are the streams
 that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one
 shown; their launches go to the current stream of the library.
 """
@@ -58,8 +58,8 @@ class _Section(NamedTuple):
 
 
 _OWN = _Section(
-    "{0}.uses.stream is stream",
-    "({0}.uses.stream is stream or number in {0}.uses.readers)",
+    "{0}.uses.writer is stream",
+    "({0}.uses.writer is stream or number in {0}.uses.readers)",
     "{0}.dtype is {1}",
     "{0}.address",
     "own_submit",
@@ -145,7 +145,12 @@ def _maker(
 
 def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
-    tests = [*([] if first else ["submit is None"]), "context.alert is None", "not more", "not named"]
+    tests = [
+        *([] if first else ["submit is None"]),
+        "context.lost_or_capturing is None",
+        "not more",
+        "not named",
+    ]
     stores = []
     element = 0
     for position, param in enumerate(params):

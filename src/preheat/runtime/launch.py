@@ -102,14 +102,14 @@ class Call(ABC):
         """
         if named:
             self.signature.refuse_names(named)
-        self.context.require(self.RECREATE)
+        self.context.require_alive(self.RECREATE)
         capture = self.context.active_capture(self.stream)
         if capture is not None:
             with capture.note_errors():
                 self._capture(self.convert(args, UNORDERED), capture)
             return
         stream = self.choose_stream(args)
-        captured = self.context.order.captured(stream)
+        captured = self.context.order.in_foreign_capture(stream)
         arguments = self.convert(args, UNORDERED if captured else stream.handle)
         with ordered(self.context, arguments, stream, captured=captured):
             self._submit(arguments, stream)
@@ -304,12 +304,12 @@ def ordered(
 
     `captured` says that another library captures the stream. Its graph keeps the operands then.
     """
-    context.tidy()
+    context.drain_long_queue()
     with context.order.section(stream, arguments.uses, arguments.others, captured=captured):
         yield
     on_host = context.device.dlpack[0] == ON_HOST
     if arguments.held and not on_host and not captured:
-        context.hold(record_event(context, stream), arguments.held)
+        context.hold_until(record_event(context, stream), arguments.held)
 
 
 class _FreedMemory(ArgumentMismatch):

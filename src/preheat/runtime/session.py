@@ -104,14 +104,14 @@ class Session:
         found = self.modules.get(request)
         if found is not None and found.current:
             return found
-        self.context.require()
+        self.context.require_alive()
         if self.context.active_captures():
             files = self._files(request)
             program = request.program()
             module = self._loaded_before(program, request)
             if module is not None:
                 return self._remember(request, module, program, files)
-            self.context.forbid(LOAD)
+            self.context.refuse_in_capture(LOAD)
 
         def load() -> Entry[Module]:
             found = self.modules.get(request)
@@ -201,8 +201,8 @@ class Session:
 
     def trim(self) -> int:
         """Unload every module that nothing but this session holds, and return how many."""
-        self.context.require()
-        self.context.forbid(UNLOAD)
+        self.context.require_alive()
+        self.context.refuse_in_capture(UNLOAD)
         before = self._count()
         _drop_unused(self.kernels)
         _drop_unused(self.modules)
