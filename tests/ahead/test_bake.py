@@ -34,7 +34,7 @@ from preheat.errors import (
     SealedError,
     ToolchainError,
     UnknownEntryError,
-    fresh,
+    copy_error,
 )
 from preheat.events import Events
 from preheat.program import Program
@@ -271,7 +271,7 @@ def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> N
     ids=lambda error: type(error).__name__,
 )
 def test_errors_pickle(error: Exception) -> None:
-    for copy in (pickle.loads(pickle.dumps(error)), fresh(error)):
+    for copy in (pickle.loads(pickle.dumps(error)), copy_error(error)):
         assert type(copy) is type(error)
         assert (copy.args, vars(copy)) == (error.args, vars(error))
 
