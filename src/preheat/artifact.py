@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from preheat.arch import Arch
 from preheat.cache import codec
 from preheat.cache.codec import parse_json, rows, text
-from preheat.errors import InputError, UnknownEntryError, brief
+from preheat.errors import InputError, UnknownEntryError, short_repr
 from preheat.key import Part
 from preheat.lazy import lazy
 
@@ -293,7 +293,7 @@ def check_name(what: str, name: object) -> None:
     """Raise unless the name of a kernel or variable is text."""
     if not isinstance(name, str):
         raise InputError(
-            f"{what} is asked for by its name, not by {brief(name)}",
+            f"{what} is asked for by its name, not by {short_repr(name)}",
             hint="pass the name as a string",
         )
 

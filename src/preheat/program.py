@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.callsite import call_site
-from preheat.errors import InputError, brief
+from preheat.errors import InputError, short_repr
 from preheat.files import read_whole
 from preheat.lazy import lazy
 from preheat.lexer import first_token, joined, mentioned, readings
@@ -86,7 +86,9 @@ class Program:
             hint = f"read the file: Program.from_file({os.fspath(file)!r})"
             raise InputError(f"{source!r} names a file, and Program.of takes source text", hint=hint)
         if not isinstance(source, str):
-            raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
+            raise InputError(
+                f"source must be a path, source text or a Program, not {short_repr(source)}"
+            )
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")

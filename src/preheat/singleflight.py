@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import Generic, TypeVar, cast
 
-from preheat.errors import fresh
+from preheat.errors import copy_error
 from preheat.events import Events
 from preheat.locks import Call
 
@@ -121,5 +121,5 @@ class SingleFlight(Generic[T]):
 
 def _outcome(flight: _Flight[T]) -> T:
     if flight.error is not None:
-        raise fresh(flight.error)
+        raise copy_error(flight.error)
     return cast(T, flight.result)

@@ -188,7 +188,7 @@ class _WarmUp:
         """Return the stored code of a program in a list, which is empty without any."""
         program, target = job.wanted.program, job.target
         arch = self._context.device.arch if target is None else target
-        found = self._builder.find(program, arch, exact=target is not None)
+        found = self._builder.lookup(program, arch, exact=target is not None).artifact
         return [] if found is None else [Code(found, program)]
 
     def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:

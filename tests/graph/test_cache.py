@@ -658,13 +658,13 @@ def test_the_report_counts_in_words(device: Gpu) -> None:
 def test_captures_evictions_and_quarantine_are_events(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     recorder, made, graphs = Recorder(), axpy_case(gpu), gpu.graphs(capacity=1)
-    gpu.builder.events.sinks.append(recorder)
+    gpu.builder.events.subscribe(recorder)
     try:
         warmed(graphs, Step(made), "a", "b")
         with runs_without_a_graph("synchronising inside a capture"):
             warmed(graphs, gpu.synchronize, "c")
     finally:
-        gpu.builder.events.sinks.remove(recorder)
+        gpu.builder.events.unsubscribe(recorder)
     seen = recorder.named("graph")
     assert [(one["what"], one["key"]) for one in seen] == [
         ("captured", "'a'"), ("captured", "'b'"), ("evicted", "'a'"), ("quarantined", "'c'"),

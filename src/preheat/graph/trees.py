@@ -14,7 +14,7 @@ from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import Pointer, kind_of
+from preheat.runtime.operands import Pointer, tensor_kind
 
 __all__ = [
     "Memory", "copies", "each", "fillable", "fresh", "is_array", "leaves", "memory", "own", "parts",
@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 
 def is_array(value: Any) -> bool:
     """Return True for an array of preheat or of any other library."""
-    return isinstance(value, Array) or kind_of(value) is not None
+    return isinstance(value, Array) or tensor_kind(value) is not None
 
 
 def memory(value: Any, device: base.Device) -> Memory | None:
@@ -50,7 +50,7 @@ def memory(value: Any, device: base.Device) -> Memory | None:
         return Memory(value.dtype.name, value.shape, None, place)
     if isinstance(value, Pointer):
         return Memory("pointer", (), None, (hex(value.address),))
-    kind = kind_of(value)
+    kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
     found = kind.read(value, UNORDERED)
@@ -63,7 +63,7 @@ def span(array: Any) -> range:
     """Return the addresses of an array."""
     if isinstance(array, Array):
         return range(array.address, array.address + array.nbytes)
-    kind = kind_of(array)
+    kind = tensor_kind(array)
     if kind is None:
         return range(0)
     found = kind.read(array, UNORDERED)
@@ -139,7 +139,7 @@ def own(array: Any) -> Any:
 
 
 def _clone(array: Any) -> str | None:
-    kind = kind_of(array)
+    kind = tensor_kind(array)
     return None if kind is None else _CLONES.get(kind.library)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.arch import Arch
-from preheat.errors import InputError, brief
+from preheat.errors import InputError, short_repr
 from preheat.program import Program, file_of, header_rows, several
 
 __all__ = ["ModuleRequest", "Source"]
@@ -47,7 +47,9 @@ class ModuleRequest(NamedTuple):
     ) -> ModuleRequest:
         """Check the arguments of a call; `InputError` says which of them is wrong."""
         if not isinstance(source, str | os.PathLike | Program):
-            raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
+            raise InputError(
+                f"source must be a path, source text or a Program, not {short_repr(source)}"
+            )
         if not isinstance(label, str | None):
             raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
         path = file_of(source)

@@ -147,7 +147,7 @@ class Session:
     def _loaded_before(self, program: Program, request: ModuleRequest) -> Module | None:
         """Return the module of a program that a warm-up, or an equal program, has loaded."""
         exact = request.strict or request.arch is not None
-        artifact = self.builder.find(program, request.arch or self.device.arch, exact=exact)
+        artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
         found = None if artifact is None else self.loaded.get(artifact.digest)
         return None if found is None or found.artifact != artifact else found
 
@@ -226,7 +226,8 @@ def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
         return None
     program = Program.of(FILL, label="preheat-fill.cu")
     builder = alive.builder
-    if builder.sealed is not SealMode.OFF and builder.find(program, alive.device.arch) is None:
+    sealed = builder.sealed is not SealMode.OFF
+    if sealed and builder.lookup(program, alive.device.arch).artifact is None:
         return None
     return alive.kernel(ModuleRequest.of(program), "preheat_fill8")
 

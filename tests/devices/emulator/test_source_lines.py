@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,14 +203,14 @@ def test_a_manifest_has_what_was_asked_for_and_not_what_a_fault_compiled(
     """A run on the emulator records what a GPU will ask for."""
     told: list[Program] = []
 
-    def watch(program: Program, *_: object) -> None:
-        told.append(program)
+    def sink(_: str, fields: Mapping[str, Any]) -> None:
+        told.append(fields["program"])
 
-    compiler.watchers.append(watch)
+    compiler.events.subscribe(sink, "request")
     try:
         assert fault(open_gpu(), "trap", 32, 0).source
     finally:
-        compiler.watchers.remove(watch)
+        compiler.events.unsubscribe(sink)
     assert {program.options for program in told} == {()}
     made = compiler.build(Program.of(SOURCE, label="k.cu", headers=HEADERS), "sm_90")
     assert not has_lines(made.ptx)
