@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 
-from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.table import Form
+from preheat.devices.emulator.table import Variant
+from preheat.devices.emulator.variant import TYPES
 from tests.devices.emulator import oracle
 from tests.devices.emulator.oracle import FORMATS, Number
 
@@ -72,13 +72,13 @@ def parts(a: int, size: int, signed: bool) -> list[int]:
 
 
 def dp4a(m: Modifiers, a: int, b: int, c: int) -> int:
-    pairs = zip(parts(a, 8, m["word"] == "s32"), parts(b, 8, m["wordb"] == "s32"), strict=True)
+    pairs = zip(parts(a, 8, m["atype"] == "s32"), parts(b, 8, m["btype"] == "s32"), strict=True)
     return c + sum(x * y for x, y in pairs)
 
 
 def dp2a(m: Modifiers, a: int, b: int, c: int) -> int:
-    chosen = parts(b, 8, m["wordb"] == "s32")[2 * (m["part"] == "hi") :][:2]
-    return c + sum(x * y for x, y in zip(parts(a, 16, m["word"] == "s32"), chosen, strict=True))
+    chosen = parts(b, 8, m["btype"] == "s32")[2 * (m["part"] == "hi") :][:2]
+    return c + sum(x * y for x, y in zip(parts(a, 16, m["atype"] == "s32"), chosen, strict=True))
 
 
 VIDEO: dict[str, Callable[[int, int], int]] = {
@@ -96,15 +96,15 @@ def video(name: str) -> Oracle:
     size = 16 if name.endswith("2") else 8
 
     def expected(m: Modifiers, a: int, b: int, c: int) -> int:
-        kinds = [m[key] for key in (("word", "wordb") if "cmp" in m else ("wordb", "wordc"))]
+        kinds = (m["atype"], m["btype"])
         fields = (parts(v, size, k == "s32") for v, k in zip((a, b), kinds, strict=True))
         if "cmp" in m:
             found = [int(oracle.compare(m["cmp"], x, y)) for x, y in zip(*fields, strict=True)]
         else:
             found = [VIDEO[name[:-1]](x, y) for x, y in zip(*fields, strict=True)]
-        if m.get("second") == "sat":
-            found = [clamp(value, f"{m['word'][0]}{size}") for value in found]
-        if "add" in (m.get("second"), *m):
+        if m.get("op2") == "sat":
+            found = [clamp(value, f"{m['dtype'][0]}{size}") for value in found]
+        if "add" in (m.get("op2"), *m):
             return c + sum(found)
         return sum(value % (1 << size) << size * i for i, value in enumerate(found))
 
@@ -283,7 +283,7 @@ def integer_from(name: str) -> Oracle:
         if math.isinf(a):
             return clamp(int(oracle.sign(a)) << 70, to)
         return clamp(
-            oracle.to_integer(oracle.flush(a, FORMATS["f32"]) if "ftz" in m else a, m["integral"]), to
+            oracle.to_integer(oracle.flush(a, FORMATS["f32"]) if "ftz" in m else a, m["irnd"]), to
         )
 
     return expected
@@ -300,8 +300,8 @@ def converted(m: Modifiers, a: float) -> float:
     to, of = FORMATS[names[0]], FORMATS[names[-1]]
     if "ftz" in m and names[-1] == "f32" and names[0] != "f16":
         a = oracle.flush(a, of)
-    if "integral" in m and math.isfinite(a):
-        a = math.copysign(oracle.to_integer(a, m["integral"]), a) if abs(a) < 2.0**60 else a
+    if "irnd" in m and math.isfinite(a):
+        a = math.copysign(oracle.to_integer(a, m["irnd"]), a) if abs(a) < 2.0**60 else a
     mode = m.get("rnd") or m.get("rnz") or ("rna" if "rna" in m else "rn")
     if math.isfinite(a) and a:
         a = oracle.round_to(Fraction(a), to, mode)
@@ -316,7 +316,7 @@ def both_converted(m: Modifiers, upper: float, lower: float) -> tuple[float, flo
 
 def to_byte(m: Modifiers, a: float) -> float:
     a = oracle.relu(a) if "relu" in m else a
-    form = FORMATS[m["byte"].removesuffix("x2")]
+    form = FORMATS[m["fp8"].removesuffix("x2")]
     if math.isnan(a) or a == 0:
         return a
     if math.isinf(a):
@@ -330,11 +330,11 @@ def both_to_bytes(m: Modifiers, upper: float, lower: float) -> tuple[float, floa
 
 
 def pack(m: Modifiers, a: int, b: int) -> int:
-    return clamp(a, m["packed"]) % 65536 << 16 | clamp(b, m["packed"]) % 65536
+    return clamp(a, m["int16"]) % 65536 << 16 | clamp(b, m["int16"]) % 65536
 
 
 def pack_onto(m: Modifiers, a: int, b: int, c: int) -> int:
-    return c << 16 | clamp(a, m["octet"]) % 256 << 8 | clamp(b, m["octet"]) % 256
+    return c << 16 | clamp(a, m["int8"]) % 256 << 8 | clamp(b, m["int8"]) % 256
 
 
 def clamped(m: Modifiers, value: int) -> int:
@@ -345,7 +345,7 @@ ORACLES: dict[str, Oracle] = {
     "mov.any": lambda _, a: a,
     "mov.pred": lambda _, a: a,
     "add.int": lambda _, a, b: a + b,
-    "add.pair": lambda _, a, b: a + b,
+    "add.int16x2": lambda _, a, b: a + b,
     "add.sat.s32": lambda m, a, b: clamped(m, a + b),
     "sub.int": lambda _, a, b: a - b,
     "sub.sat.s32": lambda m, a, b: clamped(m, a - b),
@@ -366,25 +366,25 @@ ORACLES: dict[str, Oracle] = {
     "abs.sint": lambda _, a: abs(a),
     "neg.sint": lambda _, a: -a,
     "min.int": lambda _, a, b: min(a, b),
-    "min.pair": lambda _, a, b: min(a, b),
+    "min.int16x2": lambda _, a, b: min(a, b),
     "min.relu.s32": lambda _, a, b: max(min(a, b), 0),
     "min.relu.s16x2": lambda _, a, b: max(min(a, b), 0),
     "min.s32.relu": lambda _, a, b: max(min(a, b), 0),
     "min.s16x2.relu": lambda _, a, b: max(min(a, b), 0),
     "max.int": lambda _, a, b: max(a, b),
-    "max.pair": lambda _, a, b: max(a, b),
+    "max.int16x2": lambda _, a, b: max(a, b),
     "max.relu.s32": lambda _, a, b: max(a, b, 0),
     "max.relu.s16x2": lambda _, a, b: max(a, b, 0),
     "max.s32.relu": lambda _, a, b: max(a, b, 0),
     "max.s16x2.relu": lambda _, a, b: max(a, b, 0),
     "sad.int": lambda _, a, b, c: c + abs(a - b),
-    "dp4a.word.wordb": dp4a,
-    "dp2a.part.word.wordb": dp2a,
-    **{f"{name}{n}.word.wordb.wordc{{.second}}": video(f"{name}{n}") for name in VIDEO for n in (2, 4)},
-    **{f"vset{n}.word.wordb.cmp{{.add}}": video(f"vset{n}") for n in (2, 4)},
-    "add{.rnd}{.sat}.f32.short": mixed("add"),
-    "sub{.rnd}{.sat}.f32.short": mixed("sub"),
-    "fma.rnd{.sat}.f32.short": mixed("fma"),
+    "dp4a.atype.btype": dp4a,
+    "dp2a.part.atype.btype": dp2a,
+    **{f"{name}{n}.dtype.atype.btype{{.op2}}": video(f"{name}{n}") for name in VIDEO for n in (2, 4)},
+    **{f"vset{n}.atype.btype.cmp{{.add}}": video(f"vset{n}") for n in (2, 4)},
+    "add{.rnd}{.sat}.f32.f16type": mixed("add"),
+    "sub{.rnd}{.sat}.f32.f16type": mixed("sub"),
+    "fma.rnd{.sat}.f32.f16type": mixed("fma"),
     "and.logical": lambda _, a, b: a & b,
     "or.logical": lambda _, a, b: a | b,
     "xor.logical": lambda _, a, b: a ^ b,
@@ -418,13 +418,13 @@ ORACLES: dict[str, Oracle] = {
     "setp.fcmp{.bool}.bf16": setp,
     "setp.fcmp{.bool}{.ftz}.f16x2|": setp,
     "setp.fcmp{.bool}.bf16x2|": setp,
-    "set.cmp{.bool}.mark.sint": marked,
-    "set.ucmp{.bool}.mark.uint": marked,
-    "set.bcmp{.bool}.mark.bits": marked,
-    "set.fcmp{.bool}{.ftz}.mark.f32": marked,
-    "set.fcmp{.bool}.mark.f64": marked,
-    "set.fcmp{.bool}{.ftz}.markh.f16": marked,
-    "set.fcmp{.bool}.markb.bf16": marked,
+    "set.cmp{.bool}.settype.sint": marked,
+    "set.ucmp{.bool}.settype.uint": marked,
+    "set.bcmp{.bool}.settype.bits": marked,
+    "set.fcmp{.bool}{.ftz}.settype.f32": marked,
+    "set.fcmp{.bool}.settype.f64": marked,
+    "set.fcmp{.bool}{.ftz}.settypeh.f16": marked,
+    "set.fcmp{.bool}.settypeb.bf16": marked,
     "set.fcmp{.bool}{.ftz}.f16x2.f16x2": marked,
     "set.fcmp{.bool}{.ftz}.word.f16x2": marked,
     "set.fcmp{.bool}.bf16x2.bf16x2": marked,
@@ -435,18 +435,18 @@ ORACLES: dict[str, Oracle] = {
     "testp.property.float": property_of,
     "copysign.float": lambda _, a, b: math.copysign(b, a),
     "cvt{.sat}.to.from": lambda m, a: clamp(a, m["to"]) if "sat" in m else a,
-    "cvt.integral{.ftz}{.sat}.to.f32": integer_from("f32"),
-    "cvt.integral{.sat}.to.f64": integer_from("f64"),
-    "cvt.integral{.sat}.to.f16": integer_from("f16"),
-    "cvt.integral.int.bf16": integer_from("bf16"),
+    "cvt.irnd{.ftz}{.sat}.to.f32": integer_from("f32"),
+    "cvt.irnd{.sat}.to.f64": integer_from("f64"),
+    "cvt.irnd{.sat}.to.f16": integer_from("f16"),
+    "cvt.irnd.int.bf16": integer_from("bf16"),
     "cvt.rnd{.ftz}{.sat}.f32.from": number_from_integer,
     "cvt.rnd{.sat}.f64.from": number_from_integer,
     "cvt.rnd{.sat}.f16.from": number_from_integer,
     "cvt.rnd.bf16.int": number_from_integer,
-    "cvt{.integral}{.ftz}{.sat}.f32.f32": converted,
-    "cvt{.integral}{.sat}.f64.f64": converted,
-    "cvt{.integral}{.sat}.f16.f16": converted,
-    "cvt.integral.bf16.bf16": converted,
+    "cvt{.irnd}{.ftz}{.sat}.f32.f32": converted,
+    "cvt{.irnd}{.sat}.f64.f64": converted,
+    "cvt{.irnd}{.sat}.f16.f16": converted,
+    "cvt.irnd.bf16.bf16": converted,
     "cvt.rnd{.ftz}{.sat}.f32.f64": converted,
     "cvt.rnd{.sat}.f16.f64": converted,
     "cvt.rnd{.ftz}{.sat}.f16.f32": converted,
@@ -459,25 +459,25 @@ ORACLES: dict[str, Oracle] = {
     "cvt.rnz{.relu}.bf16x2.f32": both_converted,
     "cvt.rnz{.relu}.tf32.f32": converted,
     "cvt.rna.tf32.f32": converted,
-    "cvt.rn.satfinite{.relu}.byte.f32": both_to_bytes,
-    "cvt.rn.satfinite{.relu}.byte.f16x2": to_byte,
-    "cvt.rn{.relu}.f16x2.byte": converted,
+    "cvt.rn.satfinite{.relu}.fp8.f32": both_to_bytes,
+    "cvt.rn.satfinite{.relu}.fp8.f16x2": to_byte,
+    "cvt.rn{.relu}.f16x2.fp8": converted,
     "cvt{.ftz}{.sat}.f64.f32": converted,
     "cvt{.ftz}{.sat}.f32.f16": converted,
     "cvt{.sat}.f64.f16": converted,
     "cvt{.ftz}.f32.bf16": converted,
     "cvt.f64.bf16": converted,
-    "cvt.pack.sat.packed.s32": pack,
-    "cvt.pack.sat.octet.s32.b32": pack_onto,
+    "cvt.pack.sat.int16.s32": pack,
+    "cvt.pack.sat.int8.s32.b32": pack_onto,
 }
 
 
-def oracle_of(form: Form) -> Oracle:
+def oracle_of(variant: Variant) -> Oracle:
     """The oracle of a row; floating-point arithmetic shares one for all its types."""
-    if form.syntax in ORACLES:
-        return ORACLES[form.syntax]
-    if form.mnemonic in oracle.ARITHMETIC:
-        return rounded(form.mnemonic)
+    if variant.syntax in ORACLES:
+        return ORACLES[variant.syntax]
+    if variant.mnemonic in oracle.ARITHMETIC:
+        return rounded(variant.mnemonic)
     return {"abs": plain(abs), "neg": plain(operator.neg), "min": extreme(False), "max": extreme(True)}[
-        form.mnemonic
+        variant.mnemonic
     ]

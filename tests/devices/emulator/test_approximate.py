@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preheat import Gpu
-from preheat.devices.emulator.table import FORMS
+from preheat.devices.emulator.table import VARIANTS
 
 Floats = NDArray[np.float64]
 
@@ -84,7 +84,9 @@ def test_approximate_instruction_is_within_its_bound(device: Gpu, row: Row) -> N
 
 
 def test_every_approximate_form_of_single_floats_has_a_row() -> None:
-    stated = {form.syntax.partition("{")[0].removesuffix(".f32") for form in FORMS if form.bound}
+    stated = {
+        variant.syntax.partition("{")[0].removesuffix(".f32") for variant in VARIANTS if variant.bound
+    }
     here = {row.opcode.removesuffix(".f32") for row in ROWS}
     others = {"rcp.approx.ftz.f64", "rsqrt.approx.f64", "rsqrt.approx.ftz.f64"}
     halves = {"ex2.approx.half", "ex2.approx.ftz.bfloat16", "tanh.approx.half", "tanh.approx.bfloat16"}

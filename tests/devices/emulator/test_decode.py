@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.devices.emulator.control_flow import blocks_of, defined, is_around, used
 from preheat.devices.emulator.decode import (
     Address,
     Body,
@@ -22,7 +23,6 @@ from preheat.devices.emulator.decode import (
     Vector,
     decode,
 )
-from preheat.devices.emulator.flow import blocks_of, defined, is_around, used
 from preheat.toolchain import ptx
 from tests.devices.emulator.support import HEAD
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.table import FORMS, Form, Instruction, instruction
+from preheat.devices.emulator.table import VARIANTS, Instruction, Variant, instruction
+from preheat.devices.emulator.variant import TYPES
 from tests.devices.emulator import oracle
 from tests.devices.emulator.instruction_oracles import (
     NOT_NUMPY,
@@ -118,14 +118,14 @@ def results(made: Instruction, arguments: list[Any]) -> list[np.ndarray[Any, Any
     return list(out) if len(made.results) > 1 else [out]
 
 
-EXACT = [form for form in FORMS if not form.bound]
-APPROXIMATE = [form for form in FORMS if form.bound]
+EXACT = [variant for variant in VARIANTS if not variant.bound]
+APPROXIMATE = [variant for variant in VARIANTS if variant.bound]
 
 
 @functools.cache
-def lanes(form: Form) -> int:
+def lanes(variant: Variant) -> int:
     """Values to try for each opcode, fewer where a row has many opcodes."""
-    return max(8, 600 // len(list(form.opcodes())))
+    return max(8, 600 // len(list(variant.opcodes())))
 
 
 def expect(expected: Oracle, m: Modifiers, names: list[str], values: tuple[int, ...]) -> Number:
@@ -137,19 +137,19 @@ def expect(expected: Oracle, m: Modifiers, names: list[str], values: tuple[int, 
     return tuple(expected(m, *side) for side in sides)
 
 
-@pytest.mark.parametrize("form", EXACT, ids=lambda form: form.syntax)
-def test_every_opcode_of_a_row_agrees_with_its_oracle(form: Form) -> None:
-    rng = np.random.default_rng(zlib.crc32(form.syntax.encode()))
-    expected = oracle_of(form)
-    for opcode in form.opcodes():
-        made, m = instruction(opcode), form.modifiers(opcode)
+@pytest.mark.parametrize("variant", EXACT, ids=lambda variant: variant.syntax)
+def test_every_opcode_of_a_row_agrees_with_its_oracle(variant: Variant) -> None:
+    rng = np.random.default_rng(zlib.crc32(variant.syntax.encode()))
+    expected = oracle_of(variant)
+    for opcode in variant.opcodes():
+        made, m = instruction(opcode), variant.modifiers(opcode)
         assert made is not None
         assert m is not None
         names = source_types(made, m)
-        values = operands(names, lanes(form), rng)
+        values = operands(names, lanes(variant), rng)
         arguments: list[Any] = [column(v, k) for v, k in zip(values, made.sources, strict=True)]
-        if form.mnemonic == "lop3":  # its truth table is a constant of the instruction
-            values[3] = [values[3][0] & 0xFF] * lanes(form)
+        if variant.mnemonic == "lop3":  # its truth table is a constant of the instruction
+            values[3] = [values[3][0] & 0xFF] * lanes(variant)
             arguments[3] = np.uint32(values[3][0])
         got = [out.view(f"u{out.dtype.itemsize}") for out in results(made, arguments)]
         for lane, bits_in in enumerate(zip(*values, strict=True)):
@@ -246,9 +246,9 @@ BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
 }
 
 
-def close(form: Form, m: Modifiers, numbers: list[float], got: float) -> bool:
+def close(variant: Variant, m: Modifiers, numbers: list[float], got: float) -> bool:
     """Whether an approximate result is as near to the exact one as its row promises."""
-    function, bound = BOUNDS[form.syntax]
+    function, bound = BOUNDS[variant.syntax]
     kind = FORMATS[last(m).removesuffix("x2")]
     if "ftz" in m:
         numbers = [oracle.flush(a, kind) for a in numbers]
@@ -264,11 +264,11 @@ def close(form: Form, m: Modifiers, numbers: list[float], got: float) -> bool:
     return abs(got - exact) <= max(bound(exact, *numbers), coarse)
 
 
-@pytest.mark.parametrize("form", APPROXIMATE, ids=lambda form: form.syntax)
-def test_an_approximate_result_is_within_the_bound_of_its_row(form: Form) -> None:
-    rng = np.random.default_rng(zlib.crc32(form.syntax.encode()))
-    for opcode in form.opcodes():
-        made, m = instruction(opcode), form.modifiers(opcode)
+@pytest.mark.parametrize("variant", APPROXIMATE, ids=lambda variant: variant.syntax)
+def test_an_approximate_result_is_within_the_bound_of_its_row(variant: Variant) -> None:
+    rng = np.random.default_rng(zlib.crc32(variant.syntax.encode()))
+    for opcode in variant.opcodes():
+        made, m = instruction(opcode), variant.modifiers(opcode)
         assert made is not None
         assert m is not None
         assert not made.exact
@@ -282,7 +282,7 @@ def test_an_approximate_result_is_within_the_bound_of_its_row(form: Form) -> Non
             found = oracle.decode(int(bits_out), last(m))
             pairs = zip(*numbers, strict=True) if isinstance(found, tuple) else [numbers]
             for side, got in zip(pairs, found if isinstance(found, tuple) else [found], strict=True):
-                assert close(form, m, list(side), got), f"{opcode} {side}: {got}"
+                assert close(variant, m, list(side), got), f"{opcode} {side}: {got}"
 
 
 @pytest.mark.parametrize(
@@ -457,16 +457,16 @@ def test_the_sine_of_a_large_angle_is_as_far_off_as_on_the_hardware(angle: int, 
 # The contract with the machine.
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.syntax)
-def test_arrays_and_scalars_mix_and_keep_dtype_and_shape(form: Form) -> None:
-    rng = np.random.default_rng(zlib.crc32(form.syntax.encode()) + 1)
-    opcode = list(form.opcodes())[int(rng.integers(0, len(list(form.opcodes()))))]
-    made, m = instruction(opcode), form.modifiers(opcode)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.syntax)
+def test_arrays_and_scalars_mix_and_keep_dtype_and_shape(variant: Variant) -> None:
+    rng = np.random.default_rng(zlib.crc32(variant.syntax.encode()) + 1)
+    opcode = list(variant.opcodes())[int(rng.integers(0, len(list(variant.opcodes()))))]
+    made, m = instruction(opcode), variant.modifiers(opcode)
     assert made is not None
     assert m is not None
     values = operands(source_types(made, m), 33, rng)
     columns = [column(v, k) for v, k in zip(values, made.sources, strict=True)]
-    if form.mnemonic == "lop3":
+    if variant.mnemonic == "lop3":
         columns[3] = columns[3][:1]
     before = [c.copy() for c in columns]
     lone = results(made, [c[0] for c in columns])
@@ -503,18 +503,18 @@ def test_long_arrays_give_what_their_pieces_give(opcode: str) -> None:
 
 
 def test_every_row_has_an_oracle_and_every_oracle_a_row() -> None:
-    rows = {form.syntax for form in FORMS}
+    rows = {variant.syntax for variant in VARIANTS}
     assert set(ORACLES) | set(BOUNDS) <= rows
-    assert {form.syntax for form in APPROXIMATE} == set(BOUNDS)
-    for form in EXACT:
-        assert callable(oracle_of(form))
+    assert {variant.syntax for variant in APPROXIMATE} == set(BOUNDS)
+    for variant in EXACT:
+        assert callable(oracle_of(variant))
 
 
 def test_no_opcode_belongs_to_two_rows() -> None:
     seen: dict[str, str] = {}
-    for form in FORMS:
-        for opcode in form.opcodes():
-            assert seen.setdefault(opcode, form.syntax) == form.syntax, opcode
+    for variant in VARIANTS:
+        for opcode in variant.opcodes():
+            assert seen.setdefault(opcode, variant.syntax) == variant.syntax, opcode
 
 
 @pytest.mark.parametrize(
@@ -558,8 +558,8 @@ def test_what_is_no_row_is_refused(opcode: str) -> None:
 
 
 def test_any_modifier_too_many_is_refused() -> None:
-    for form in FORMS:
-        opcode = next(form.opcodes())
+    for variant in VARIANTS:
+        opcode = next(variant.opcodes())
         head, _, tail = opcode.removesuffix("|").partition(".")
         assert instruction(f"{head}.volatile.{tail}") is None
         assert instruction(f"{opcode}.volatile") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preheat.devices.emulator import matrices
 from preheat.devices.emulator.decode import Op, Operand, Vector
-from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import U32, Writer
 
 __all__ = ["emit_load", "emit_product", "emit_store", "emit_transpose"]

@@ -226,18 +226,18 @@ def defined(op: Op) -> Iterator[Register]:
     ):
         yield from _registers(op.operands[0])
     if "cc" in op.modifiers:
-        yield carry.REGISTER
+        yield carry.FLAG
 
 
 def used(op: Op) -> Iterator[Register]:
     """Yield the registers that an operation reads."""
     if op.guard:
         yield op.guard[0]
-    results = {r.name for r in defined(op)} - {carry.REGISTER.name} if op.operands else set()
+    results = {r.name for r in defined(op)} - {carry.FLAG.name} if op.operands else set()
     for operand in op.operands[bool(results) :]:
         yield from _registers(operand)
     if op.mnemonic in ("addc", "subc", "madc"):
-        yield carry.REGISTER
+        yield carry.FLAG
 
 
 def _registers(operand: Operand | None) -> Iterator[Register]:
