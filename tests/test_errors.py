@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from preheat.errors import CompileError, Diagnostic, InputError, PreheatError, did_you_mean, fresh
+from preheat.errors import CompileError, Diagnostic, InputError, PreheatError, copy_error, did_you_mean
 
 
 def row(number: int, severity: str = "error") -> Diagnostic:
@@ -38,7 +38,7 @@ def test_a_log_without_rows_is_shown_whole(log: str, shown: str) -> None:
 
 def test_a_fresh_copy_is_another_object_with_the_same_content() -> None:
     error = CompileError("k.cu", "sm_90", ("-a",), "log", [row(1)])
-    copy = fresh(error, count=7)
+    copy = copy_error(error, count=7)
     assert copy is not error
     assert (str(copy), copy.log, copy.rows, copy.count) == (str(error), "log", (row(1),), 7)
     assert error.count == 1
@@ -48,10 +48,10 @@ def test_a_traceback_has_the_hint_that_counts_and_other_notes() -> None:
     error = InputError("no", hint="first")
     error.add_note("seen on the way")
     error.hint = "do this"
-    for each in (error, fresh(error), pickle.loads(pickle.dumps(error))):
+    for each in (error, copy_error(error), pickle.loads(pickle.dumps(error))):
         lines = "".join(traceback.format_exception(each)).splitlines()
         assert lines[-3:] == ["preheat.errors.InputError: no", "seen on the way", "hint: do this"]
-    fresh(error, hint="not that").add_note("on the copy alone")
+    copy_error(error, hint="not that").add_note("on the copy alone")
     error.hint = None
     assert error.__notes__ == ["seen on the way"]
 

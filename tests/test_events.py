@@ -21,6 +21,28 @@ def test_an_event_that_does_not_exist_is_an_error() -> None:
         Events().emit("hitt")
 
 
+def test_a_sink_gets_the_events_that_it_names() -> None:
+    events = Events()
+    seen: list[str] = []
+    events.subscribe(lambda name, _: seen.append(name), "evict")
+    events.subscribe(sink := lambda name, _: seen.append(f"every {name}"))
+    events.emit("evict", files=1, bytes=1)
+    events.emit("lost", device="cuda:0", reason="a fault")
+    events.unsubscribe(sink)
+    events.emit("lost", device="cuda:0", reason="a fault")
+    assert seen == ["evict", "every evict", "every lost"]
+
+
+def test_an_event_with_objects_reaches_only_a_sink_that_names_it_and_is_not_counted() -> None:
+    every: list[str] = []
+    events = Events(lambda name, _: every.append(name))
+    requests: list[object] = []
+    events.subscribe(lambda _, fields: requests.append(fields["artifact"]), "request")
+    made = object()
+    events.emit("request", program=None, arch=None, artifact=made)
+    assert (requests, every, events.stats()) == ([made], [], {})
+
+
 def test_hits_are_counted_by_tier_with_the_time_they_saved() -> None:
     events = Events()
     for tier in ("disk", "memory", "memory"):

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from preheat.messages import Diagnostic, SourceLine, brief, did_you_mean, kernel_hint
+from preheat.messages import Diagnostic, SourceLine, did_you_mean, kernel_hint, short_repr
 
 __all__ = [
     "BakedError",
@@ -78,9 +78,9 @@ __all__ = [
     "UnknownEntryError",
     "UnsupportedInstructionError",
     "WarmError",
-    "brief",
+    "copy_error",
     "did_you_mean",
-    "fresh",
+    "short_repr",
 ]
 
 
@@ -452,7 +452,7 @@ class UnsupportedInstructionError(EmulatorFault):
 E = TypeVar("E", bound=Exception)
 
 
-def fresh(error: E, **changes: Any) -> E:
+def copy_error(error: E, **changes: Any) -> E:
     """Return a copy of an error: raising one object in several places mixes their tracebacks."""
     copy = _restored(type(error), error.args, error.__dict__)
     for name, value in changes.items():

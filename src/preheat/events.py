@@ -18,7 +18,7 @@ from typing import Any
 from preheat.files import opened
 from preheat.locks import Lock
 
-__all__ = ["EVENTS", "Events", "JsonLines", "Stats", "log_events", "merge", "warn"]
+__all__ = ["EVENTS", "OBJECT_EVENTS", "Events", "JsonLines", "Stats", "log_events", "merge", "warn"]
 
 #: Every event by name: its meaning, and its fields in brackets.
 EVENTS: Mapping[str, str] = {
@@ -43,6 +43,11 @@ EVENTS: Mapping[str, str] = {
     "slow_path": "a shipped kernel takes a slower path; reported once [device, op, reason]",
     "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
+}
+
+#: Events with Python objects as fields. They are not counted, and only sinks that name them get them.
+OBJECT_EVENTS: Mapping[str, str] = {
+    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
 }
 
 Stats = dict[str, float]  # counter name -> value
@@ -85,20 +90,32 @@ class Events:
     """Counts events and hands them to sinks. Safe from any thread."""
 
     def __init__(self, *sinks: Sink) -> None:
-        self.sinks = list(sinks)
+        self._sinks: dict[str, list[Sink]] = {}  # by the name of the event
         self._lock = Lock()
         self._stats: Stats = {}
         # Events that are not counted yet. Appending is one atomic step, which needs no lock.
         self._uncounted: deque[tuple[str, dict[str, Any]]] = deque()
+        for sink in sinks:
+            self.subscribe(sink)
+
+    def subscribe(self, sink: Sink, *names: str) -> None:
+        """Pass the events called `names` to `sink` from now on: all of `EVENTS` when none is named."""
+        for name in names or EVENTS:
+            self._sinks.setdefault(name, []).append(sink)
+
+    def unsubscribe(self, sink: Sink) -> None:
+        """Pass no more events to `sink`."""
+        self._sinks = {name: [s for s in sinks if s != sink] for name, sinks in self._sinks.items()}
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Count the event `name`, which is one of `EVENTS`, and pass it to the sinks."""
-        if name not in EVENTS:
+        """Count the event `name`, which is one of `EVENTS`, and pass it to its sinks."""
+        if name in EVENTS:
+            self._uncounted.append((name, fields))
+            if len(self._uncounted) >= _COUNT_AT:
+                self._count()
+        elif name not in OBJECT_EVENTS:
             raise KeyError(f"no event is called {name!r}")
-        self._uncounted.append((name, fields))
-        if len(self._uncounted) >= _COUNT_AT:
-            self._count()
-        for sink in self.sinks:
+        for sink in self._sinks.get(name, ()):
             sink(name, fields)
 
     def _count(self) -> Stats:
@@ -193,6 +210,8 @@ def log_events() -> Sink:
     def sink(name: str, fields: Mapping[str, Any]) -> None:
         if name in _LOG_MESSAGES:
             level, text = _LOG_MESSAGES[name]
+            if "logging" not in sys.modules:
+                return
             if (logger := _logger()) is not None and logger.isEnabledFor(level):
                 logger.log(level, "%s", text.format_map(fields))
             return

@@ -19,7 +19,7 @@ from preheat.errors import (
     InputError,
     PreheatError,
     SealedError,
-    brief,
+    short_repr,
 )
 from preheat.events import Events, JsonLines
 from preheat.graph.cache import GraphCache
@@ -227,7 +227,7 @@ class Gpu:
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
         """Return one value at a fixed device address; graphs set it by its `name`."""
         if name is not None and not isinstance(name, str):
-            raise InputError(f"the name of a scalar is text, not {brief(name)}")
+            raise InputError(f"the name of a scalar is text, not {short_repr(name)}")
         if name in RESERVED:
             raise InputError(
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
@@ -242,7 +242,7 @@ class Gpu:
     def stream(self, *, priority: int = 0) -> Stream:
         """Return a stream beside the device's own; lower numbers have a higher `priority`."""
         if not isinstance(priority, int):
-            raise InputError(f"the priority of a stream is an integer, not {brief(priority)}")
+            raise InputError(f"the priority of a stream is an integer, not {short_repr(priority)}")
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Diagnostic", "SourceLine", "brief", "did_you_mean", "kernel_hint"]
+__all__ = ["Diagnostic", "SourceLine", "did_you_mean", "kernel_hint", "short_repr"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def kernel_hint(
     return f"did you mean {meant!r}?"
 
 
-class _Brief(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Makes reprs that fit on a line."""
 
     def __init__(self) -> None:
@@ -92,9 +92,9 @@ class _Brief(reprlib.Repr):
         return super().repr_int(value, level)
 
 
-_brief = _Brief()
+_short_repr = _ShortRepr()
 
 
-def brief(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the repr of a value for an error message, shortened where it is long."""
-    return _brief.repr(value)
+    return _short_repr.repr(value)

@@ -193,7 +193,7 @@ class _WarmUp:
     def _stored(self, job: _Job) -> list[Code]:
         """Return the stored code of a program in a list, which is empty without any."""
         arch = self._context.device.arch if job.target is None else job.target
-        found = self._builder.find(job.wanted.program, arch, exact=job.target is not None)
+        found = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
         return [] if found is None else [Code(found, job.wanted.program)]
 
     def _compile(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:

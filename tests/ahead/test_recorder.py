@@ -266,18 +266,17 @@ def test_applications_that_run_and_end_at_once_lose_nothing(launch: Launch, mani
 CHURN = """
 import sys
 from pathlib import Path
-from preheat.arch import Arch
 from preheat.events import Events
 from preheat.program import Program
 from preheat.ahead.recorder import Recorder
-from tests.ahead.test_recorder import artifact
+from tests.ahead.test_recorder import requested
 
 def fail(name, fields):
     raise SystemExit(str(fields))
 
 recorder = Recorder(Path(sys.argv[1]), Events(fail))
 for n in range(20):
-    recorder.on_program(Program.of(f"text {n % 3}"), Arch.parse("sm_90"), artifact())
+    recorder.on_event("request", requested(Program.of(f"text {n % 3}")))
     recorder.close()
 """
 
@@ -300,6 +299,11 @@ def artifact(seconds: float = 0.5) -> Artifact:
     return Artifact(**{**vars(made), "provenance": Provenance(seconds=seconds)})
 
 
+def requested(program: Program) -> dict[str, Any]:
+    """The fields of a `request` event."""
+    return {"program": program, "arch": SM_90, "artifact": artifact()}
+
+
 @pytest.fixture
 def record(manifest: Path, events: Events) -> Iterator[Recorder]:
     """A recorder that no builder has: what it sees is up to the test."""
@@ -311,7 +315,7 @@ def record(manifest: Path, events: Events) -> Iterator[Recorder]:
 def see(record: Recorder, text: str = "text", times: int = 1) -> Program:
     program = Program.of(text)
     for _ in range(times):
-        record.on_program(program, SM_90, artifact())
+        record.on_event("request", requested(program))
     return program
 
 
@@ -532,7 +536,7 @@ def test_programs_that_came_to_the_same_code_have_the_same_entries(
     """Two include lists may lead to equal headers."""
     for name in "ab":
         program = Program.of('#include "cfg.h"', include=[f"/{name}"])
-        record.on_program(program, SM_90, artifact())
+        record.on_event("request", requested(program))
         record.on_event("resolve", {"key": artifact().digest, "entry": "k"})
     record.close()
     rows = Manifest.read(manifest).programs
@@ -547,7 +551,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
 ) -> None:
     monkeypatch.chdir(manifest.parent)
     for directory in ("inc", os.path.abspath("inc")):
-        record.on_program(Program.of('#include "cfg.h"', include=[directory]), SM_90, artifact())
+        record.on_event("request", requested(Program.of('#include "cfg.h"', include=[directory])))
     record.close()
     rows = Manifest.read(manifest).programs
     assert [row.program.include for row in rows] == [(str(manifest.parent / "inc"),)] * 2
@@ -556,7 +560,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
 
 def test_what_was_recorded_before_spellings_were_is_merged(record: Recorder, manifest: Path) -> None:
     program = Program.of('#include "cfg.h"', include=["/opt/include"])
-    record.on_program(program, SM_90, artifact())
+    record.on_event("request", requested(program))
     (file,) = spools(manifest)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     del rows[0]["program"]["spellings"]

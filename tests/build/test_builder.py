@@ -174,16 +174,16 @@ def test_clearing_memory_refills_from_disk(builder: Builder, recorder: Recorder)
 def test_find_takes_the_best_stored_architecture_and_never_compiles(
     builder: Builder, recorder: Recorder
 ) -> None:
-    assert builder.find(PROGRAM, "sm_103") is None
+    assert builder.lookup(PROGRAM, "sm_103").artifact is None
     builder.build(PROGRAM, "sm_100")
-    found = builder.find(PROGRAM, "sm_103")
+    found = builder.lookup(PROGRAM, "sm_103").artifact
     assert found is not None
     assert str(found.arch) == "sm_100"
     builder.build(PROGRAM, "sm_100f")
-    better = builder.find(PROGRAM, "sm_103")
+    better = builder.lookup(PROGRAM, "sm_103").artifact
     assert better is not None
     assert str(better.arch) == "sm_100f"
-    assert builder.find(PROGRAM, "sm_90") is None
+    assert builder.lookup(PROGRAM, "sm_90").artifact is None
     assert len(recorder.named("compile")) == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
     for program in baked.programs.values():
         gone = elsewhere(program, "/nowhere/at/all")
         assert builder.build(gone, "sm_90").cubin
-        assert builder.find(gone, "sm_90") is not None
+        assert builder.lookup(gone, "sm_90").artifact is not None
     assert builder.toolchain.asked == []  # type: ignore[attr-defined]
     assert builder.stats()["process"] == pytest.approx(
         {"hits.bundle": 10, "bytes_read": builder.stats()["process"]["bytes_read"], "seconds_saved": 0}
@@ -232,7 +232,7 @@ def test_a_bundle_from_before_include_directories_counted_answers_what_includes_
 
 
 def recorded(builder: Builder, name: str) -> list[Any]:
-    (sink,) = builder.events.sinks
+    (sink,) = builder.events._sinks[name]
     assert isinstance(sink, Recorder)
     return sink.named(name)
 
@@ -384,7 +384,7 @@ def test_what_is_known_of_header_files_is_bounded(
     monkeypatch.setattr("preheat.build.lookup._MEMOS", 3)
     for other in others:
         assert builder.build(other, "sm_90") == replace(promise.artifact, provenance=Provenance())
-    assert len(builder._lookup.memos) == 3
+    assert len(builder._stored.memos) == 3
 
 
 def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
@@ -694,10 +694,14 @@ def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
         gpu.warm(tmp_path / "odd.heat")
 
 
-def test_watchers_see_every_program_that_is_handed_out(builder: Builder) -> None:
+def test_a_request_event_tells_of_every_program_that_is_returned(builder: Builder) -> None:
     seen: list[tuple[str, str, str]] = []
-    builder.watchers.append(lambda p, arch, made: seen.append((p.label, str(arch), str(made.arch))))
+
+    def sink(_: str, fields: Mapping[str, Any]) -> None:
+        seen.append((fields["program"].label, str(fields["arch"]), str(fields["artifact"].arch)))
+
+    builder.events.subscribe(sink, "request")
     builder.build(PLAIN, "sm_80")
-    builder.find(PLAIN, "sm_86")
-    assert builder.find(PLAIN, "sm_86", exact=True) is None
+    builder.lookup(PLAIN, "sm_86")
+    assert builder.lookup(PLAIN, "sm_86", exact=True).artifact is None
     assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]

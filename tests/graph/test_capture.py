@@ -13,16 +13,10 @@ import pytest
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.graph.support import (
-    MODES,
-    BodyError,
-    Default,
-    elsewhere,
-    here,
-    nothing_left_open,
-    work,
-)
-from tests.runtime.support import SIZES, Flaky
+from tests.faulty import Flaky
+from tests.graph.support import MODES, BodyError, Default, axpy_case, here, nothing_left_open
+from tests.runtime.support import SIZES
+from tests.threads import run_in_thread
 
 # Begin and end
 
@@ -32,7 +26,7 @@ from tests.runtime.support import SIZES, Flaky
 def test_a_body_becomes_a_graph_and_nothing_runs_before_its_replay(
     mode: str, n: int, device: Gpu
 ) -> None:
-    made = work(device, n)
+    made = axpy_case(device, n)
     with device.capture(mode=mode) as graph:
         made.launch(3)
         made.launch(-5)
@@ -44,7 +38,7 @@ def test_a_body_becomes_a_graph_and_nothing_runs_before_its_replay(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture(mode=mode)
     assert (graph.state, graph.status) == (State.NEW, "none")
     assert graph.begin() is graph
@@ -59,7 +53,7 @@ def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -
 
 
 def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     made.launch(2)
     graph = made.captured(10)
     made.launch(3)
@@ -70,7 +64,7 @@ def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
 
 @pytest.mark.parametrize("warm", [0, 1, 5])
 def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     grid, block, args = -(-made.n // 64), 64, (2, made.x, made.y, made.n)
     bound = made.axpy.bind(*args, grid=grid, block=block)
     kept = made.axpy[grid, block]
@@ -93,7 +87,7 @@ def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) ->
 
 
 def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
-    made, stream = work(device), device.stream()
+    made, stream = axpy_case(device), device.stream()
     for given in (None, stream):
         with device.capture(stream=given) as graph:
             where: Any = graph.stream if given is None else stream
@@ -106,7 +100,7 @@ def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
 
 
 def test_fills_and_copies_become_nodes(device: Gpu) -> None:
-    made, wide = work(device, 33), device.array(np.arange(33) * 0.5)
+    made, wide = axpy_case(device, 33), device.array(np.arange(33) * 0.5)
     other = device.array(made.ys)
     with device.capture() as graph:
         made.x.fill(4)
@@ -128,13 +122,13 @@ def test_an_end_without_a_begin_is_an_error(device: Gpu) -> None:
     with pytest.raises(CaptureError, match="there is no capture to end: this graph is new") as caught:
         graph.end()
     assert caught.value.hint == "begin it first: graph.begin()"
-    made = work(device)
+    made = axpy_case(device)
     with pytest.raises(CaptureError, match="this graph is ready"):
         made.captured().end()
 
 
 def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     began = here(-1)
     made.launch(3)
@@ -148,7 +142,7 @@ def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
 
 
 def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     second = device.capture()
     with device.capture() as graph:
         made.launch(3)
@@ -173,7 +167,7 @@ def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     with nothing_left_open(flaky):
         graph = flaky.gpu.capture(mode=mode).begin()
         began = here(-1)
@@ -191,12 +185,12 @@ def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
 
 
 def test_another_thread_cannot_end_a_capture_and_does_it_no_harm(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     began = here(-1)
     made.launch(3)
     with pytest.raises(CaptureError, match=f"belongs to another thread, which began it at {began}"):
-        elsewhere(graph.end)
+        run_in_thread(graph.end)
     assert (graph.state, graph.status) == (State.CAPTURING, "active")
     made.launch(4)
     graph.end().replay()
@@ -204,7 +198,7 @@ def test_another_thread_cannot_end_a_capture_and_does_it_no_harm(device: Gpu) ->
 
 
 def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     with device.capture() as graph:
         made.launch()
         with pytest.raises(CaptureError, match="still being captured"):
@@ -222,7 +216,7 @@ def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
 def test_a_body_that_raises_leaves_everything_usable(
     mode: str, launches: int, own_stream: bool, flaky: Flaky
 ) -> None:
-    gpu, made = flaky.gpu, work(flaky.gpu)
+    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
     stream = gpu.stream() if own_stream else None
     with nothing_left_open(flaky):
         graph = gpu.capture(mode=mode, stream=stream)
@@ -247,7 +241,7 @@ def test_a_body_that_raises_leaves_everything_usable(
 
 
 def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     flaky.gpu.synchronize()
     with flaky.asked("allocate", "free") as asked:
         own = flaky.gpu.array(made.xs)
@@ -262,7 +256,7 @@ def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
 
 
 def test_what_went_wrong_first_is_noted_on_what_the_body_raises(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     with pytest.raises(BodyError) as caught, device.capture():
         made.launch()
         try:
@@ -279,7 +273,7 @@ def test_what_went_wrong_first_is_noted_on_what_the_body_raises(device: Gpu) -> 
 def test_no_exception_at_all_leaves_a_capture_open(
     kind_of_error: type[BaseException], flaky: Flaky
 ) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     with nothing_left_open(flaky):
         with pytest.raises(kind_of_error), flaky.gpu.capture():
             made.launch()
@@ -293,7 +287,7 @@ def test_no_exception_at_all_leaves_a_capture_open(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     dead = [flaky.gpu.array(made.xs) for _ in range(5)]
     events = [flaky.gpu.record() for _ in range(300)]
     old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")

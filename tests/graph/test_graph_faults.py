@@ -26,45 +26,37 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.dict_lock import run_locked
-from tests.graph.support import elsewhere, here, replayer
-from tests.runtime.support import KERNELS, Bench, Flaky, bench
-from tests.runtime.test_faults import illegal_address, not_supported
-from tests.runtime.test_threads_and_fork import in_child
+from tests.driver_errors import illegal_address, not_supported, out_of_memory
+from tests.faulty import Flaky
+from tests.graph.support import AxpyCase, axpy_case, here, replayer
+from tests.processes import run_in_fork
+from tests.runtime.support import KERNELS
+from tests.threads import run_in_thread
 
 SLOW = """
 extern "C" __global__ void slow(volatile int* x, int n) { for (int i = 0; i < n; i++) *x = *x + 1; }
 """
 
 
-def out_of_memory(call: str = "cuGraphInstantiate") -> OutOfMemoryError:
-    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-
-
-def captured(made: Bench, **more: Any) -> Graph:
-    with made.gpu.capture(**more) as graph:
-        made.launch()
-    return graph
-
-
-def usable(made: Bench, launches: int = 0) -> None:
+def usable(made: AxpyCase, launches: int = 0) -> None:
     """That the device works as before, with and without a capture."""
     context = made.gpu._context
     assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
-    made.check(launches)
+    made.check_launches(launches)
     made.launch()
-    graph = captured(made)
+    graph = made.captured()
     graph.replay()
-    made.check(launches + 2)
+    made.check_launches(launches + 2)
     graph.close()
 
 
 # The body raises
 
-STEPS: tuple[Callable[[Bench], object], ...] = (
+STEPS: tuple[Callable[[AxpyCase], object], ...] = (
     lambda b: b.launch(),
-    lambda b: b.y.fill(7.0),
+    lambda b: b.y.fill(7),
     lambda b: b.y.copy_from(b.x),
-    lambda b: b.launch(3),
+    lambda b: b.launch(times=3),
 )
 
 
@@ -73,7 +65,7 @@ STEPS: tuple[Callable[[Bench], object], ...] = (
 def test_a_body_that_raises_anywhere_leaves_nothing_behind(
     at: int, kind_of_error: type[BaseException], flaky: Flaky
 ) -> None:
-    made, raised = bench(flaky.gpu), kind_of_error("mine")
+    made, raised = axpy_case(flaky.gpu), kind_of_error("mine")
     graph = flaky.gpu.capture()
 
     def body() -> None:
@@ -95,7 +87,7 @@ def test_a_body_that_raises_anywhere_leaves_nothing_behind(
     usable(made)
 
 
-def failing(made: Bench, graph: Graph) -> None:
+def failing(made: AxpyCase, graph: Graph) -> None:
     with graph:
         made.launch()
         _ = 1 / 0
@@ -103,7 +95,7 @@ def failing(made: Bench, graph: Graph) -> None:
 
 @pytest.mark.parametrize("mode", ["thread_local", "global", "relaxed"])
 def test_a_body_that_raises_is_forgotten_in_every_mode(mode: str, device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             failing(made, device.capture(mode=mode))
@@ -111,17 +103,17 @@ def test_a_body_that_raises_is_forgotten_in_every_mode(mode: str, device: Gpu) -
 
 
 def test_a_body_that_raises_on_a_stream_of_the_user_gives_it_back_usable(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     side = device.stream()
     with pytest.raises(ZeroDivisionError):
         failing(made, device.capture(stream=side))
-    made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=side)
+    made.axpy.launch(3, made.x, made.y, made.n, grid=5, block=64, stream=side)
     side.synchronize()
     usable(made, 1)
 
 
 def test_an_error_that_was_swallowed_is_told_beside_the_one_that_comes_out(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
 
     def body() -> None:
         with device.capture():
@@ -138,7 +130,7 @@ def test_an_error_that_was_swallowed_is_told_beside_the_one_that_comes_out(devic
 
 
 def test_a_launch_that_fails_inside_is_what_the_end_reports(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     flaky.seam.fail("launch", None, not_supported("cuLaunchKernel"), not_supported("later"))
     graph = flaky.gpu.capture().begin()
     made.launch()
@@ -148,7 +140,7 @@ def test_a_launch_that_fails_inside_is_what_the_end_reports(flaky: Flaky) -> Non
     with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernel failed") as caught:
         graph.end()
     assert isinstance(caught.value.__cause__, DriverError)
-    assert str(caught.value.where).startswith("support.py:")  # where `Bench.launch` stands
+    assert str(caught.value.where).startswith("support.py:")  # the file of `AxpyCase.launch`
     assert graph.state is State.FAILED
     usable(made)
 
@@ -158,7 +150,7 @@ def test_a_launch_that_fails_inside_is_what_the_end_reports(flaky: Flaky) -> Non
 
 @pytest.mark.parametrize("verb", ["stream", "stream.begin_capture"])
 def test_a_begin_that_fails_can_be_tried_again(verb: str, flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     graph = flaky.gpu.capture()
     flaky.seam.fail(verb, *(not_supported(verb) for _ in range(3)))
     with flaky.asked("stream") as asked:
@@ -170,14 +162,14 @@ def test_a_begin_that_fails_can_be_tried_again(verb: str, flaky: Flaky) -> None:
     assert asked == {"stream": 4 if verb == "stream" else 1}  # what was made is used again
     made.launch()
     graph.end().replay()
-    made.check(1)
+    made.check_launches(1)
     usable(made, 1)
 
 
 def test_a_capture_spoilt_behind_our_back_names_the_last_line_that_was_good(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     graph = flaky.gpu.capture().begin()
-    made.y.fill(3.0)
+    made.y.fill(3)
     good = here(-1)
     with pytest.raises(DriverError):
         flaky.seam.synchronize()  # as another library would, past all our checks
@@ -191,7 +183,7 @@ def test_a_capture_spoilt_behind_our_back_names_the_last_line_that_was_good(flak
 
 
 def test_work_after_a_capture_was_spoilt_raises_where_it_stands(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     graph = flaky.gpu.capture().begin()
     made.launch()
     with pytest.raises(DriverError):
@@ -203,7 +195,7 @@ def test_work_after_a_capture_was_spoilt_raises_where_it_stands(flaky: Flaky) ->
 
 
 def test_an_end_whose_graph_cannot_be_read_leaks_nothing(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     flaky.seam.fail("graph.nodes", not_supported("cuGraphGetNodes"))
     with flaky.asked("stream.end_capture", "graph.close") as asked:
         graph = flaky.gpu.capture().begin()
@@ -219,8 +211,13 @@ def test_an_end_whose_graph_cannot_be_read_leaks_nothing(flaky: Flaky) -> None:
 def test_out_of_memory_at_instantiation_keeps_the_capture_for_another_try(
     drop: str, flaky: Flaky
 ) -> None:
-    made = bench(flaky.gpu)
-    flaky.seam.fail("graph.instantiate", out_of_memory(), out_of_memory(), out_of_memory())
+    made = axpy_case(flaky.gpu)
+    flaky.seam.fail(
+        "graph.instantiate",
+        out_of_memory("cuGraphInstantiate"),
+        out_of_memory("cuGraphInstantiate"),
+        out_of_memory("cuGraphInstantiate"),
+    )
     with flaky.asked("graph.close", "executable.close") as asked:
         with pytest.raises(OutOfMemoryError), flaky.gpu.capture() as graph:
             made.launch()
@@ -229,9 +226,9 @@ def test_out_of_memory_at_instantiation_keeps_the_capture_for_another_try(
                 again()
             assert (graph.state, graph.num_replays) == (State.CAPTURED, 0)
         del again
-        made.check(0)
+        made.check_launches(0)
         graph.replay()
-        made.check(1)
+        made.check_launches(1)
         assert (graph.state, graph.num_replays) == (State.READY, 1)
         if drop == "close":
             graph.close()
@@ -244,11 +241,11 @@ def test_out_of_memory_at_instantiation_keeps_the_capture_for_another_try(
 
 @pytest.mark.parametrize("drop", ["close", "forget"])
 def test_a_capture_that_never_was_instantiated_is_given_back(drop: str, flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    flaky.seam.fail("graph.instantiate", out_of_memory())
+    made = axpy_case(flaky.gpu)
+    flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with flaky.asked("graph.close", "executable.close") as asked:
         with pytest.raises(OutOfMemoryError):
-            captured(made)
+            made.captured()
         graph = flaky.gpu.capture().begin()
         made.launch()
         graph.end()
@@ -262,8 +259,8 @@ def test_a_capture_that_never_was_instantiated_is_given_back(drop: str, flaky: F
 
 
 def test_an_upload_that_fails_is_done_again_and_then_never(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    graph = captured(made)
+    made = axpy_case(flaky.gpu)
+    graph = made.captured()
     flaky.seam.fail("executable.upload", out_of_memory("cuGraphUpload"), not_supported("cuGraphUpload"))
     with flaky.asked("executable.upload", "replay") as asked:
         with pytest.raises(OutOfMemoryError):
@@ -275,7 +272,7 @@ def test_an_upload_that_fails_is_done_again_and_then_never(flaky: Flaky) -> None
             graph.replay()
     assert asked == {"executable.upload": 3, "replay": 3}
     assert graph.num_replays == 3
-    made.check(3)
+    made.check_launches(3)
 
 
 @pytest.mark.parametrize("warm", [0, 3])
@@ -301,8 +298,8 @@ def test_a_replay_that_fails_is_not_counted_and_the_next_one_works(
 
 @pytest.mark.parametrize("warm", [0, 3])
 def test_a_replay_that_nothing_survives_names_the_graph_from_then_on(warm: int, flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    graph = captured(made, name="the step")
+    made = axpy_case(flaky.gpu)
+    graph = made.captured(name="the step")
     for _ in range(warm):
         graph.replay()
     flaky.seam.fail("replay", illegal_address("cuGraphLaunch"))
@@ -318,11 +315,11 @@ def test_a_replay_that_nothing_survives_names_the_graph_from_then_on(warm: int, 
 
 
 def test_work_that_fails_later_names_the_last_graph_replayed(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    first, second = captured(made, name="first"), captured(made, name="second")
+    made = axpy_case(flaky.gpu)
+    first, second = made.captured(name="first"), made.captured(name="second")
     for graph in (first, second, first):
         graph.replay()
-    flaky.seam.fail("synchronize", illegal_address())
+    flaky.seam.fail("synchronize", illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="the last graph replayed was first"):
         flaky.gpu.synchronize()
 
@@ -334,10 +331,10 @@ class InterruptedByTestError(Exception):
 def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench(open_device("emulator"))
+    made = axpy_case(open_device("emulator"))
     # A launch that takes no time: what is interrupted is the replay around it.
     monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: lambda: (0,))
-    graph = captured(made)
+    graph = made.captured()
 
     def interrupt(*_: object) -> None:
         raise InterruptedByTestError
@@ -360,7 +357,7 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     done = graph.num_replays
-    elsewhere(graph.replay)
+    run_in_thread(graph.replay)
     assert graph.num_replays == done + 1
 
 
@@ -368,23 +365,23 @@ def test_a_fault_inside_a_replay_on_the_emulator_comes_out_of_it(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with gpu.capture(name="beyond") as graph:
-        made.saxpy[5, 64](2.0, made.x, made.y, made.n + 1)
+        made.axpy[5, 64](3, made.x, made.y, made.n + 1)
     with pytest.raises(EmulatorFault, match="past the end of the 1028-byte buffer"):
         graph.replay()
     assert graph.num_replays == 0
     with pytest.raises(ContextLostError, match="the last graph replayed was beyond"):
         graph.replay()
     gpu.reset()
-    usable(bench(gpu))
+    usable(axpy_case(gpu))
 
 
 # Memory and programs that go away
 
 
 def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
     with pytest.raises(CaptureError, match="freeing memory inside a capture") as caught:
@@ -396,12 +393,12 @@ def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> N
 
 
 def test_memory_freed_by_another_thread_meanwhile_makes_the_graph_stale(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     with device.capture(name="step") as graph:
         made.launch()
-        elsewhere(made.x.close)
+        run_in_thread(made.x.close)
     assert graph.stale
-    words = r"graph 'step' is stale: node 0, saxpy, argument 1 \(float const\*\): Array float32\[257\]"
+    words = r"graph 'step' is stale: node 0, axpy, argument 1 \(int const\*\): Array int32\[257\]"
     with pytest.raises(StaleGraphError, match=words):
         graph.replay()
     assert graph.num_replays == 0
@@ -409,18 +406,18 @@ def test_memory_freed_by_another_thread_meanwhile_makes_the_graph_stale(device: 
 
 @pytest.mark.parametrize("warm", [0, 3])
 def test_memory_freed_after_the_capture_makes_the_graph_stale(warm: int, device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     view = made.x[0:]
-    graph = captured(made, name="step")
+    graph = made.captured(name="step")
     for _ in range(warm):
         graph.replay()
     view.close()
     for _ in range(2):
-        with pytest.raises(StaleGraphError, match="node 0, saxpy, argument 1") as caught:
+        with pytest.raises(StaleGraphError, match="node 0, axpy, argument 1") as caught:
             graph.replay()
         assert "capture again" in str(caught.value.hint)
     assert graph.num_replays == warm
-    made.check(warm)
+    made.check_launches(warm)
 
 
 def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
@@ -430,7 +427,7 @@ def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
         add[1, 32](out, 4, out, 1)
         del add
         gc.collect()
-        elsewhere(gpu.trim)
+        run_in_thread(gpu.trim)
     with flaky.asked("module.unload") as asked:
         assert gpu.trim() == 0
         graph.replay()
@@ -443,7 +440,7 @@ def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
 
 
 def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
     with pytest.raises(CaptureError, match="unloading programs inside a capture"):
@@ -458,65 +455,65 @@ def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
 
 def test_a_reset_by_another_thread_inside_the_window_is_named(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     graph = gpu.capture()
 
     def body() -> None:
         with graph:
             made.launch()
-            elsewhere(gpu.reset)
+            run_in_thread(gpu.reset)
             made.launch()
 
     with pytest.raises(ContextLostError, match="it was reset"):
         body()
     assert graph.state is State.FAILED
-    usable(bench(gpu))
+    usable(axpy_case(gpu))
 
 
 def test_a_reset_that_the_body_never_noticed_is_named_by_the_end(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     graph = gpu.capture().begin()
     made.launch()
-    elsewhere(gpu.reset)
+    run_in_thread(gpu.reset)
     with pytest.raises((ContextLostError, CaptureError), match="it was reset") as caught:
         graph.end()
     assert "another library" not in str(caught.value)
     assert graph.state is State.FAILED
-    usable(bench(gpu))
+    usable(axpy_case(gpu))
 
 
 @pytest.mark.parametrize("warm", [0, 3])
 def test_a_graph_does_not_outlive_a_reset(warm: int, open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graph = captured(bench(gpu))
+    graph = axpy_case(gpu).captured()
     for _ in range(warm):
         graph.replay()
-    elsewhere(gpu.reset)
+    run_in_thread(gpu.reset)
     for door in (graph.replay, graph.upload):
         with pytest.raises(ContextLostError, match="it was reset, and everything on it was lost"):
             door()
     assert graph.num_replays == warm
     graph.close()
-    usable(bench(gpu))
+    usable(axpy_case(gpu))
 
 
 def test_a_reset_is_refused_inside_and_by_a_global_capture_everywhere(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with pytest.raises(CaptureError, match="resetting or closing the device inside"), gpu.capture():
         gpu.reset()
     with gpu.capture(mode="global") as graph:
         made.launch()
         for door in (gpu.reset, gpu.close):
             with pytest.raises(CaptureError, match="while another thread captures"):
-                elsewhere(door)
+                run_in_thread(door)
     graph.replay()
-    made.check(1)
+    made.check_launches(1)
 
 
 # The collector
@@ -530,10 +527,10 @@ class Cycle:
 
 
 def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, bench(flaky.gpu)
+    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
     doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
     bound = doomed.bind(gpu.array([1], "int32"), 1, gpu.array([2], "int32"), 1, grid=1, block=32)
-    old = captured(made)
+    old = made.captured()
     old.replay()
     event, side = gpu.record(), gpu.stream()
     cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
@@ -546,7 +543,7 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
         with flaky.asked() as asked:
             cycles.clear()
             gc.collect()
-            elsewhere(gc.collect)
+            run_in_thread(gc.collect)
         assert asked == {}
         assert len(gpu._context.deferred_cleanups) >= 6  # four arrays, a graph, an event
         made.launch()
@@ -555,16 +552,16 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
     assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
     assert not gpu._context.deferred_cleanups
     graph.replay()
-    made.check(3)
+    made.check_launches(3)
 
 
 def test_another_thread_that_allocates_meanwhile_frees_nothing_either(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, bench(flaky.gpu)
+    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
     dropped = [gpu.array(made.xs) for _ in range(5)]
     with gpu.capture(), flaky.asked("free", "allocate") as asked:
         made.launch()
         dropped.clear()
-        elsewhere(lambda: made.x.write(gpu.array(made.xs).numpy()))
+        run_in_thread(lambda: made.x.write(gpu.array(made.xs).numpy()))
     assert asked == {"allocate": 1}
     with flaky.asked("free") as asked:
         gpu.empty(1)
@@ -596,28 +593,28 @@ def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -
 
 def test_a_graph_works_on_in_a_forked_child_of_the_emulator(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
-    graph = captured(made)
+    made = axpy_case(gpu)
+    graph = made.captured()
     graph.replay()
 
     def work() -> None:
         graph.replay()
         graph.replay()
-        made.check(3)
+        made.check_launches(3)
         usable(made, 3)
         graph.close()
 
-    in_child(work)
+    run_in_fork(work)
     graph.replay()
-    made.check(2)
+    made.check_launches(2)
     assert graph.num_replays == 2
 
 
 @pytest.mark.gpu
 def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("cuda")
-    made = bench(gpu)
-    graph = captured(made)
+    made = axpy_case(gpu)
+    graph = made.captured()
     graph.replay()
     gpu.synchronize()
 
@@ -627,28 +624,28 @@ def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Call
                 door()
         graph.close()
 
-    in_child(work)
+    run_in_fork(work)
     graph.replay()
-    made.check(2)
+    made.check_launches(2)
 
 
 def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
 
     def work() -> None:
         made.launch()
         graph.end().replay()
         assert len(graph) == 2
-        made.check(2)
+        made.check_launches(2)
         usable(made, 2)
 
     graph = gpu.capture().begin()
     made.launch()
-    in_child(work)
+    run_in_fork(work)
     graph.end().replay()
     assert len(graph) == 1
-    made.check(1)
+    made.check_launches(1)
     usable(made, 1)
 
 
@@ -657,7 +654,7 @@ def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
 ) -> None:
     flaky = open_flaky("emulator")
     flaky.seam._part.forks = False
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
 
     def work() -> None:
         with flaky.asked() as asked:
@@ -669,16 +666,16 @@ def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
 
     graph = flaky.gpu.capture().begin()
     made.launch()
-    in_child(work)
+    run_in_fork(work)
     graph.end().replay()
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_a_child_is_free_of_the_captures_of_threads_it_does_not_have(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     inside, done = threading.Event(), threading.Event()
 
     def capture() -> None:
@@ -691,7 +688,7 @@ def test_a_child_is_free_of_the_captures_of_threads_it_does_not_have(
     thread.start()
     assert inside.wait(300)
     try:
-        in_child(lambda: usable(made))
+        run_in_fork(lambda: usable(made))
     finally:
         done.set()
         thread.join(300)
@@ -699,13 +696,13 @@ def test_a_child_is_free_of_the_captures_of_threads_it_does_not_have(
 
 def test_a_child_does_not_wait_for_a_replay_of_its_parent(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
-    graph = captured(made)
+    made = axpy_case(gpu)
+    graph = made.captured()
 
     def work() -> None:
         signal.alarm(240)
         graph.replay()
-        made.check(1)
+        made.check_launches(1)
 
     # As when another thread replays it:
-    run_locked(replayer(graph).lock, lambda: in_child(work))
+    run_locked(replayer(graph).lock, lambda: run_in_fork(work))

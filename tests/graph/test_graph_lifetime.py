@@ -16,7 +16,9 @@ import pytest
 from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.faulty import Flaky
+from tests.graph.support import axpy_case
+from tests.runtime.support import KERNELS
 
 
 class Held:
@@ -75,7 +77,7 @@ def test_a_graph_lets_go_of_everything(how: str, device: Gpu) -> None:
 
 
 def test_closing_twice_is_fine(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     with device.capture(name="step") as graph:
         made.launch()
     graph.replay()
@@ -83,16 +85,16 @@ def test_closing_twice_is_fine(device: Gpu) -> None:
     graph.close()
     assert (graph.state, graph.num_replays) == (State.CLOSED, 1)
     assert repr(graph).startswith("<Graph 'step': closed")
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_a_capture_that_fails_holds_nothing(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     names = [device.array(made.xs)]
     alive = weakref.ref(names[0].buffer)
     graph = device.capture()
     with pytest.raises(ZeroDivisionError):
-        raising(graph, lambda: made.saxpy[5, 64](2.0, *names, made.y, made.n))
+        raising(graph, lambda: made.axpy[5, 64](3, *names, made.y, made.n))
     names.clear()
     gc.collect()
     assert alive() is None
@@ -122,7 +124,7 @@ def test_two_scalars_of_one_name_hold_nothing_either(flaky: Flaky) -> None:
 
 
 def test_a_graph_that_is_stale_keeps_the_rest_until_it_is_closed(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     with device.capture() as graph:
         made.launch()
     rest = weakref.ref(made.y.buffer)
@@ -139,7 +141,7 @@ def test_a_graph_that_is_stale_keeps_the_rest_until_it_is_closed(device: Gpu) ->
 
 def test_a_graph_does_not_keep_its_device_from_closing(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()
     graph.replay()
@@ -151,16 +153,16 @@ def test_a_graph_does_not_keep_its_device_from_closing(open_device: Callable[...
 
 def test_a_graph_dropped_inside_its_window_ends_the_window(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
     gpu.capture().begin()
     gc.collect()
     made.launch()
-    made.check(1)
+    made.check_launches(1)
     assert not gpu._context.captures_by_thread
 
 
 def test_a_graph_in_a_cycle_is_collected_like_anything_else(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     with flaky.gpu.capture() as graph:
         made.launch()
     cycle: list[object] = [graph]
@@ -232,7 +234,7 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
 
 def test_failed_captures_leave_nothing_behind(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, context = bench(gpu), gpu._context
+    made, context = axpy_case(gpu), gpu._context
 
     def fail(times: int) -> None:
         for _ in range(times):
@@ -274,13 +276,13 @@ def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[
 
 
 def test_a_failed_capture_is_gone_without_the_collector(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     arrays = [device.array(made.xs)]
     alive = weakref.ref(arrays[0].buffer)
 
     def fail() -> None:
         graph = device.capture().begin()
-        made.saxpy[5, 64](2.0, arrays[0], made.y, made.n)
+        made.axpy[5, 64](3, arrays[0], made.y, made.n)
         with suppress(CaptureError):
             device.synchronize()
         with suppress(CaptureError):

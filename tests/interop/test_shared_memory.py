@@ -14,7 +14,7 @@ from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
 from preheat.runtime.array import Array
-from preheat.runtime.operands import kind_of, strided
+from preheat.runtime.operands import strided, tensor_kind
 from tests.interop.support import (
     BLOCK,
     GRID,
@@ -238,7 +238,7 @@ def test_torch_sees_what_a_kernel_wrote_into_a_subclass_of_its_tensors(
 ) -> None:
     with torch_peer.place(side=side):
         x = subclassed(torch_peer, torch_peer.full(0.0))
-        kind = kind_of(x)
+        kind = tensor_kind(x)
         assert kind is not None
         assert kind.library == "torch"
         for value in (1.0, 5.0):

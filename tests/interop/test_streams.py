@@ -12,8 +12,8 @@ import pytest
 from preheat.gpu import Gpu
 from preheat.runtime.context import _LONG_QUEUE
 from preheat.runtime.uses import _MANY_READS
-from tests.graph.support import elsewhere
 from tests.interop.support import CuPy, Foreign, N, Peer, Torch, Work, distinct
+from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
 
@@ -135,7 +135,7 @@ def test_a_replay_in_the_default_stream_is_ordered_there_under_another_context(w
             gpu.synchronize()
             return distinct(y.numpy())
 
-    assert elsewhere(replay) == {2.0}
+    assert run_in_thread(replay) == {2.0}
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -163,7 +163,7 @@ def test_scalars_are_set_in_the_default_stream_under_another_context(count: int,
                 found.append(distinct(seen.numpy()) | distinct(y.numpy()))
         return found
 
-    assert elsewhere(replay) == [{3.0}, {3.0, 5.0}, {5.0, 6.0}]
+    assert run_in_thread(replay) == [{3.0}, {3.0, 5.0}, {5.0, 6.0}]
 
 
 # Destroyed streams

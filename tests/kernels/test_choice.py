@@ -116,7 +116,7 @@ def test_whoever_hears_of_the_choice_may_ask_for_it(
     open_device: Callable[..., Gpu], builder: Builder
 ) -> None:
     ops, heard = Ops(open_device("emulator", builder=builder)), list[Blas | None]()
-    builder.events.sinks.append(lambda name, _: heard.append(ops.blas) if name == "blas" else None)
+    builder.events.subscribe(lambda name, _: heard.append(ops.blas) if name == "blas" else None)
     asking = threading.Thread(target=lambda: ops.blas, daemon=True)
     asking.start()
     asking.join(PATIENCE)
@@ -134,7 +134,7 @@ def test_a_choice_holds_although_a_sink_failed(
 
     gpu = open_device("emulator", builder=builder)
     ops, a, b = Ops(gpu), gpu.zeros((5, 7)), gpu.zeros((7, 3))
-    builder.events.sinks.append(fail)
+    builder.events.subscribe(fail)
     with pytest.raises(OSError, match="no space left"):
         ops.gemm(a, b)
     ops.gemm(a, b)

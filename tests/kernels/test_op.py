@@ -357,7 +357,7 @@ def test_a_launch_is_seen_although_a_sink_failed(
             raise OSError("no space left")
 
     gpu = open_device("emulator", builder=builder)
-    builder.events.sinks.append(fail)
+    builder.events.subscribe(fail)
     with trace_ops() as seen, pytest.raises(OSError, match="no space left"):
         Ops(gpu).softmax(gpu.zeros((1, 20001)))
     assert seen == [softmax.softmax(1, 20001, "float32")]

@@ -16,7 +16,8 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.bound import Bound
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
-from tests.runtime.support import KERNELS, Flaky
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS
 
 
 class Things(NamedTuple):

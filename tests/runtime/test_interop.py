@@ -15,8 +15,9 @@ from preheat.dtypes import DTYPES
 from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
-from preheat.runtime.operands import kind_of, strided
-from tests.runtime.support import KERNELS, Flaky, bench, library
+from preheat.runtime.operands import strided, tensor_kind
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench, library
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
@@ -278,17 +279,17 @@ def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
 
 
 def test_a_type_is_looked_at_once() -> None:
-    first, second = kind_of(Tensor(np.zeros(1))), kind_of(Tensor(np.zeros(2)))
+    first, second = tensor_kind(Tensor(np.zeros(1))), tensor_kind(Tensor(np.zeros(2)))
     assert first is not None
     assert first is second
-    assert kind_of(np.zeros(1)) is not None
+    assert tensor_kind(np.zeros(1)) is not None
     for plain in (1, 1.5, "a", None, np.float32(1), object(), b""):
-        assert kind_of(plain) is None
+        assert tensor_kind(plain) is None
 
 
 def test_our_own_arrays_are_no_other_librarys(device: Gpu) -> None:
-    assert kind_of(device.zeros(1)) is None
-    assert kind_of(device.scalar("int32")) is None
+    assert tensor_kind(device.zeros(1)) is None
+    assert tensor_kind(device.scalar("int32")) is None
 
 
 def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu) -> None:

@@ -15,7 +15,9 @@ from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from tests.conftest import SAXPY
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench
 
 
 def test_dropping_an_array_asks_nothing_of_the_device_until_the_next_allocation(flaky: Flaky) -> None:
@@ -97,7 +99,7 @@ def test_memory_in_use_does_not_grow_with_work(device: Gpu) -> None:
 
 
 def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Flaky) -> None:
-    full = OutOfMemoryError("cuMemAllocFromPoolAsync", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    full = out_of_memory("cuMemAllocFromPoolAsync")
     flaky.seam.fail("allocate", full)
     with flaky.asked("allocate", "synchronize", "stream.synchronize") as asked:
         made = flaky.gpu.array([1, 2, 3])

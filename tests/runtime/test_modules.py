@@ -30,7 +30,9 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.program import Program
 from tests.conftest import SAXPY, Recorder
-from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 OpenBuilder = Callable[..., Builder]
 OpenFlaky = Callable[..., Flaky]
@@ -250,7 +252,7 @@ def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
 
 
 def test_a_load_that_failed_is_tried_again(flaky: Flaky) -> None:
-    full = OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    full = out_of_memory("cuModuleLoadData")
     flaky.seam.fail("load", full)
     with pytest.raises(OutOfMemoryError):
         flaky.gpu.kernel(SAXPY, "saxpy")
@@ -544,7 +546,7 @@ def test_code_that_stays_invalid_is_reported(
 @pytest.mark.parametrize(
     "error",
     [
-        OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
+        out_of_memory("cuModuleLoadData"),
         DriverError(
             "cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX is too new"
         ),

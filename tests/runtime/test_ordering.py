@@ -23,7 +23,7 @@ from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.libraries import StreamHandle, Torch
-from preheat.runtime.operands import kind_of, strided
+from preheat.runtime.operands import strided, tensor_kind
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
@@ -562,7 +562,7 @@ def test_a_subclass_of_a_tensor_is_a_tensor(world: World) -> None:
 
     x = world.torch.full(N, 1)
     mine = Parameter(world.torch, x._storage, N)
-    kind = kind_of(mine)
+    kind = tensor_kind(mine)
     assert kind is not None
     assert kind.source is world.torch.library
     for value in (2, 3, 4):

@@ -11,7 +11,8 @@ import pytest
 
 from preheat.errors import ContextLostError, InputError
 from preheat.gpu import Gpu
-from tests.runtime.support import Bench, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import Bench, bench
 
 
 class Foreign:

@@ -10,7 +10,7 @@ import pytest
 
 from preheat.devices.emulator.access import LOCAL, SHARED
 from preheat.errors import EmulatorFault
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 from tests.torture.conftest import Campaign
 
 Array = np.ndarray[Any, Any]

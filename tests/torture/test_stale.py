@@ -216,7 +216,7 @@ def test_a_header_dated_in_the_future_is_cached(project: Project, days: int) -> 
     seen: list[str] = []
     for _ in range(2):
         builder = project.process()
-        builder.events.sinks.append(lambda name, _: seen.append(name))
+        builder.events.subscribe(lambda name, _: seen.append(name))
         builder.build(project.program, "sm_90")
     assert (seen.count("compile"), seen.count("hit"), seen.count("uncached")) == (1, 1, 0)
 
@@ -259,7 +259,7 @@ def test_headers_in_two_mounts_of_one_file_system_are_cached(project: Project) -
         program = Program.of(f'#include "a.h"\n{KERNEL}', include=places[2:])
         for _ in range(2):
             builder = project.process()
-            builder.events.sinks.append(lambda name, _: seen.append(name))
+            builder.events.subscribe(lambda name, _: seen.append(name))
             builder.build(program, "sm_90")
     assert (seen.count("uncached"), seen.count("hit")) == (0, 1)
 
@@ -307,7 +307,7 @@ def test_a_branch_that_is_not_taken_may_name_what_never_ends(project: Project, n
 def test_ordinary_programs_are_cached(project: Project, source: str) -> None:
     builder = project.process()
     seen: list[str] = []
-    builder.events.sinks.append(lambda name, _: seen.append(name))
+    builder.events.subscribe(lambda name, _: seen.append(name))
     program = Program.of(source + KERNEL)
     builder.build(program, "sm_90")
     project.process().build(program, "sm_90")
@@ -320,7 +320,7 @@ def test_without_a_trace_a_program_that_includes_nothing_is_cached_all_the_same(
 ) -> None:
     seen: list[str] = []
     builder = project.process()
-    builder.events.sinks.append(lambda name, _: seen.append(name))
+    builder.events.subscribe(lambda name, _: seen.append(name))
     compile_program = Toolchain.compile
     monkeypatch.setattr(
         Toolchain, "compile", lambda *given: replace(compile_program(*given), opened=None)

@@ -21,7 +21,7 @@ from preheat.build.builder import Builder
 from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import write
 from preheat.config import Config, SealMode
-from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, fresh
+from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.program import Program
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
@@ -245,7 +245,7 @@ def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
         if "<" not in name or name in program.names:
             raise
         hint = f"a template becomes a kernel by `names`: add names = [{name!r}] to the program"
-        raise fresh(unknown, hint=hint) from None
+        raise copy_error(unknown, hint=hint) from None
 
 
 @functools.cache

@@ -72,20 +72,17 @@ class Recorder:
     def attach(cls, builder: Builder, manifest: Path) -> Recorder:
         """Record everything that `builder` returns from now on."""
         recorder = cls(manifest, builder.events)
-        builder.watchers.append(recorder.on_program)
-        builder.events.sinks.append(recorder.on_event)
+        builder.events.subscribe(recorder.on_event, "request", "resolve", "graph")
         atexit.register(recorder.close)
         _at_process_end(recorder.close)
         return recorder
 
-    def on_program(self, program: Program, arch: Arch, artifact: Artifact) -> None:
-        """Record a request that the builder answered with `artifact`."""
-        request = (program, arch, call_site())
-        self._attempt("write", lambda: self._record_request(request, artifact))
-
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Record a kernel that was resolved or a graph that was captured; ignore other events."""
-        if name == "resolve":
+        """Record a request, a kernel that was resolved, or a graph that was captured."""
+        if name == "request":
+            request = (fields["program"], fields["arch"], call_site())
+            self._attempt("write", lambda: self._record_request(request, fields["artifact"]))
+        elif name == "resolve":
             self._attempt("write", lambda: self._record_entry(fields["key"], fields["entry"]))
         elif name == "graph" and fields["what"] == "captured" and fields["name"] is not None:
             self._attempt("write", lambda: self._record_graph(fields["name"], fields["key"]))

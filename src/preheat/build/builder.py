@@ -51,8 +51,6 @@ __all__ = ["Builder", "open_disk"]
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _SEARCH = 0.5  # seconds to look for a stored artifact like the one that is missing
 
-Watcher = Callable[[Program, Arch, Artifact], None]
-
 
 class Builder:
     """Builds programs. Safe from any thread, in any number of processes, and after a fork."""
@@ -74,10 +72,9 @@ class Builder:
         self.store = store
         self.events = events
         self.disk = disk
-        self.watchers: list[Watcher] = []  # called for every program that is handed out
         self._bundles = BundleTier(events, trust=trust)
-        self._lookup = Lookup(store, self._bundles, HeaderMemos(disk, events), events)
-        self._compiler = ArtifactCompiler(self._lookup, events, disk)
+        self._stored = Lookup(store, self._bundles, HeaderMemos(disk, events), events)
+        self._compiler = ArtifactCompiler(self._stored, events, disk)
         self._counters = Counters(events, journal)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
@@ -106,7 +103,7 @@ class Builder:
         config = config or Config.from_env(cache_dir=cache_dir)
         events = events or Events(log_events())
         if config.events is not None:
-            events.sinks.append(JsonLines(config.events))
+            events.subscribe(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
         tiers: list[Tier] = [
             MemoryTier(config.memory_limit),
@@ -140,16 +137,16 @@ class Builder:
         arch: Arch | str,
         *,
         missed: Miss | None = None,
-        watched: bool = True,
+        record: bool = True,
     ) -> Artifact:
         """Return the artifact of `program` for `arch`: from a bundle or a cache, or compiled, once.
 
         `missed` is the result of a lookup of the same request, which is then not repeated. Without
-        `watched`, watchers are not called. Raises `CompileError` with the compiler's log when the
+        `record`, no `request` event is emitted. Raises `CompileError` with the compiler's log when the
         program is wrong, and `SealedError` when it is not stored and nothing may be compiled.
         """
         try:
-            return self.obtain(program, arch, missed=missed, watched=watched).artifact
+            return self.obtain(program, arch, missed=missed, record=record).artifact
         except PreheatError as error:
             shorten(error)
             raise
@@ -160,7 +157,7 @@ class Builder:
         arch: Arch | str,
         *,
         missed: Miss | None = None,
-        watched: bool = True,
+        record: bool = True,
     ) -> Hit:
         """Do what `build` does, and return the tier that had the artifact with it."""
         release_lost()
@@ -173,19 +170,19 @@ class Builder:
         except PreheatError as error:
             shorten(error)
             raise
-        if watched:
-            self._show(program, Arch.parse(arch), hit.artifact)
+        if record:
+            self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit
 
     def _obtain(self, request: Request, missed: Miss | None = None) -> Hit:
-        found = self._find_counted(request) if missed is None else missed
+        found = self._find_and_count(request) if missed is None else missed
         if isinstance(found, Hit):
             return found
         self._permit(request, found)  # before a compiler is needed: there may be none
         if request.program.uncacheable:
             return self._compile(request, found)
         return self._flights.run(
-            request.flight, lambda: self._obtain_alone(request), title=request.digest
+            request.shared_key, lambda: self._obtain_alone(request), title=request.digest
         )
 
     def _obtain_alone(self, request: Request) -> Hit:
@@ -195,7 +192,7 @@ class Builder:
         try:
             if lock is not None:
                 self._locks.acquire(lock)
-            found = self._find_counted(request)  # The last holder of the lock may have stored it.
+            found = self._find_and_count(request)  # The last holder of the lock may have stored it.
             if isinstance(found, Hit):
                 return found
             self.events.emit("miss", reason=found.reason, **_fields(request))
@@ -221,51 +218,41 @@ class Builder:
         """Replace code that a device called invalid by that of a cache, or compile it again."""
         request = self._request(program, arch)
         miss = Miss(f"invalid: {reason}")
-        found = self._lookup.find(request, sealed=self.sealed is not SealMode.OFF)
+        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
         if isinstance(found, Miss):
             return self._compile(request, miss).artifact
         invalid = found.artifact
-        other = self._lookup.other_than(request, invalid)
+        other = self._stored.other_than(request, invalid)
         if other is None:
             self._permit(request, miss)
         self.events.emit("damaged", tier="device", key=invalid.digest, reason=reason)
-        self._lookup.refuse(invalid)
+        self._stored.refuse(invalid)
         if other is not None:
             return other
-        self._lookup.in_use.pop(invalid.digest, None)
+        self._stored.in_use.pop(invalid.digest, None)
         self.store.remove(invalid.digest)
         return self._compile(request, miss).artifact
 
     def _request(self, program: Program, arch: Arch | str) -> Request:
         return Request(program, Arch.parse(arch), self.toolchain)
 
-    def _show(self, program: Program, arch: Arch, artifact: Artifact) -> None:
-        for watch in self.watchers:
-            watch(program, arch, artifact)
-
     # Lookup
 
-    def find(
-        self, program: Program, device: Arch | str, *, exact: bool = False, watched: bool = True
-    ) -> Artifact | None:
-        """Return a stored artifact that runs on `device`, best architecture first; never compile.
-
-        With `exact`, an artifact for another architecture is not used.
-        """
-        found = self.lookup(program, device, exact=exact, watched=watched)
-        return found.artifact if isinstance(found, Hit) else None
-
     def lookup(
-        self, program: Program, device: Arch | str, *, exact: bool = False, watched: bool = True
+        self, program: Program, device: Arch | str, *, exact: bool = False, record: bool = True
     ) -> Hit | Miss:
-        """Do what `find` does, and return the tier too, or why the artifact for `device` is missing."""
+        """Return a stored artifact that runs on `device`, or why there is none; never compile.
+
+        The best architecture comes first. With `exact`, an artifact for another architecture is not
+        used. Without `record`, no `request` event is emitted.
+        """
         device = Arch.parse(device)
         miss: Miss | None = None
         for arch in (device,) if exact else ladder(device):
-            found = self._find_counted(self._request(program, arch))
+            found = self._find_and_count(self._request(program, arch))
             if isinstance(found, Hit):
-                if watched:
-                    self._show(program, device, found.artifact)
+                if record:
+                    self.events.emit("request", program=program, arch=device, artifact=found.artifact)
                 return found
             miss = miss or found
         assert miss is not None
@@ -274,7 +261,7 @@ class Builder:
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
         """Return what a build would find now, without building; header files are compared."""
         sealed = self.sealed is not SealMode.OFF
-        found = self._lookup.find(self._request(program, arch), sealed=sealed, verify=True)
+        found = self._stored.find(self._request(program, arch), sealed=sealed, verify=True)
         return found.artifact if isinstance(found, Hit) else found
 
     def key(self, program: Program, arch: Arch | str) -> Key:
@@ -293,9 +280,9 @@ class Builder:
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
         return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
-    def _find_counted(self, request: Request) -> Hit | Miss:
+    def _find_and_count(self, request: Request) -> Hit | Miss:
         """Look a request up, and count a hit."""
-        found = self._lookup.find(request, sealed=self.sealed is not SealMode.OFF)
+        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
         if isinstance(found, Hit):
             artifact = found.artifact
             self.events.emit(
@@ -355,11 +342,11 @@ class Builder:
         artifact, tier = self.obtain(program, arch)
         request = self._request(program, arch)
         include = program.asked_include
-        baked = self._lookup.bundle_entry(request, artifact)
+        baked = self._stored.bundle_entry(request, artifact)
         if baked is not None:
             return replace(baked, artifact=artifact, entries=entries, include=include), tier
         note = program.uncacheable or self._compiler.untracked(artifact)
-        state = self._lookup.header_state(request, artifact)
+        state = self._stored.header_state(request, artifact)
         key = request.bundle_key.digest
         return BundleEntry(key, artifact, state, entries, note, include), tier
 
@@ -372,7 +359,7 @@ class Builder:
         """
         if not artifact.headers:
             return None
-        return self._lookup.header_change(self._request(program, artifact.arch), artifact)
+        return self._stored.header_change(self._request(program, artifact.arch), artifact)
 
     # What this process remembers
 
@@ -393,8 +380,8 @@ class Builder:
         for tier in self.store.tiers:
             if isinstance(tier, MemoryTier):
                 tier.clear()
-        self._lookup.in_use.clear()
-        self._lookup.memos.clear()
+        self._stored.in_use.clear()
+        self._stored.memos.clear()
 
     def stats(self) -> dict[str, Stats]:
         """Return the counters of this process, and those of every process that used this cache."""

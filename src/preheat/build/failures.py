@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from preheat.build.request import Request
-from preheat.errors import PreheatError, fresh
+from preheat.errors import PreheatError, copy_error
 from preheat.events import Events
 
 __all__ = ["Failure", "Failures"]
@@ -47,4 +47,4 @@ class Failures:
         failure.count += 1
         label = request.program.label
         self._events.emit("recall", key=request.digest, program=label, count=failure.count)
-        raise fresh(failure.error, count=failure.count)
+        raise copy_error(failure.error, count=failure.count)

@@ -37,6 +37,10 @@ class Miss(NamedTuple):
 
     reason: str
 
+    @property
+    def artifact(self) -> None:
+        """None, so that `lookup(…).artifact` is the artifact or None."""
+
 
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it, and no cache")

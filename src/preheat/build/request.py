@@ -28,7 +28,7 @@ class Request:
         identity = self.toolchain.identity(self.program.language)
         return request_key(self.program, self.arch, identity)
 
-    @property
+    @lazy
     def digest(self) -> str:
         """The digest of `key`."""
         return self.key.digest
@@ -39,8 +39,8 @@ class Request:
         return bundle_key(self.program, self.arch)
 
     @property
-    def flight(self) -> tuple[str, ...]:
-        """What threads must have in common to share one compile.
+    def shared_key(self) -> tuple[str, ...]:
+        """The key under which threads share one compile.
 
         Include directories are part of it, because they decide which headers the compiler opens.
         """

@@ -23,7 +23,7 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
 
     Code without line information is built once more with it, unless the process is sealed. That
-    artifact has a key of its own, and watchers do not see it, because no manifest shall list it.
+    artifact has a key of its own, and it is not recorded, because no manifest shall list it.
     """
     from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
 
@@ -43,5 +43,5 @@ def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | 
         return None
     program = replace(program, options=(*program.options, "-lineinfo"))
     if builder.sealed is SealMode.OFF:
-        return builder.build(program, arch, watched=False)
-    return builder.find(program, arch, exact=True, watched=False)
+        return builder.build(program, arch, record=False)
+    return builder.lookup(program, arch, exact=True, record=False).artifact

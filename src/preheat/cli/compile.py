@@ -62,8 +62,10 @@ def command(
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
         _make_directory(output, files)
-    uncached = _Uncached()
-    builder = Builder.open(events=Events(log_events(), uncached))
+    uncached: list[Mapping[str, Any]] = []
+    events = Events(log_events())
+    events.subscribe(lambda _, fields: uncached.append(fields), "uncached")
+    builder = Builder.open(events=events)
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
     threads = ThreadPoolExecutor(os.cpu_count())
@@ -72,9 +74,10 @@ def command(
         for _ in as_completed(running):
             now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
             bar.step(", ".join(sorted(now)))
+    reasons = {(fields["program"], fields["arch"]): fields["reason"] for fields in uncached}
     for (file, _, arch), job in zip(jobs, running, strict=True):
         try:
-            rows.append(_row(file, arch, job.result(), uncached, output))
+            rows.append(_row(file, arch, job.result(), reasons, output))
         except PreheatError as error:
             failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)
@@ -92,18 +95,9 @@ def _make_directory(output: Path, files: tuple[str, ...]) -> None:
         raise InputError(f"cannot write to {output}: {fault.strerror or fault}") from None
 
 
-class _Uncached:
-    """An event sink that remembers why artifacts were not stored, by label and architecture."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[tuple[str, str], str] = {}
-
-    def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        if name == "uncached":
-            self.reasons[fields["program"], fields["arch"]] = fields["reason"]
-
-
-def _row(file: str, arch: Arch, hit: Hit, uncached: _Uncached, output: Path | None) -> dict[str, Any]:
+def _row(
+    file: str, arch: Arch, hit: Hit, uncached: Mapping[tuple[str, str], str], output: Path | None
+) -> dict[str, Any]:
     artifact = hit.artifact
     written = []
     if output is not None:
@@ -116,7 +110,7 @@ def _row(file: str, arch: Arch, hit: Hit, uncached: _Uncached, output: Path | No
         "arch": str(arch),
         "key": artifact.digest,
         "from": hit.tier,
-        "uncached": uncached.reasons.get((artifact.label, str(arch))),
+        "uncached": uncached.get((artifact.label, str(arch))),
         "seconds": artifact.provenance.seconds,
         "bytes": len(artifact.cubin),
         "kernels": [str(entry) for entry in artifact.entries],

@@ -13,7 +13,7 @@ from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
 from preheat.graph.keys import described
-from preheat.runtime.operands import kind_of
+from preheat.runtime.operands import tensor_kind
 
 __all__ = ["ArgumentReader", "CallKey"]
 
@@ -154,7 +154,7 @@ class ArgumentReader:
 
     def _value(self, given: Any) -> _Value:
         try:
-            if kind_of(given) is not None:
+            if tensor_kind(given) is not None:
                 raise TypeError("its memory is not on this device")
             if _compares_by_identity(given):
                 raise TypeError("it is equal to itself alone, whatever is in it")

@@ -14,7 +14,7 @@ from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import Pointer, kind_of
+from preheat.runtime.operands import Pointer, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
 def is_array(value: Any) -> bool:
     """Return True for an array of preheat or of any other library."""
-    return isinstance(value, Array) or kind_of(value) is not None
+    return isinstance(value, Array) or tensor_kind(value) is not None
 
 
 def memory_of(value: Any, device: base.Device) -> Memory | None:
@@ -51,7 +51,7 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
         return Memory(value.dtype.name, value.shape, None, place)
     if isinstance(value, Pointer):
         return Memory("pointer", (), None, (hex(value.address),))
-    kind = kind_of(value)
+    kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
     found = kind.read(value, UNORDERED)
@@ -64,7 +64,7 @@ def address_range(array: Any) -> range:
     """Return the addresses of an array."""
     if isinstance(array, Array):
         return range(array.address, array.address + array.nbytes)
-    kind = kind_of(array)
+    kind = tensor_kind(array)
     if kind is None:
         return range(0)
     found = kind.read(array, UNORDERED)
@@ -141,7 +141,7 @@ def clone(array: Any) -> Any:
 
 
 def _clone_method(array: Any) -> str | None:
-    kind = kind_of(array)
+    kind = tensor_kind(array)
     return None if kind is None else _CLONES.get(kind.library)
 
 

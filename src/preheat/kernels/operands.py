@@ -13,7 +13,7 @@ from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import cpp_of
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import Operand, kind_of
+from preheat.runtime.operands import Operand, tensor_kind
 
 __all__ = [
     "ArrayArgument", "ArraySpec", "GemmOperands", "aligned", "array_argument", "foreign_operand",
@@ -186,7 +186,7 @@ def foreign_operand(name: str, array: Any) -> Operand:
     if isinstance(array, Nf4):
         hint = "only b of gemm_backward_a may be in NF4; nf4.dequantize returns the matrix"
         raise InputError(f"{name} is in NF4", hint=hint)
-    kind = kind_of(array)
+    kind = tensor_kind(array)
     if kind is None:
         raise _not_an_array(name, array)
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.dtypes import DType, pointee_dtypes
-from preheat.errors import LaunchError, brief
+from preheat.errors import LaunchError, short_repr
 from preheat.lazy import lazy
 from preheat.runtime.host import bfloat16_bytes
 
@@ -120,7 +120,7 @@ class ParamSpec:
         bits = 8 * self.parameter.size
         word = given + (1 << bits) if value.any_sign and -(1 << bits - 1) <= given < 0 else int(given)
         if not _fits(value.code, word):
-            raise ArgumentMismatch(f"{self.title} cannot hold {brief(given)}")
+            raise ArgumentMismatch(f"{self.title} cannot hold {short_repr(given)}")
         return int(word)
 
     def _real(self, number: float, value: Value) -> float:
@@ -152,7 +152,7 @@ class ParamSpec:
         except TypeError:
             number = -1
         if not _fits("Q", number):
-            why = f"{self.title} cannot take {brief(given)} as an address"
+            why = f"{self.title} cannot take {short_repr(given)} as an address"
             raise ArgumentMismatch(why, "an address is an integer from 0 to 2**64 - 1")
         return number
 
@@ -304,4 +304,4 @@ def _describe(given: object) -> str:
     kind = type(given)
     home = kind.__module__.partition(".")[0]
     name = kind.__name__ if home in ("builtins", "preheat") else f"{kind.__module__}.{kind.__name__}"
-    return f"{brief(given)} ({name})" if isinstance(given, complex | int | float | str) else name
+    return f"{short_repr(given)} ({name})" if isinstance(given, complex | int | float | str) else name

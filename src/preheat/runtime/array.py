@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, StaleBufferError, brief
+from preheat.errors import InputError, StaleBufferError, short_repr
 from preheat.runtime import export
 from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
@@ -319,7 +319,7 @@ def _part(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int,
         try:
             start, stop, step = part.indices(extent)
         except TypeError:
-            raise InputError(f"a slice of {which} takes integers, not {brief(part)}") from None
+            raise InputError(f"a slice of {which} takes integers, not {short_repr(part)}") from None
         if step != 1:
             raise InputError(f"a slice of {which} has step 1, not {step}", hint=_COPY)
         return start, (max(stop - start, 0),)
@@ -328,7 +328,7 @@ def _part(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int,
             raise TypeError
         at = operator.index(part)
     except TypeError:
-        why = f"an array is indexed by integers and slices, not by {brief(part)}"
+        why = f"an array is indexed by integers and slices, not by {short_repr(part)}"
         raise InputError(why, hint=_COPY) from None
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is outside {which} of {shape}")

@@ -13,7 +13,7 @@ from typing import Protocol
 from preheat import fork
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, fresh
+from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, copy_error
 from preheat.events import Events
 from preheat.runtime import dlpack
 from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
@@ -192,7 +192,7 @@ class Context:
     def require_alive(self, again: str = "make what you need again") -> None:
         """Raise when this context is lost; `again` says how to replace the object in use."""
         if self.lost is not None:
-            raise fresh(self.lost, hint=self.remedy(again))
+            raise copy_error(self.lost, hint=self.remedy(again))
 
     def remedy(self, again: str) -> str | None:
         """Return what to do once the context is lost; `again` says how to replace the object."""

@@ -12,7 +12,7 @@ from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array
 from preheat.runtime.launch import LaunchArguments, ordered
-from preheat.runtime.operands import TensorKind, kind_of
+from preheat.runtime.operands import TensorKind, tensor_kind
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["copy_of", "new_array"]
@@ -36,7 +36,7 @@ def _home(context: Context, stream: object) -> base.Stream:
 
 def copy_of(context: Context, data: Any, dtype: object, stream: object) -> Array:
     """Return a copy of `data` as an array of this device."""
-    kind = kind_of(data)
+    kind = tensor_kind(data)
     if isinstance(data, Array) or (kind is not None and _on_device(data)):
         return _copy_on_device(context, data, kind, dtype, stream)
     wanted = None if dtype is None else dtype_of(dtype)

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from preheat.runtime.arguments import ParamSpec, Signature, new_param_buffer
 from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
-from preheat.runtime.operands import kind_of
+from preheat.runtime.operands import tensor_kind
 
 __all__ = ["fast_launch"]
 
@@ -84,7 +84,7 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
     if launch.blocking or not context.order.owns(stream) or not all(map(_plain, params)):
         return launch.run
-    given = {kind.library for kind in map(kind_of, args) if kind is not None}
+    given = {kind.library for kind in map(tensor_kind, args) if kind is not None}
     where = context.device.dlpack[0]
     known = {
         library.name: library

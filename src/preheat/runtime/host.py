@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat.dtypes import DType
-from preheat.errors import InputError, brief
+from preheat.errors import InputError, short_repr
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,15 +60,15 @@ def element_bytes(value: Any, dtype: DType) -> bytes:
         try:
             item = value.item() if hasattr(value, "item") else value
             if not isinstance(item, bool | int | float):
-                raise InputError(f"{brief(value)} does not fit {dtype}: it is not one real number")
+                raise InputError(f"{short_repr(value)} does not fit {dtype}: it is not one real number")
             return struct.pack(f"<{_FORMATS[dtype.name]}", item)
         except (struct.error, OverflowError, TypeError, ValueError):
-            raise InputError(f"{brief(value)} does not fit {dtype}") from None
+            raise InputError(f"{short_repr(value)} does not fit {dtype}") from None
     if dtype.name == "bfloat16" and isinstance(value, float | int):
         return bfloat16_bytes(value)
     host = host_array(value, dtype)
     if host.shape:
-        raise InputError(f"{brief(value)} does not fit {dtype}: it is not one element")
+        raise InputError(f"{short_repr(value)} does not fit {dtype}: it is not one element")
     return host.tobytes()
 
 
@@ -79,7 +79,7 @@ def bfloat16_bytes(value: float) -> bytes:
     try:
         single = struct.pack("<f", value)
     except (struct.error, OverflowError):
-        raise InputError(f"{brief(value)} does not fit bfloat16") from None
+        raise InputError(f"{short_repr(value)} does not fit bfloat16") from None
     (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
     if near != value:  # A sticky bit for the lost digits prevents double rounding.
         bits = bits - (abs(near) > abs(value)) | 1
@@ -122,9 +122,11 @@ def shape_of(shape: object) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(n) for n in given)
     except TypeError:
-        raise InputError(f"shape {brief(shape)} must be an integer or a tuple of integers") from None
+        raise InputError(
+            f"shape {short_repr(shape)} must be an integer or a tuple of integers"
+        ) from None
     if any(n < 0 for n in extents):
-        raise InputError(f"shape {brief(shape)} has a negative extent")
+        raise InputError(f"shape {short_repr(shape)} has a negative extent")
     return extents
 
 
@@ -142,7 +144,7 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
         host = numpy.asarray(memoryview(data) if isinstance(data, bytes) else data)
     except (TypeError, ValueError) as bad:
         if "inhomogeneous" in str(bad):
-            bad = ValueError(f"its rows have different lengths: {brief(data)}")
+            bad = ValueError(f"its rows have different lengths: {short_repr(data)}")
         raise InputError(f"cannot read {type(data).__name__} as an array: {bad}") from None
     if host.dtype.kind == "O" or (host.dtype.kind in "SU" and not hasattr(data, "dtype")):
         raise _not_numbers(host, data)
@@ -162,14 +164,14 @@ def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
     """Return the error for data that NumPy reads as text or objects; it names the first one."""
     for found in _others(data):
         return InputError(
-            f"cannot read {type(data).__name__} as an array: {brief(found)} is not a number",
+            f"cannot read {type(data).__name__} as an array: {short_repr(found)} is not a number",
             hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
         )
     if not host.size:
         hint = "give it an element type: numpy.empty(0, 'float32')"
         return InputError("an empty array of objects has no element type", hint=hint)
     # NumPy reads integers as objects when one of them is too long.
-    return InputError(f"{brief(max(host.flat, key=abs))} does not fit into 64 bits")
+    return InputError(f"{short_repr(max(host.flat, key=abs))} does not fit into 64 bits")
 
 
 def _others(data: object) -> Iterator[object]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, LaunchError, brief
+from preheat.errors import InputError, LaunchError, short_repr
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.runtime.arguments import Signature
 from preheat.runtime.bound import Bound
@@ -214,7 +214,7 @@ class Kernel:
     def carveout(self, percent: int | None) -> None:
         self._context.require_alive(Launch.RECREATE)
         if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
-            why = f"carveout {brief(percent)} is not a percentage"
+            why = f"carveout {short_repr(percent)} is not a percentage"
             raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")
         self._function.set_carveout(-1 if percent is None else percent)
 
@@ -235,7 +235,7 @@ class Kernel:
         if not isinstance(config, tuple):
             raise LaunchError(
                 self.name,
-                f"kernel[grid, block] takes a grid and a block, not {brief(config)} alone",
+                f"kernel[grid, block] takes a grid and a block, not {short_repr(config)} alone",
                 hint="say how many threads a block has: kernel[grid, 256]",
             )
         if len(config) != 2:
@@ -364,7 +364,9 @@ class Kernel:
         try:
             return operator.index(shared)
         except TypeError:
-            raise LaunchError(self.name, f"shared {brief(shared)} is not a number of bytes") from None
+            raise LaunchError(
+                self.name, f"shared {short_repr(shared)} is not a number of bytes"
+            ) from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
         parts = given if isinstance(given, tuple | list) else (given,)
@@ -372,11 +374,13 @@ class Kernel:
             sizes = [operator.index(part) for part in parts]
         except TypeError:
             raise LaunchError(
-                self.name, f"{what} {brief(given)} is not one to three integers", hint=_DIM
+                self.name, f"{what} {short_repr(given)} is not one to three integers", hint=_DIM
             ) from None
         if not 1 <= len(sizes) <= 3 or any(size < 1 for size in sizes):
             raise LaunchError(
-                self.name, f"{what} {brief(given)} is not one to three positive integers", hint=_DIM
+                self.name,
+                f"{what} {short_repr(given)} is not one to three positive integers",
+                hint=_DIM,
             )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):

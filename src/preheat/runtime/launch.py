@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
-from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, brief
+from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, short_repr
 from preheat.runtime.active_capture import ActiveCapture
 from preheat.runtime.arguments import (
     ArgumentMismatch,
@@ -27,7 +27,7 @@ from preheat.runtime.arguments import (
 )
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.operands import Operand, Pointer, Strided, TensorKind, kind_of
+from preheat.runtime.operands import Operand, Pointer, Strided, TensorKind, tensor_kind
 from preheat.runtime.stream import record_event
 from preheat.runtime.uses import Uses, add_use
 
@@ -145,7 +145,7 @@ class Call(ABC):
         tensor = given.array if isinstance(given, Strided) else given
         if param.pointer and isinstance(tensor, Array):
             return self._own(param, tensor)
-        if param.pointer and (kind := kind_of(tensor)) is not None:
+        if param.pointer and (kind := tensor_kind(tensor)) is not None:
             found = kind.read(tensor, stream)
             if not found.contiguous and tensor is given:
                 raise ArgumentMismatch(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
@@ -158,7 +158,7 @@ class Call(ABC):
             return param.number(given)
         if param.pointer:
             hint = "pass an array, such as gpu.array(…); for a bare address, preheat.Pointer(address)"
-            why = f"{param.title} cannot take {type(given).__name__} {brief(given)}"
+            why = f"{param.title} cannot take {type(given).__name__} {short_repr(given)}"
             raise ArgumentMismatch(why, hint)
         return param.struct_bytes(given)
 
@@ -213,7 +213,7 @@ class Call(ABC):
             return self.stream
         place, index = self.context.device.dlpack
         for given in args:
-            kind = kind_of(given.array if isinstance(given, Strided) else given)
+            kind = tensor_kind(given.array if isinstance(given, Strided) else given)
             if kind is not None and kind.source is not None and kind.source.device_type == place:
                 return self.context.order.adopt(kind.source.current(index))
         return self.context.stream

@@ -14,7 +14,7 @@ from preheat.errors import InputError
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "kind_of", "strided"]
+__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "strided", "tensor_kind"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
@@ -78,13 +78,9 @@ class TensorKind(NamedTuple):
     source: Library | None = None
 
 
-def kind_of(value: object) -> TensorKind | None:
+def tensor_kind(value: object) -> TensorKind | None:
     """Return how to read `value`, or None if it is not a tensor of another library."""
-    return kind_of_type(type(value))
-
-
-def kind_of_type(kind: type) -> TensorKind | None:
-    """Return how to read values of a type; the result is cached."""
+    kind = type(value)
     try:
         return _kinds[kind]
     except KeyError:

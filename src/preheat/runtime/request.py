@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.arch import Arch
-from preheat.errors import InputError, brief
+from preheat.errors import InputError, short_repr
 from preheat.program import Program, file_of, header_rows, several
 
 __all__ = ["ModuleRequest", "Source"]
@@ -47,7 +47,9 @@ class ModuleRequest(NamedTuple):
     ) -> ModuleRequest:
         """Check the arguments of a call; `InputError` says which of them is wrong."""
         if not isinstance(source, str | os.PathLike | Program):
-            raise InputError(f"source must be a path, source text or a Program, not {brief(source)}")
+            raise InputError(
+                f"source must be a path, source text or a Program, not {short_repr(source)}"
+            )
         if not isinstance(label, str | None):
             raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
         path = file_of(source)
@@ -62,11 +64,13 @@ class ModuleRequest(NamedTuple):
             None if arch is None else Arch.parse(arch),
             bool(strict),
         )
-        return request._replace(directory=os.getcwd()) if request._is_relative() else request
+        if (options or include) and request._has_relative_include():
+            return request._replace(directory=os.getcwd())
+        return request
 
-    def _is_relative(self) -> bool:
+    def _has_relative_include(self) -> bool:
         """Return True when an include directory may be relative to the current directory."""
-        in_options = any(str(option).startswith(("-I", "--include-path")) for option in self.options)
+        in_options = any(option.startswith(("-I", "--include-path")) for option in self.options)
         return in_options or not all(map(os.path.isabs, self.include))
 
     def program(self) -> Program:

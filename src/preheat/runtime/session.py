@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from preheat import fork
@@ -17,7 +18,7 @@ from preheat.config import SealMode
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
-from preheat.program import Program, file_of
+from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
 from preheat.runtime.code import Code, code_for
 from preheat.runtime.context import Context
@@ -110,7 +111,7 @@ class Session:
             module = self._loaded_before(program, request)
             if module is not None:
                 return self._remember(request, module, program, files)
-        self.context.refuse_in_capture(LOAD)
+            self.context.refuse_in_capture(LOAD)
 
         def load() -> Entry[Module]:
             found = self.modules.get(request)
@@ -132,7 +133,7 @@ class Session:
         """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
-        return Files(self.builder, file_of(request.source))
+        return Files(self.builder, request.source if isinstance(request.source, Path) else None)
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: Files | None
@@ -146,7 +147,7 @@ class Session:
     def _loaded_before(self, program: Program, request: ModuleRequest) -> Module | None:
         """Return the module of a program that a warm-up, or an equal program, has loaded."""
         exact = request.strict or request.arch is not None
-        artifact = self.builder.find(program, request.arch or self.device.arch, exact=exact)
+        artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
         found = None if artifact is None else self.loaded.get(artifact.digest)
         return None if found is None or found.artifact != artifact else found
 
@@ -225,7 +226,8 @@ def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
         return None
     program = Program.of(FILL, label="preheat-fill.cu")
     builder = alive.builder
-    if builder.sealed is not SealMode.OFF and builder.find(program, alive.device.arch) is None:
+    sealed = builder.sealed is not SealMode.OFF
+    if sealed and builder.lookup(program, alive.device.arch).artifact is None:
         return None
     return alive.kernel(ModuleRequest.of(program), "preheat_fill8")
 

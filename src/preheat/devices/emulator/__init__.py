@@ -6,6 +6,6 @@ launch       one launch: parameters, waves of thread blocks
 wave         scheduling of threads; barriers are in `barrier`
 group        threads that run together, and their registers
 access       loads and stores of many threads; valid memory is in `memory`
-image        PTX compiled to Python: `decode`, `flow`, `generate`, `writer`, `emit`
-table        the instructions that only compute
+image        PTX compiled to Python: `decode`, `control_flow`, `generate`, `writer`, `emit`
+table        the instructions that only compute: `variant`, `builders`
 """

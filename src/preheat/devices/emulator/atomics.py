@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator import access
-from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.variant import TYPES
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.access import Place

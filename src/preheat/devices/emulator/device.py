@@ -25,7 +25,7 @@ from preheat.devices.emulator.module import EmulatorModule, invalid
 from preheat.devices.emulator.quarantine import Block, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, brief
+from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, short_repr
 from preheat.toolchain import ptx
 
 __all__ = ["COUNT", "EmulatorDevice", "name_of"]
@@ -380,9 +380,9 @@ def name_of(
     if not 0 <= index < COUNT:
         raise InputError(f"there is no emulator:{index}", hint=f"they are numbered 0 to {COUNT - 1}")
     if schedule is not None and (isinstance(schedule, bool) or not isinstance(schedule, int)):
-        raise InputError(f"schedule {brief(schedule)} is not a seed", hint="pass an integer")
+        raise InputError(f"schedule {short_repr(schedule)} is not a seed", hint="pass an integer")
     if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-        raise InputError(f"patience {brief(patience)} is not a number of basic blocks")
+        raise InputError(f"patience {short_repr(patience)} is not a number of basic blocks")
     settings = [
         *([] if (target := Arch.parse(arch)) == Arch.parse(ARCH) else [str(target)]),
         *([] if patience == PATIENCE else [f"patience={patience}"]),

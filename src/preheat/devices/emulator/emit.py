@@ -22,7 +22,6 @@ from preheat.devices.emulator import (
     video,
     warp,
 )
-from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
     Number,
@@ -34,9 +33,10 @@ from preheat.devices.emulator.decode import (
     Symbol,
     Vector,
 )
-from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.fragments import emit_load, emit_product, emit_store, emit_transpose
+from preheat.devices.emulator.emit_async import emit_barrier, emit_copy
+from preheat.devices.emulator.emit_matrices import emit_load, emit_product, emit_store, emit_transpose
 from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import BOOL, U32, U64, DType, Writer, register_type
 
 __all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
@@ -217,14 +217,14 @@ def _carried(w: Writer, op: Op) -> None:
         return pure(w, op)
     words = [word for word in op.modifiers if word != "cc"]
     kind = words.pop() if words else ""
-    run = carry.FORMS.get((base, *words))
+    run = carry.FUNCTIONS.get((base, *words))
     kinds = ("u32", "u64") if "hi" in words else ("u32", "s32", "u64", "s64")
     if run is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
         raise w.unsupported()
     dtype = np.dtype(f"u{TYPES[kind].itemsize}")
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
-    before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
-    results = (op.operands[0], carry.REGISTER if gives else None)
+    before = w.read(carry.FLAG, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
+    results = (op.operands[0], carry.FLAG if gives else None)
     w.write_all(results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
     return None
 

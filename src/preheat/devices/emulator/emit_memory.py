@@ -6,7 +6,7 @@ import numpy as np
 
 from preheat.devices.emulator import access, atomics, cluster
 from preheat.devices.emulator.decode import Address, Op, Operand, Symbol, Vector
-from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer
 
 __all__ = [

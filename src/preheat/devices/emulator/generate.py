@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from preheat.devices.emulator import sanitize as checks
-from preheat.devices.emulator.decode import Number, Op, Register, decode
-from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
-from preheat.devices.emulator.flow import (
+from preheat.devices.emulator.control_flow import (
     Block,
     blocks_of,
     defined,
@@ -22,7 +20,9 @@ from preheat.devices.emulator.flow import (
     is_rendezvous,
     used,
 )
-from preheat.devices.emulator.special import SPECIAL
+from preheat.devices.emulator.decode import Number, Op, Register, decode
+from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
+from preheat.devices.emulator.special_registers import SPECIAL
 from preheat.devices.emulator.table import instruction, mnemonics
 from preheat.devices.emulator.unsupported import unsupported
 from preheat.devices.emulator.writer import DType, Registers, Writer, register_type

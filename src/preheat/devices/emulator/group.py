@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator import special
+from preheat.devices.emulator import special_registers
 from preheat.devices.emulator.generate import Code, Step
 from preheat.devices.emulator.warp import Warps
 
@@ -39,7 +39,7 @@ class Frame:
         self.owned: set[int] = set()  # Registers whose array has no other reference.
         self.home: list[Any] = [None] * len(code.zeros)
         for slot, name in code.special:
-            self.home[slot] = special.value(wave, name)
+            self.home[slot] = special_registers.value(wave, name)
         for slot, name in code.symbols:
             self.home[slot] = np.uint64(self._address(name))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from preheat.devices.emulator import builtin
 from preheat.devices.emulator.generate import Code, generate
-from preheat.devices.emulator.special import RESERVED
+from preheat.devices.emulator.special_registers import RESERVED
 from preheat.devices.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx

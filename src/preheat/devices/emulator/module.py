@@ -14,10 +14,10 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.decode import Number
-from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.wave import Program
 from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
 from preheat.key import Part

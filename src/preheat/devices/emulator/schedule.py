@@ -24,7 +24,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.errors import DeviceError, fresh
+from preheat.errors import DeviceError, copy_error
 
 __all__ = ["Mark", "Queue", "Scheduler"]
 
@@ -185,7 +185,7 @@ class Scheduler:
         if not self._raised:
             self._raised = True
             self._on_fault(self._fault)
-        raise fresh(self._fault)
+        raise copy_error(self._fault)
 
     def _all(self) -> dict[Queue, int]:
         return {queue: queue.submitted for queue in self._queues.values()}

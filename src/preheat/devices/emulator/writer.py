@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from preheat.devices.emulator.control_flow import Block, used
 from preheat.devices.emulator.decode import (
     Address,
     Negated,
@@ -23,9 +24,8 @@ from preheat.devices.emulator.decode import (
     Special,
     Symbol,
 )
-from preheat.devices.emulator.flow import Block, used
-from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.special import DYNAMIC, SPECIAL
+from preheat.devices.emulator.special_registers import DYNAMIC, SPECIAL
+from preheat.devices.emulator.variant import TYPES
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 

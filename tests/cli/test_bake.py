@@ -1,0 +1,454 @@
+"""`preheat bake`, `check` and `bundle`: what they print, what they refuse, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from preheat.ahead.bundles import meta
+from preheat.ahead.manifest import GraphKeys
+from preheat.arch import Arch
+from preheat.artifact import Artifact, EntryPoint, Header
+from preheat.build.builder import Builder
+from preheat.build.bundle_tier import BundleEntry, entries_of
+from preheat.build.nearest import search
+from preheat.cache.bundle import Bundle, write
+from preheat.cache.lock import FileLock
+from preheat.cli import bake as bake_command
+from preheat.key import bundle_key, request_key
+from preheat.program import Program
+from preheat.toolchain.headers import HeaderState
+from tests.command import Cli, Ran, command_line
+from tests.processes import ended, finish, launch, wait_for
+
+SM_90 = Arch(9, 0)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests here: each kernel is compiled once."""
+    return tmp_path_factory.mktemp("cli") / "cache"
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> Cli:
+    """Runs the command line in the test's directory."""
+    return command_line(capsys, monkeypatch, tmp_path, cache)
+
+
+def manifest(*rows: str, more: str = "") -> None:
+    """`k.toml` with these rows, and a file for every program they could name."""
+    for name in ("a", "b"):
+        text = f'#include "v.h"\nextern "C" __global__ void {name}(int* x) {{ *x = V; }}\n'
+        Path(f"{name}.cu").write_text(text)
+    Path("v.h").write_text("#define V 1\n")
+    Path("bad.cu").write_text("__global__ void k(int* x) {\n  *x = missing;\n}\n")
+    Path("k.toml").write_text("version = 1\n" + "".join(f"[[program]]\n{r}\n" for r in rows) + more)
+
+
+ONE, TWO, BAD = 'file = "a.cu"', 'file = "b.cu"', 'file = "bad.cu"'
+
+
+# bake
+
+
+def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> None:
+    manifest(ONE, TWO)
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    ran = cli("bake", "../k.toml", "--arch", "sm_80", "--arch", "sm_90")
+    assert ran.code == 0
+    head, *rows = [line.split() for line in ran.out.splitlines()]
+    assert head == ["ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"]
+    assert [row[:4] for row in rows] == [["sm_80", "2", "2", "0"], ["sm_90", "2", "2", "0"]]
+    assert ran.err.startswith("../k.heat: 4 baked, ")
+    again = cli("bake", "../k.toml", "--arch", "sm_80", "--json", "-j1", "-o", "again.heat")
+    assert {row["source"] for row in again.json()["baked"]} == {"disk"}
+    assert again.json()["bundle"] == "again.heat"
+    assert again.json()["bytes"] == Path("again.heat").stat().st_size
+
+
+def test_bake_tells_failures_in_the_compilers_words_and_bakes_the_rest(cli: Cli) -> None:
+    manifest(ONE, BAD, 'file = "gone.cu"')
+    ran = cli("bake", "k.toml", "--arch", "sm_90")
+    assert ran.code == 1
+    assert 'bad.cu:2:8: error: identifier "missing" is undefined' in ran.err
+    assert "gone.cu: No such file" in ran.err
+    assert ran.err.rstrip().endswith("; 2 failed and not in it")
+    with Bundle.open("k.heat") as bundle:
+        assert [promise.artifact.label for promise in entries_of(bundle)] == ["a.cu"]
+    as_json = cli("bake", "k.toml", "--arch", "sm_90", "-o", "n.heat", "--json")
+    assert [row["program"] for row in as_json.json()["failed"]] == ["bad.cu", "gone.cu"]
+
+
+def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli) -> None:
+    manifest('file = "t.cu"\nentries = ["t<int>"]')
+    Path("t.cu").write_text("template <class T> __global__ void t(T* x) { *x = 1; }")
+    ran = cli("bake", "k.toml", "--arch", "sm_90", "--json")
+    (failed,) = ran.json()["failed"]
+    assert failed["error"] == "t.cu has no kernel 't<int>'; it has: the template t<class T>"
+    assert failed["hint"].endswith("add names = ['t<int>'] to the program")
+
+
+def test_a_manifest_that_lists_nothing_is_refused(cli: Cli) -> None:
+    manifest()
+    bundle("k.heat", promise())
+    before = Path("k.heat").read_bytes()
+    for command in (["bake"], ["bake", "--check"], ["bake", "--json"], ["check"], ["check", "--json"]):
+        ran = cli(*command, "k.toml", "--arch", "sm_90")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("error: k.toml lists no program\n")
+        assert "hint: record what a program needs: preheat record -- python app.py" in ran.err
+    assert Path("k.heat").read_bytes() == before
+
+
+def test_a_manifest_of_graphs_alone_is_baked(cli: Cli) -> None:
+    manifest(more='[[graph]]\nname = "decode"\nkeys = ["1"]\n')
+    assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
+
+
+@pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])
+def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) -> None:
+    manifest(ONE)
+    before = Path("k.toml").read_text(), Path("a.cu").read_text()
+    whole = bundle("whole.heat", promise())
+    for args in (["bake", "k.toml", "--arch", "sm_90"], ["bundle", "merge", whole]):
+        ran = cli(*args, "-o", output)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"error: cannot write {output}: it exists and is not a " in ran.err
+        assert "hint: name another place for the bundle" in ran.err
+    assert (Path("k.toml").read_text(), Path("a.cu").read_text()) == before
+
+
+def test_a_bundle_that_was_cut_short_is_replaced(cli: Cli) -> None:
+    manifest(ONE)
+    for left in (b"", Path(bundle("whole.heat", promise())).read_bytes()[:20]):
+        Path("k.heat").write_bytes(left)
+        assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
+
+
+def test_bake_says_when_nothing_could_be_written(cli: Cli) -> None:
+    manifest(BAD)
+    ran = cli("bake", "k.toml", "--arch", "sm_90")
+    assert (ran.code, ran.out) == (1, "")
+    assert "k.heat is not written; 1 failed" in ran.err
+    assert not Path("k.heat").exists()
+
+
+def test_bake_notes_what_changed_and_what_is_never_cached(cli: Cli) -> None:
+    manifest(f'{ONE}\nsha256 = "{"0" * 64}"', 'file = "t.cu"')
+    Path("t.cu").write_text('extern "C" __global__ void t(char* p) { *p = __TIME__[0]; }')
+    ran = cli("bake", "k.toml", "--arch", "sm_90")
+    assert ran.code == 0
+    assert "a.cu changed since it was recorded; its present content is taken" in ran.err
+    assert "t.cu for sm_90 is compiled again by every bake: it uses __TIME__" in ran.err
+
+
+BAD_CALLS: dict[str, tuple[list[str], str]] = {
+    "no manifest": (["bake", "none.toml", "--arch", "sm_90"], "none.toml"),
+    "no architecture": (["bake", "k.toml"], "--arch"),
+    "a bad architecture": (["bake", "k.toml", "--arch", "hopper"], "'hopper' is not"),
+    "no place to write": (["bake", "k.toml", "--arch", "sm_90", "-o", "no/k.heat"], "no is not a dir"),
+    "a bundle for a manifest": (["bake", "whole.heat"], "whole.heat is a bundle, not text"),
+    "a bundle to check": (["check", "whole.heat"], "hint: name the manifest that it was baked from"),
+    "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a valid bundle"),
+    "how to come by a manifest": (["bake", "none.toml"], "'preheat record -- COMMAND' writes"),
+    "a pipe for a manifest": (["bake", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
+    "a pipe to check": (["check", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
+    "no jobs": (["bake", "k.toml", "--arch", "sm_90", "-j0"], "0 is not in the range"),
+    "a bundle that is none": (["check", "k.toml", "--arch", "sm_90", "--bundle", "a.cu"], "a.cu"),
+    "a bundle that is not there": (["bundle", "ls", "none.heat"], "does not exist"),
+    "nothing to merge into": (["bundle", "merge", "a.cu"], "Missing option '-o'"),
+}
+
+
+@pytest.mark.parametrize(("args", "said"), BAD_CALLS.values(), ids=BAD_CALLS)
+def test_calls_that_make_no_sense_are_refused_in_a_line(cli: Cli, args: list[str], said: str) -> None:
+    manifest(ONE)
+    bundle("whole.heat", promise())
+    os.mkfifo("pipe.toml")
+    ran = cli(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert said in ran.err
+    assert not Path("k.heat").exists()
+
+
+def test_the_bar_names_what_is_compiled_and_moves_by_expected_time(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest(ONE + "\nseconds = 3.0", TWO + "\nseconds = 0.5")
+    steps: list[tuple[str, int, float]] = []
+    totals: list[float] = []
+
+    class Bar:
+        def step(self, doing: str, advance: int = 1, work: float = 0) -> None:
+            steps.append((doing, advance, work))
+
+    @contextmanager
+    def progress(_: str, total: int, *, work: float) -> Iterator[Bar]:
+        totals.extend((total, work))
+        yield Bar()
+
+    monkeypatch.setattr(bake_command, "progress", progress)
+    assert cli("bake", "k.toml", "--arch", "sm_90", "-j1").code == 0
+    assert totals == [2, 3.5]
+    named, advances, works = zip(*steps, strict=True)
+    assert (named[0], named[-1]) == ("a.cu for sm_90", "")
+    assert (sum(advances), [work for work in works if work]) == (2, [3.0, 0.5])
+
+
+def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
+    rows = []
+    for index in range(8):
+        (tmp_path / f"k{index}.cu").write_text(f"__global__ void k(int* x) {{ *x = {index}; }}")
+        rows.append(f'[[program]]\nfile = "k{index}.cu"\narch = ["sm_90"]\n')
+    (tmp_path / "k.toml").write_text("version = 1\n" + "".join(rows))
+    env = {
+        "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
+        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
+        "PREHEAT_EVENTS": str(tmp_path / "events"),
+    }
+    program = Program.from_file(tmp_path / "k7.cu")
+    (tmp_path / "locks").mkdir(mode=0o700)
+    last = FileLock(tmp_path / "locks" / shared_builder.key(program, SM_90).digest)
+    assert last.acquire(0)  # it waits for this one at the latest
+    command = [sys.executable, "-m", "preheat.cli", "bake", str(tmp_path / "k.toml"), "-j1", "--json"]
+    process = launch(command, env=env)
+    wait_for(lambda: _compiles(tmp_path / "events") >= 2 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    last.release()
+    out, err = ended(process)
+    assert (process.returncode, out) == (130, "")
+    assert "error: interrupted: " in err
+    assert " of 8 done; run it again to go on" in err
+    assert "Traceback" not in err
+    done = _compiles(tmp_path / "events")
+    again = finish(launch(command, env=env))
+    sources = [row["source"] for row in json.loads(again)["baked"]]
+    assert len(sources) == 8
+    assert sources.count("disk") >= done
+    assert _compiles(tmp_path / "events") == done + sources.count("compiler")
+
+
+def _compiles(log: Path) -> int:
+    return log.read_text().count('"event": "compile"') if log.exists() else 0
+
+
+# check
+
+
+def test_check_proves_that_a_bundle_alone_has_everything(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest(ONE, TWO)
+    assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
+    whole = cli("check", "k.toml", "--arch", "sm_90", "--bundle", "k.heat")
+    assert whole == Ran(0, "", "2 programs, 1 architecture: all covered by k.heat\n")
+    assert cli("bake", "k.toml", "--arch", "sm_80", "-o", "other.heat").code == 0
+    holes = cli("check", "k.toml", "--arch", "sm_80", "--bundle", "k.heat")  # the cache has them
+    assert holes.code == 1
+    assert holes.out.splitlines() == [
+        f"{name}.cu sm_80: not baked for this architecture" for name in "ab"
+    ]
+    told, _, hint = holes.err.splitlines()
+    assert told == "2 programs, 1 architecture: 2 missing from k.heat"
+    assert hint == "hint: 'preheat bake k.toml' with the same --arch bakes what is missing"
+    monkeypatch.setenv("PREHEAT_BUNDLE", "k.heat")
+    assert cli("check", "k.toml", "--arch", "sm_80").code == 1
+    monkeypatch.delenv("PREHEAT_BUNDLE")
+    cached = cli("check", "k.toml", "--arch", "sm_80")
+    assert cached.code == 0
+    assert "all covered by the cache, no bundle being named" in cached.err
+
+
+def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> None:
+    manifest(ONE)
+    missing = cli("bake", "k.toml", "--arch", "sm_90", "--check")
+    assert (missing.code, missing.err) == (1, "error: k.heat does not exist: nothing is baked yet\n")
+    assert cli("bake", "k.toml", "--arch", "sm_90").code == 0
+    assert cli("bake", "k.toml", "--arch", "sm_90", "--check").code == 0
+    Path("v.h").write_text("#define V 2\n")
+    for args in (["bake", "k.toml", "--check"], ["check", "k.toml", "--bundle", "k.heat"]):
+        ran = cli(*args, "--arch", "sm_90", "--json")
+        assert ran.code == 1
+        assert ran.json() == {
+            "programs": 1,
+            "archs": ["sm_90"],
+            "bundles": ["k.heat"],
+            "missing": [{"title": "a.cu", "arch": "sm_90", "reason": "header v.h changed"}],
+            "unchecked_headers": [],
+        }
+    os.unlink("v.h")
+    gone = cli("check", "k.toml", "--arch", "sm_90", "--bundle", "k.heat")
+    assert gone.code == 0
+    assert gone.err.startswith("1 header file not here to compare, v.h among them\n")
+
+
+# bundle
+
+
+def promise(
+    name: str = "a",
+    *,
+    arch: Arch = SM_90,
+    toolchain: str = "NVRTC 13.0.1",
+    cubin: bytes = b"code",
+    headers: Sequence[Header] = (),
+    entries: tuple[str, ...] = (),
+) -> BundleEntry:
+    """A promise that no compiler was needed for."""
+    program = Program.of(f"text of {name}", label=f"{name}.cu")
+    key = request_key(program, arch, toolchain)
+    state = HeaderState(tuple(headers), (), ("0",) if headers else ())
+    made = Artifact(
+        digest=key.extended(state.parts()).digest if headers else key.digest,
+        label=program.label,
+        arch=arch,
+        toolchain=toolchain,
+        parts=key.table,
+        entries=(EntryPoint(name, ()), EntryPoint("also", ())),
+        cubin=cubin,
+        ptx=b"",
+        headers=tuple(headers),
+    )
+    return BundleEntry(bundle_key(program, arch).digest, made, state, entries)
+
+
+def bundle(path: str, *held: BundleEntry, keys: Sequence[GraphKeys] = ()) -> str:
+    entries = {digest: blob for each in held for digest, blob in each.encode().items()}
+    made = [each.artifact for each in held]
+    write(path, entries, meta((a.toolchain for a in made), (a.arch for a in made), keys))
+    return path
+
+
+UTIL = Header("0", "util.h", "1" * 64)
+
+
+def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) -> None:
+    toolkit = Header("cuda", "cuda_fp16.h", "2" * 64)
+    file = bundle(
+        "k.heat",
+        promise("b", entries=("b",)),
+        promise("a", headers=[UTIL, toolkit]),
+        keys=[GraphKeys("decode", ("(1, 128)", "32"))],
+    )
+    ran = cli("bundle", "ls", file)
+    head, first, second, *rest = ran.out.splitlines()
+    assert head.split() == ["KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS"]
+    assert first.split()[1:] == "a.cu sm_90 4 B 2 NVRTC 13.0.1 a, also".split()
+    assert second.split()[1:] == "b.cu sm_90 4 B - NVRTC 13.0.1 b".split()
+    assert "  util.h  111111111111" in rest
+    assert "  decode  (1, 128) 32" in rest
+    assert not any("cuda_fp16.h" in line for line in rest)
+    assert ran.err.startswith("2 entries, ")
+    assert ran.err.endswith(", made by NVRTC 13.0.1\n")
+    told = cli("bundle", "ls", file, "--json").json()
+    assert told["archs"] == ["sm_90"]
+    assert told["programs"][0]["headers"][1] == toolkit._asdict()
+    assert told["programs"][1]["wanted"] == ["b"]
+
+
+def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
+    spoilt = promise("a", headers=[UTIL], entries=("nope",))
+    file, key = bundle("k.heat", spoilt), spoilt.artifact.digest
+    assert cli("bundle", "ls", file).out.splitlines()[1].split()[0] == key[:12]
+    (row,) = cli("bundle", "ls", file, "--json").json()["programs"]
+    assert (row["key"], row["request"]) == (key, spoilt.key)
+    assert cli("bundle", "verify", file).out.startswith(f"k.heat: entry {key[:12]}: ")
+    wanted = bundle_key(Program.of("text of a", label="a.cu"), Arch(8, 0)).table
+    with Bundle.open(file) as opened:
+        near = search(wanted, "a.cu", [opened], [], seconds=60)
+        assert search(wanted, "b.cu", [opened], [], seconds=60, namesake=True) is None
+    assert str(near) == f"a.cu for sm_90 ({key[:12]})"
+
+
+def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> None:
+    good, whole = bundle("good.heat", promise()), promise().encode()
+    key, code = promise().key, promise().artifact.digest
+    write("codeless.heat", {key: whole[key]}, {})
+    write("orphan.heat", {code: whole[code]}, {})
+    bundle("unresolved.heat", promise(entries=("nope",)))
+    damaged = bytearray(Path(good).read_bytes())
+    damaged[-20] ^= 1
+    Path("damaged.heat").write_bytes(damaged)
+    Path("none.heat").write_bytes(b"nothing")
+    assert cli("bundle", "verify", good) == Ran(0, "", "Checked 1 bundle: 0 damaged\n")
+    names = ["codeless", "orphan", "unresolved", "damaged", "none"]
+    ran = cli("bundle", "verify", good, *(f"{name}.heat" for name in names))
+    assert ran.code == 1
+    assert ran.err == "Checked 6 bundles: 5 damaged\n"
+    lines = ran.out.splitlines()
+    assert [line.partition(".heat")[0] for line in lines] == names
+    for line, why in zip(
+        lines,
+        (
+            "is missing",
+            "no entry leads to it",
+            "no kernel 'nope'",
+            "checksum mismatch",
+            "not a sound",
+        ),
+        strict=True,
+    ):
+        assert why in line
+        assert line.count(".heat") == 1
+    assert all(f"entry {code[:12]}: " in line for line in lines[:3])
+    listed = cli("bundle", "verify", good, "orphan.heat", "--json").json()
+    assert (listed["good.heat"], len(listed["orphan.heat"])) == ([], 1)
+    assert cli("bundle", "ls", "damaged.heat").err.startswith("error: bundle damaged.heat is damaged")
+
+
+def test_bundle_merge_unites_what_agrees_into_the_bundle_that_one_bake_makes(cli: Cli) -> None:
+    a, b, c = promise("a", entries=("a",)), promise("b"), promise("c", arch=Arch(8, 0))
+    bundle("1.heat", a, b, keys=[GraphKeys("g", ("1", "2"))])
+    bundle("2.heat", replace(a, entries=("also",)), c, keys=[GraphKeys("g", ("2", "3"))])
+    ran = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat")
+    assert ran.code == 0
+    assert ran.err.startswith("m.heat: 3 entries, ")
+    as_json = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat", "--json").json()
+    assert as_json == {"bundle": "m.heat", "entries": 3, "bytes": Path("m.heat").stat().st_size}
+    united = replace(a, entries=("a", "also"))
+    bundle("same.heat", c, united, b, keys=[GraphKeys("g", ("1", "2", "3"))])
+    assert Path("m.heat").read_bytes() == Path("same.heat").read_bytes()
+
+
+def test_bundle_merge_refuses_two_answers_to_one_request_unless_told_whose_to_take(cli: Cli) -> None:
+    bundle("old.heat", promise(), promise("b"))
+    bundle("new.heat", promise(toolchain="NVRTC 13.4.92", headers=[UTIL]))
+    ran = cli("bundle", "merge", "old.heat", "new.heat", "-o", "m.heat")
+    assert ran.code == 2
+    assert ran.err.splitlines()[:3] == [
+        "error: a.cu for sm_90 is not the same in old.heat and new.heat:",
+        "  compiler: NVRTC 13.0.1 and NVRTC 13.4.92",
+        "  header util.h differs",
+    ]
+    assert "--prefer" in ran.err
+    assert not Path("m.heat").exists()
+    for prefer, versions in (("first", ["13.0.1"]), ("last", ["13.0.1", "13.4.92"])):
+        assert (
+            cli("bundle", "merge", "old.heat", "new.heat", "-o", "m.heat", "--prefer", prefer).code == 0
+        )
+        with Bundle.open("m.heat") as merged:
+            assert merged.meta["toolchains"] == [f"NVRTC {version}" for version in versions]
+            assert len(merged) == 4
+        assert cli("bundle", "verify", "m.heat").code == 0
+
+
+def test_bundle_merge_tells_the_same_request_with_other_code(cli: Cli) -> None:
+    bundle("1.heat", promise())
+    bundle("2.heat", promise(cubin=b"other"))
+    ran = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat")
+    assert "the same request was compiled to different code" in ran.err
