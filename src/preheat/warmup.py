@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
-from preheat.arch import Arch, ladder, mismatch
+from preheat.arch import Arch, mismatch, runnable_archs
 from preheat.build.bundle_tier import BundleEntry, read
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
@@ -152,7 +152,7 @@ class _WarmUp:
 
     def _best_bundle_entries(self, sources: Iterable[Manifest | Bundle]) -> list[_LoadableCode]:
         """Return the programs of the bundles, each for the architecture that runs best here."""
-        ranks = {arch: rank for rank, arch in enumerate(ladder(self._context.device.arch))}
+        ranks = {arch: rank for rank, arch in enumerate(runnable_archs(self._context.device.arch))}
         best: dict[object, BundleEntry] = {}
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():

@@ -451,7 +451,7 @@ def test_strict_takes_no_code_made_for_a_lower_minor(
         (["sm_89"], "sm_86", "sm_86"),  # a higher minor: compiled
     ],
 )
-def test_stored_code_is_used_along_the_ladder(
+def test_stored_code_is_used_for_every_runnable_architecture(
     stored: list[str], device: str, used: str,
     open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder,
 ) -> None:  # fmt: skip

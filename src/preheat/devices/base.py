@@ -55,8 +55,11 @@ __all__ = [
 
 Dim3 = tuple[int, int, int]
 
-#: The handles of the default streams: the legacy one, which all threads share, and the per-thread one.
-LEGACY_STREAMS, PER_THREAD_STREAM = (0, 1), 2
+#: The handles of the legacy default stream, which all threads share.
+LEGACY_STREAMS = (0, 1)
+
+#: The handle of the per-thread default stream.
+PER_THREAD_STREAM = 2
 
 #: DLPack's device types: host memory, which the emulator works in, and memory of a GPU.
 ON_HOST, ON_GPU = 1, 2

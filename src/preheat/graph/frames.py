@@ -141,7 +141,8 @@ class ScratchStack:
             if used + need <= span.size:
                 self._top = (at, used + need)
                 return self._buffer(frame, Span(span.address + used, need, span.block), size, captured)
-            at, used = at + 1, 0
+            at += 1
+            used = 0
         return None
 
     def _buffer(self, frame: Frame, span: Span, size: int, captured: bool) -> ScratchBuffer:

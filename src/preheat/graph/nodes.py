@@ -41,8 +41,8 @@ class Argument:
     @classmethod
     def of(cls, param: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
         """Return a parameter from the packed bytes of all; `tensors` has descriptions by address."""
-        at, size = param.parameter.offset, param.parameter.size
-        value = data[at : at + size]
+        start = param.parameter.offset
+        value = data[start : start + param.parameter.size]
         text = tensors.get(int.from_bytes(value, "little")) if param.pointer else None
         return cls(param.title, value, param, text)
 
@@ -250,9 +250,10 @@ def _at(node: Node) -> str:
 def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
     head = f"node {at}, {was.name or was.kind}{_at(now)}"
     for field in base.Geometry._fields if was.geometry and now.geometry else ():
-        shape, other = getattr(was.geometry, field), getattr(now.geometry, field)
-        if shape != other:
-            yield f"{head}: {field} {shape} became {other}"
+        before = getattr(was.geometry, field)
+        after = getattr(now.geometry, field)
+        if before != after:
+            yield f"{head}: {field} {before} became {after}"
     for position, (before, after) in enumerate(zip(was.arguments, now.arguments, strict=True)):
         if not before.same(after):
             yield f"{head}: argument {position} ({before.type}) {_became(before, after)}"

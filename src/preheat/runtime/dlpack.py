@@ -57,16 +57,20 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_LEGACY = b"dltensor"
+_VERSIONED = b"dltensor_versioned"
 _READ_ONLY = 1
 _MAJOR = 1  # the version of the protocol
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_new.restype = ctypes.py_object
+_new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _is_valid = _api.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 _pointer = _api.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 
 _numbers = itertools.count(1)
 
@@ -172,6 +176,7 @@ def end_dropped_exports() -> None:
 def open_capsule(given: Any) -> Tensor:
     """Return the tensor of a capsule, which stays unconsumed and keeps the memory alive."""
     handle = id(given)
+    read_only = False
     if _is_valid(handle, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
         if versioned.major != _MAJOR:
@@ -180,9 +185,10 @@ def open_capsule(given: Any) -> Tensor:
                 f"the tensor has DLPack version {theirs}, and preheat reads version {_MAJOR}",
                 hint="update the library that gave it, or preheat",
             )
-        tensor, read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        tensor = versioned.tensor
+        read_only = bool(versioned.flags & _READ_ONLY)
     else:
-        tensor, read_only = _Managed.from_address(_pointer(handle, _LEGACY)).tensor, False
+        tensor = _Managed.from_address(_pointer(handle, _LEGACY)).tensor
     return Tensor(
         address=(tensor.data or 0) + tensor.byte_offset,
         device=(tensor.device.type, tensor.device.index),

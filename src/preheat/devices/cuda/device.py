@@ -256,7 +256,8 @@ class CudaDevice:
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
         """Write `value` `count` times. The driver takes it by value and reads nothing later."""
         if len(value) == 8 and value[:4] == value[4:]:
-            value, count = value[:4], 2 * count
+            value = value[:4]
+            count *= 2
         if len(value) in _FILLS:
             call(_FILLS[len(value)], address, int.from_bytes(value, "little"), count, stream.handle)
             return 1
