@@ -386,7 +386,7 @@ class Gpu:
             self._context.require_alive()
         self._context.refuse_in_capture(RESET)
         self._context.mark_reset()
-        self._session.end()
+        self._session.clear()
         self._device.reset()
         self._session = self._new_session()
 
@@ -400,7 +400,7 @@ class Gpu:
             self._context.close()
             self._device.close()
         self._context.mark_closed()
-        self._session.end()
+        self._session.clear()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:
                 del _open[key]

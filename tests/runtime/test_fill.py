@@ -23,7 +23,7 @@ def emulator(open_device: Callable[..., Gpu]) -> Gpu:
 def with_kernel(gpu: Gpu, small: int = 1) -> list[int]:
     """Let the device fill by a kernel, and return a list that gets the sizes of such fills."""
     filled: list[int] = []
-    by_kernel = KernelFill(gpu._context, lambda: gpu.kernel(FILL, "preheat_fill8"), small=small)
+    by_kernel = KernelFill(gpu._context, lambda: gpu.kernel(FILL, "preheat_fill8"), smallest=small)
 
     def fill(address: int, pattern: bytes, count: int, stream: object) -> bool:
         done = by_kernel(address, pattern, count, stream)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_every_element_is_filled_and_nothing_beside_them(
 
 
 def test_patterns_that_the_driver_knows_and_small_arrays_are_left_to_it(emulator: Gpu) -> None:
-    filled = with_kernel(emulator, small=100)
+    filled = with_kernel(emulator, smallest=100)
     for dtype, value, size in (("float64", 0, 500), ("float32", 1.1, 500), ("float64", 1.1, 99)):
         made = emulator.empty(size, dtype).fill(value)
         assert np.array_equal(made.numpy(), np.full(size, value, dtype))
@@ -87,7 +87,7 @@ def test_the_driver_fills_where_there_is_no_compiler(emulator: Gpu) -> None:
         tried.append(1)
         raise ToolchainError("there is no compiler")
 
-    emulator._context.kernel_fill = KernelFill(emulator._context, load, small=1)
+    emulator._context.kernel_fill = KernelFill(emulator._context, load, smallest=1)
     for _ in range(3):
         assert emulator.empty(33, "float64").fill(1.1).numpy().tolist() == [1.1] * 33
     assert tried == [1]

@@ -164,7 +164,7 @@ class Arena:
         Return the number of bytes that became free.
         """
         back = [self.returned[at] for at in range(len(self.returned))]
-        ordered = [self._await_uses(each) for each in back]
+        ordered = [self._wait_for_uses(each) for each in back]
         for _ in back:  # Only now, so that an error above loses no span.
             self.returned.popleft()
         reclaimed = 0
@@ -177,7 +177,7 @@ class Arena:
                 self.returned.append(each)
         return reclaimed
 
-    def _await_uses(self, back: ReturnedSpan) -> bool:
+    def _wait_for_uses(self, back: ReturnedSpan) -> bool:
         """Let the block's stream wait for the uses of a span; return False if a capture prevents it."""
         order = self._context.order
         home = back.span.block.home

@@ -23,7 +23,7 @@ from preheat.graph.cache_entries import Entries, EntryKey
 from preheat.graph.cache_report import CacheReport, count
 from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
-from preheat.graph.keys import described, key_of
+from preheat.graph.keys import key_of, stable_repr
 from preheat.graph.warmers import Warmable, Warmers
 from preheat.runtime.active_capture import Operation
 from preheat.runtime.context import Context
@@ -112,7 +112,7 @@ class GraphCache:
         cached = entries.find(entry)
         failure = None
         if cached is None:
-            cached, failure = self._captured(entry, Step(key, body, arrays))
+            cached, failure = self._try_capture(entry, Step(key, body, arrays))
         elif self.checked:
             cached.check(self._new_graph(key), body)
         if cached is not None:
@@ -130,7 +130,7 @@ class GraphCache:
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
         """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
-        entry = self._entry(key, owner)
+        entry = self._entry_key(key, owner)
         cached = self._entries.find(entry)
         if cached is None:
             return False
@@ -162,7 +162,7 @@ class GraphCache:
             wanted.setdefault(step.key, step)
         self.require_capacity(len(wanted))
         reasons = {key: self._warm(step, owner) for key, step in wanted.items()}
-        failed = [f"{described(key)}: {reason}" for key, reason in reasons.items() if reason]
+        failed = [f"{stable_repr(key)}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
             text = f"{len(failed)} of {count(len(wanted), 'key')} could not be captured"
             raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
@@ -213,7 +213,7 @@ class GraphCache:
             return None
         step.body(step.arrays)
         self._entries.record_run(entry, ready=True)
-        self._captured(entry, step)
+        self._try_capture(entry, step)
         return self._entries.failure(entry)
 
     # Content
@@ -226,7 +226,7 @@ class GraphCache:
             raise InputError(f"{graph!r} is not a graph", hint="with gpu.capture() as graph: …")
         if graph.state not in CAPTURED:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
-        entry = self._entry(key, owner)
+        entry = self._entry_key(key, owner)
         if graph.context is not self._context():
             raise InputError(f"{graph} is of another device, or from before a reset of this one")
         self._emit_evicted(self._entries.put(entry, CachedGraph(graph, outputs)))
@@ -234,12 +234,12 @@ class GraphCache:
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:
         """Forget these keys and their failures; without keys, all of `owner`, or of everybody."""
         if keys:
-            self._entries.forget([self._entry(key, owner) for key in keys])
+            self._entries.forget([self._entry_key(key, owner) for key in keys])
         else:
             self._entries.forget_all(owner)
 
     def __contains__(self, key: Hashable) -> bool:
-        return self._entries.has(self._entry(key, None))
+        return self._entries.has(self._entry_key(key, None))
 
     def __len__(self) -> int:
         return len(self.report().graphs)
@@ -256,12 +256,12 @@ class GraphCache:
         held = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
         return f"<GraphCache on {self.device.name}: {held} of {self.capacity} graphs{checked}>"
 
-    def _entry(self, key: Hashable, owner: object) -> EntryKey:
+    def _entry_key(self, key: Hashable, owner: object) -> EntryKey:
         return self._entries.entry_key(key_of(key), owner)
 
     # Capturing
 
-    def _captured(self, entry: EntryKey, step: Step) -> tuple[CachedGraph | None, _Failure | None]:
+    def _try_capture(self, entry: EntryKey, step: Step) -> tuple[CachedGraph | None, _Failure | None]:
         """Capture a step if it is time for that; return the graph, or why it cannot be captured.
 
         A step that can be captured but must not be is an error, which no quarantine hides.
@@ -272,12 +272,12 @@ class GraphCache:
         cached: CachedGraph | None = None
         failure: _Failure | None = None
         try:
-            made = CachedGraph.captured(partial(self._new_graph, entry.key), step)
+            made = CachedGraph.capture(partial(self._new_graph, entry.key), step)
         except Exception as error:
             if pending.context.lost is not None or _is_fatal(error):
                 raise
             where = error.where if isinstance(error, CaptureError) else None
-            failure = _Failure(_reason(error), type(error), where)
+            failure = _Failure(_failure_text(error), type(error), where)
         else:
             made.require_unwritten()
             cached = made
@@ -292,7 +292,7 @@ class GraphCache:
         return cached, failure
 
     def _new_graph(self, key: Hashable) -> Graph:
-        return self._capture(name=key if isinstance(key, str) else described(key))
+        return self._capture(name=key if isinstance(key, str) else stable_repr(key))
 
     def _warn(self, entry: EntryKey, failure: _Failure) -> None:
         """Warn at the caller's line that a step runs without a graph, once for each kind of failure."""
@@ -302,7 +302,7 @@ class GraphCache:
         if not known:
             warn_caller(
                 CaptureWarning(
-                    f"{described(entry.key)} cannot be captured and runs without a graph: "
+                    f"{stable_repr(entry.key)} cannot be captured and runs without a graph: "
                     f"{failure.reason}\nlater calls try again; {self.title}.report() lists what failed"
                 )
             )
@@ -375,7 +375,7 @@ def _is_fatal(error: BaseException | None) -> bool:
     return False
 
 
-def _reason(error: Exception) -> str:
+def _failure_text(error: Exception) -> str:
     hint = getattr(error, "hint", None)
     text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
     others = (note for note in getattr(error, "__notes__", ()) if note != f"hint: {hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from preheat.graph.keys import described
+from preheat.graph.keys import stable_repr
 
 __all__ = ["CacheReport", "CachedGraphReport", "QuarantinedKey", "count"]
 
@@ -42,12 +42,12 @@ class CacheReport(NamedTuple):
 
     def __str__(self) -> str:
         rows = [
-            f"{described(graph.key)}: {count(graph.nodes, 'node')}, {graph.nbytes:,} bytes, "
+            f"{stable_repr(graph.key)}: {count(graph.nodes, 'node')}, {graph.nbytes:,} bytes, "
             f"{count(graph.replays, 'replay')}"
             for graph in self.graphs
         ]
         rows += [
-            f"{described(one.key)}: failed {count(one.failures, 'time')}, "
+            f"{stable_repr(one.key)}: failed {count(one.failures, 'time')}, "
             f"tries again in {count(one.waits, 'call')}: {one.reason}"
             for one in self.quarantined
         ]

@@ -45,7 +45,7 @@ class CachedGraph:
         self.lock = threading.Lock()  # held from the copies of inputs to the copies of outputs
 
     @classmethod
-    def captured(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
+    def capture(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
         """Capture a step into a graph that `new` makes, ready to replay."""
         inputs = [trees.clone_detached(array) for array in step.arrays]
         graph = new()
@@ -90,7 +90,7 @@ class CachedGraph:
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Capture `body` as `new` and raise if that would do something else than this graph does."""
         with self.lock:
-            changes = self._changes(self._captured_again(new, body))
+            changes = self._changes(self._recapture(new, body))
             new.close()
         if changes:
             raise BakedError(
@@ -99,7 +99,7 @@ class CachedGraph:
                 hint="put what changes into the key, or into a gpu.scalar",
             )
 
-    def _captured_again(self, new: Graph, body: Body[Any]) -> CachedGraph:
+    def _recapture(self, new: Graph, body: Body[Any]) -> CachedGraph:
         """Capture `body` with the same inputs, without instantiating the graph."""
         since = next_generation()
         new.begin()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.graph.keys import described
+from preheat.graph.keys import stable_repr
 from preheat.runtime.operands import tensor_kind
 
 __all__ = ["ArgumentReader", "CallKey"]
@@ -31,8 +31,8 @@ class CallKey(NamedTuple):
 
     function: str
     user_key: tuple[Hashable] | None
-    positional: _Group
-    named: _Group
+    positional: _ContainerKey
+    named: _ContainerKey
 
     def __repr__(self) -> str:
         if self.user_key is not None:
@@ -40,7 +40,7 @@ class CallKey(NamedTuple):
         return f"{self.function}({', '.join((*self.positional.rows(), *self.named.rows()))})"
 
 
-class _Group(NamedTuple):
+class _ContainerKey(NamedTuple):
     """The arguments in a tuple, a list, a dict or a dataclass."""
 
     kind: type
@@ -57,14 +57,14 @@ class _Group(NamedTuple):
         return f"{self.kind.__name__}({', '.join(self.rows())})"
 
 
-class _Value(NamedTuple):
+class _ValueKey(NamedTuple):
     """The value of an argument. Numbers are kept as text, because 0.0 and -0.0 are equal."""
 
     type: type
     value: Hashable
 
     def __repr__(self) -> str:
-        return str(self.value) if issubclass(self.type, Number) else described(self.value)
+        return str(self.value) if issubclass(self.type, Number) else stable_repr(self.value)
 
 
 class _ByIdentity(weakref.ref[Any]):
@@ -120,18 +120,18 @@ class ArgumentReader:
         self._title = title
         self.arrays: list[Any] = []
 
-    def group(self, given: Any) -> _Group:
+    def container_key(self, given: Any) -> _ContainerKey:
         """Return the key of the arguments in a container."""
         held = trees.children(given) or {}
         names = () if isinstance(given, tuple | list) else tuple(held)
-        return _Group(type(given), names, tuple(map(self._read, held.values())))
+        return _ContainerKey(type(given), names, tuple(map(self._argument_key, held.values())))
 
-    def _read(self, given: Any) -> Hashable:
+    def _argument_key(self, given: Any) -> Hashable:
         if trees.children(given) is not None:
-            return self.group(given)
+            return self.container_key(given)
         memory = trees.memory_of(given, self._device)
         if memory is None:
-            return self._other(given)
+            return self._non_array_key(given)
         if not self._copied or not trees.can_clone(given):
             return memory
         known = [array is given for array in self.arrays]
@@ -140,11 +140,11 @@ class ArgumentReader:
             known.append(True)
         return memory._replace(place=(known.index(True),))
 
-    def _other(self, given: Any) -> Hashable:
+    def _non_array_key(self, given: Any) -> Hashable:
         if isinstance(given, MethodType):
-            return (given.__func__, self._read(given.__self__))
+            return (given.__func__, self._argument_key(given.__self__))
         if self._values:
-            return self._value(given)
+            return self._value_key(given)
         if isinstance(given, _PLAIN) or _describes_arrays(given) or trees.is_array(given):
             return None
         try:
@@ -152,7 +152,7 @@ class ArgumentReader:
         except TypeError:
             return _ByIdentityStrong(given)
 
-    def _value(self, given: Any) -> _Value:
+    def _value_key(self, given: Any) -> _ValueKey:
         try:
             if tensor_kind(given) is not None:
                 raise TypeError("its memory is not on this device")
@@ -162,7 +162,7 @@ class ArgumentReader:
         except TypeError as bad:
             what = f"{self._title}: an argument of type {type(given).__name__}"
             raise InputError(f"{what} cannot be part of a key: {bad}", hint=_GIVE_A_KEY) from None
-        return _Value(type(given), repr(given) if isinstance(given, Number) else given)
+        return _ValueKey(type(given), repr(given) if isinstance(given, Number) else given)
 
 
 def _compares_by_identity(given: Any) -> bool:

@@ -13,7 +13,7 @@ from preheat.graph import trees
 from preheat.graph.cache import GraphCache
 from preheat.graph.cached_graph import Step
 from preheat.graph.call_key import ArgumentReader, CallKey
-from preheat.graph.keys import described, key_of, key_text
+from preheat.graph.keys import key_of, key_text, stable_repr
 
 __all__ = ["Graphed", "Method", "call_key_text"]
 
@@ -44,7 +44,7 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.graphs = graphs
         self._key = key
-        self._name = name_of(function) or described(function)
+        self._name = name_of(function) or stable_repr(function)
         self._copy = copy
         self._copy_inputs = copy_inputs
         graphs.title = f"{self._name}.graphs"
@@ -91,8 +91,8 @@ class Graphed(Generic[P, R]):
 
     def warm_key(self, key: Any) -> bool:
         """Capture the call that the warmer returns for a key: see `GraphCache.warm_key`."""
-        step = self._example(key)
-        if step.key != self._example(key).key:
+        step = self._warmer_step(key)
+        if step.key != self._warmer_step(key).key:
             raise InputError(
                 f"the warmer of {self._name} gives other arrays each time, so no later call is like it",
                 hint="give the arrays that calls are given, or let graphs have their own: "
@@ -100,7 +100,7 @@ class Graphed(Generic[P, R]):
             )
         return self.graphs.warm_step(step)
 
-    def _example(self, key: Any) -> Step:
+    def _warmer_step(self, key: Any) -> Step:
         """Return the call that the warmer gives for a key."""
         args, kwargs = _arguments(self._warmer(key))
         step = self._step((), args, kwargs)
@@ -123,7 +123,7 @@ class Graphed(Generic[P, R]):
         return made
 
     def _warm(self, bound: tuple[Any, ...], calls: Iterable[Any]) -> None:
-        given = sorted(map(_arguments, _several(calls)), key=_nbytes, reverse=True)
+        given = sorted(map(_arguments, _require_iterable(calls)), key=_nbytes, reverse=True)
         steps = [self._step(bound, *each) for each in given]
         self.graphs.warm_steps(steps, bound[0] if bound else None)
 
@@ -132,7 +132,9 @@ class Graphed(Generic[P, R]):
         reader = ArgumentReader(
             self.graphs.device, values=self._key is None, copied=self._copy_inputs, title=self._name
         )
-        key = CallKey(self._name, user_key, reader.group(args), reader.group(dict(kwargs)))
+        key = CallKey(
+            self._name, user_key, reader.container_key(args), reader.container_key(dict(kwargs))
+        )
         function: Any = self.__wrapped__
 
         def body(inputs: Sequence[Any]) -> R:
@@ -210,7 +212,7 @@ def name_of(function: Any) -> str | None:
 
 def call_key_text(key: Any) -> str:
     """Return the key of a call as text: the user's key, if the function has one."""
-    return described(key) if key.user_key is None else key_text(key.user_key[0])
+    return stable_repr(key) if key.user_key is None else key_text(key.user_key[0])
 
 
 def _method_warmer_error(name: str) -> InputError:
@@ -247,7 +249,7 @@ _NOT_STEPS = {
 }
 
 
-def _several(calls: Any) -> Iterable[Any]:
+def _require_iterable(calls: Any) -> Iterable[Any]:
     if not isinstance(calls, Iterable):
         raise InputError(f"{calls!r} is not a collection of calls", hint="step.warm([(x, y), …])")
     return calls

@@ -11,7 +11,7 @@ from typing import Any
 from preheat.errors import InputError
 from preheat.graph import trees
 
-__all__ = ["described", "hashable", "key_of", "key_text"]
+__all__ = ["hashable", "key_of", "key_text", "stable_repr"]
 
 _NO_ARRAYS = "use what it is like instead: x.shape"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
@@ -45,7 +45,7 @@ def _check_parts(value: Any) -> None:
         raise InputError(f"{value!r} cannot be part of a key: it is not equal to itself")
 
 
-def described(value: object) -> str:
+def stable_repr(value: object) -> str:
     """Return the repr of a value without the addresses of objects, which differ in every run."""
     return _ADDRESS.sub("", repr(value))
 

@@ -140,10 +140,10 @@ class Node:
     def arguments(self) -> tuple[Argument, ...]:
         """The arguments, by position."""
         if self._arguments is None:
-            self._arguments = tuple(self._described())
+            self._arguments = tuple(self._describe_arguments())
         return self._arguments
 
-    def _described(self) -> Iterator[Argument]:
+    def _describe_arguments(self) -> Iterator[Argument]:
         arrays, data = self._given
         if self._params is None:
             yield from map(array_argument, arrays.values())
@@ -235,7 +235,7 @@ def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:
                 rows += _changes(at, was, now)
             continue
         rows += [f"node {at}: {old[at]} is gone" for at in range(a0, a1)]
-        rows += [f"node {at}: {new[at]} is new{_at(new[at])}" for at in range(b0, b1)]
+        rows += [f"node {at}: {new[at]} is new{_location(new[at])}" for at in range(b0, b1)]
     return rows
 
 
@@ -243,12 +243,12 @@ def _identity(node: Node) -> tuple[object, ...]:
     return (node.kind, node.digest, node.entry or node.name, node.foreign)
 
 
-def _at(node: Node) -> str:
+def _location(node: Node) -> str:
     return f" ({node.where})" if node.where else ""
 
 
 def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
-    head = f"node {at}, {was.name or was.kind}{_at(now)}"
+    head = f"node {at}, {was.name or was.kind}{_location(now)}"
     for field in base.Geometry._fields if was.geometry and now.geometry else ():
         before = getattr(was.geometry, field)
         after = getattr(now.geometry, field)

@@ -109,7 +109,7 @@ class Array:
                     f"{self!r}: an index behind a slice takes elements that are not contiguous",
                     hint=_COPY,
                 )
-            start, extent = _part(self.shape, axis, part)
+            start, extent = _axis_span(self.shape, axis, part)
             offset += start * math.prod(self.shape[axis + 1 :]) * self.dtype.size
             kept += extent
         return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
@@ -146,7 +146,7 @@ class Array:
 
         wanted = None if dtype is None else dtype_of(dtype)
 
-        self.require("numpy()")
+        self.require_usable("numpy()")
         self.buffer.context.refuse_in_capture(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
@@ -158,7 +158,7 @@ class Array:
 
     def write(self, data: object) -> Array:
         """Copy `data`, which has the same shape, from the host, and return the array."""
-        self.require("write()")
+        self.require_usable("write()")
         self.buffer.context.refuse_in_capture(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
@@ -172,7 +172,7 @@ class Array:
 
     def fill(self, value: complex) -> Array:
         """Set every element, and return the array."""
-        self.require("fill()")
+        self.require_usable("fill()")
         capture = self.buffer.context.active_capture()
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
@@ -207,13 +207,13 @@ class Array:
 
     def copy_from(self, other: Array) -> Array:
         """Copy another array of this device with the same shape and type, and return this array."""
-        self.require("copy_from()")
+        self.require_usable("copy_from()")
         if not isinstance(other, Array):
             raise InputError(
                 f"copy_from() takes an array of {self.device}, not {type(other).__name__}",
                 hint="write(…) copies from the host, gpu.array(…) from another library",
             )
-        other.require("copy_from()")
+        other.require_usable("copy_from()")
         context = self.buffer.context
         alike = (other.shape, other.dtype) == (self.shape, self.dtype)
         if not alike or other.buffer.context is not context:
@@ -250,7 +250,7 @@ class Array:
     def _device(self) -> base.Device:
         return self.buffer.context.device
 
-    def require(self, doing: str) -> None:
+    def require_usable(self, doing: str) -> None:
         """Raise when the memory can no longer be used; `doing` names the operation."""
         if self.buffer.lost is not None:
             raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}", hint=self.remedy)
@@ -275,7 +275,7 @@ class Array:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device.dlpack):
             raise BufferError("an array is exported on its own device only, and without a copy")
-        self.require("export")
+        self.require_usable("export")
         versioned = max_version is not None and max_version[0] >= 1
         return export.capsule(self, stream, versioned=versioned)
 
@@ -287,14 +287,14 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
-        self.require("export")
+        self.require_usable("export")
         return export.cuda_interface(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] != ON_HOST:
             raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self.require("export")
+        self.require_usable("export")
         return export.host_interface(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
@@ -311,7 +311,7 @@ def _fill(array: Array, stream: base.Stream, pattern: bytes) -> int:
     return context.device.fill(array.address, pattern, array.size, stream)
 
 
-def _part(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
+def _axis_span(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple[int, ...]]:
     """Return where an index of one axis begins, and the extent that remains of the axis."""
     extent = shape[axis]
     which = "the first axis" if axis == 0 else f"axis {axis}"
@@ -353,7 +353,7 @@ class Scalar(Array):
         that reads the scalar is ordered with the write in any case: work that was submitted before
         reads the old value.
         """
-        self.require("set()")
+        self.require_usable("set()")
         context = self.buffer.context
         device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)

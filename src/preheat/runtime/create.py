@@ -62,7 +62,7 @@ def _copy_on_device(
     """Copy device memory, whose device and element type must be the ones of the new array."""
     device = context.device
     if isinstance(data, Array):
-        data.require("array()")
+        data.require_usable("array()")
     home = _home(context, stream)
     found = None if kind is None else kind.read(data, home.handle)
     held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]

@@ -27,7 +27,7 @@ extern "C" __global__ void preheat_fill8(
 """
 _THREADS = 256
 _BLOCKS = 32  # for each processor
-_SMALL = 1 << 17  # elements; smaller fills do not justify a compile
+_SMALLEST = 1 << 17  # elements; smaller fills do not justify a compile
 
 
 class KernelFill:
@@ -37,18 +37,18 @@ class KernelFill:
     """
 
     def __init__(
-        self, context: Context, load: Callable[[], Kernel | None], *, small: int = _SMALL
+        self, context: Context, load: Callable[[], Kernel | None], *, smallest: int = _SMALLEST
     ) -> None:
         self._context = context
         self._load = load
-        self._small = small
+        self._smallest = smallest
         self._kernel: Kernel | None = None
         self._failed = False
 
     def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
         """Fill memory in `stream` and return True, or return False to let the driver do it."""
-        plain = len(pattern) != 8 or pattern[:4] == pattern[4:] or count < self._small
-        kernel = None if plain else self._ready()
+        plain = len(pattern) != 8 or pattern[:4] == pattern[4:] or count < self._smallest
+        kernel = None if plain else self._load_once()
         if kernel is None:
             return False
         blocks = self._context.device.limits.processors * _BLOCKS
@@ -65,7 +65,7 @@ class KernelFill:
             or self._context.order.capturing_library() is not None
         )
 
-    def _ready(self) -> Kernel | None:
+    def _load_once(self) -> Kernel | None:
         # A capture permits no load, and an attempt would count as an error of the capture.
         if self._kernel is None and not self._failed and not self._capturing():
             try:

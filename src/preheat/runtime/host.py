@@ -149,7 +149,7 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
             bad = ValueError(f"its rows have different lengths: {short_repr(data)}")
         raise InputError(f"cannot read {type(data).__name__} as an array: {bad}") from None
     if host.dtype.kind == "O" or (host.dtype.kind in "SU" and not hasattr(data, "dtype")):
-        raise _not_numbers(host, data)
+        raise _not_numbers_error(host, data)
     if dtype is None or host.dtype == dtype.numpy():
         return numpy.ascontiguousarray(host).reshape(host.shape)
     if dtype.host.startswith("uint") and not dtype.name.startswith("uint"):
@@ -157,14 +157,14 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
     if dtype.numpy().kind in "iu" and host.dtype.kind in "iub":
         _check_range(host, dtype)
     elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
-        raise _lossy(host, dtype)
+        raise _lossy_error(host, dtype)
     with numpy.errstate(over="ignore"):  # Too large numbers become infinite, as in a launch.
         return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
 
 
-def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
+def _not_numbers_error(host: np.ndarray[Any, Any], data: object) -> InputError:
     """Return the error for data that NumPy reads as text or objects; it names the first one."""
-    for found in _others(data):
+    for found in _non_numbers(data):
         return InputError(
             f"cannot read {type(data).__name__} as an array: {short_repr(found)} is not a number",
             hint="pass numbers, nested lists of numbers, bytes, or an array of another library",
@@ -176,18 +176,18 @@ def _not_numbers(host: np.ndarray[Any, Any], data: object) -> InputError:
     return InputError(f"{short_repr(max(host.flat, key=abs))} does not fit into 64 bits")
 
 
-def _others(data: object) -> Iterator[object]:
+def _non_numbers(data: object) -> Iterator[object]:
     """Yield everything in nested sequences that is not a number."""
     import numpy
 
     if isinstance(data, list | tuple | numpy.ndarray):
         for each in data.flat if isinstance(data, numpy.ndarray) else data:
-            yield from _others(each)
+            yield from _non_numbers(each)
     elif not isinstance(data, bool | int | float | complex | numpy.number | numpy.bool_):
         yield data
 
 
-def _lossy(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
+def _lossy_error(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
     hint = f"convert it first: numpy.asarray(x).astype({dtype.host!r})"
     return InputError(f"{host.dtype} does not turn into {dtype} without loss", hint=hint)
 

@@ -142,14 +142,14 @@ class Order:
             do()
             return
 
-        def held() -> None:
+        def locked() -> None:
             self._holder = get_ident()
             try:
                 do()
             finally:
                 self._holder = 0
 
-        run_locked(self._lock, held)
+        run_locked(self._lock, locked)
 
     def record_released_exports(self, uses: Uses) -> None:
         """Count the work of consumers that released the memory as writes of the streams they used."""

@@ -108,7 +108,7 @@ class Session:
         if self.context.active_captures():
             files = self._files(request)
             program = request.program()
-            module = self._loaded_before(program, request)
+            module = self._find_loaded(program, request)
             if module is not None:
                 return self._remember(request, module, program, files)
             self.context.refuse_in_capture(LOAD)
@@ -144,7 +144,7 @@ class Session:
         entry = self.modules[request] = Entry(module, files)
         return entry
 
-    def _loaded_before(self, program: Program, request: ModuleRequest) -> Module | None:
+    def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
         """Return the module of a program that a warm-up, or an equal program, has loaded."""
         exact = request.strict or request.arch is not None
         artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
@@ -179,12 +179,12 @@ class Session:
         started = time.perf_counter()
         artifact, program, jit = code
         try:
-            raw = self.device.load(artifact, jit=jit, lines=self._lines(code))
+            raw = self.device.load(artifact, jit=jit, lines=self._line_finder(code))
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self.device.load(artifact, lines=self._lines(Code(artifact, program)))
+            raw = self.device.load(artifact, lines=self._line_finder(Code(artifact, program)))
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load",
@@ -195,7 +195,7 @@ class Session:
         )
         return Module(self.context, artifact, raw, blocking=self._blocking)
 
-    def _lines(self, code: Code) -> base.FindLines:
+    def _line_finder(self, code: Code) -> base.FindLines:
         """Return how the device finds the source lines of what it loads."""
         return partial(source_lines, self.builder, code.program, code.artifact)
 
@@ -213,7 +213,7 @@ class Session:
     def _count(self) -> int:
         return len({module for module, _ in self.modules.values()})
 
-    def end(self) -> None:
+    def clear(self) -> None:
         """Hold nothing any more; the context has ended."""
         self.kernels.clear()
         self.modules.clear()

@@ -23,23 +23,23 @@ class Event:
 
     def done(self) -> bool:
         """Return True once the work before the event has completed."""
-        self.require()
+        self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until the event has completed, and raise the errors of the work before it."""
-        self.require()
+        self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
         """Return the seconds from `since` to this event; both are complete and have `timing=True`."""
-        self.require()
-        since.require()
+        self.require_alive()
+        since.require_alive()
         return self.raw.elapsed(since.raw)
 
-    def require(self) -> None:
+    def require_alive(self) -> None:
         """Raise when the context of the event is lost."""
         self._context.require_alive("record the event again: gpu.record()")
 
@@ -92,7 +92,7 @@ class Stream:
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
-        event.require()
+        event.require_alive()
         self._context.refuse_in_capture(RECORD_EVENT, self.raw)
         self.raw.wait(event.raw)
 
