@@ -20,10 +20,10 @@ def emulator(open_device: Callable[..., Gpu]) -> Gpu:
     return open_device("emulator")
 
 
-def with_kernel(gpu: Gpu, small: int = 1) -> list[int]:
+def with_kernel(gpu: Gpu, smallest: int = 1) -> list[int]:
     """Let the device fill by a kernel, and return a list that gets the sizes of such fills."""
     filled: list[int] = []
-    by_kernel = KernelFill(gpu._context, lambda: gpu.kernel(FILL, "preheat_fill8"), smallest=small)
+    by_kernel = KernelFill(gpu._context, lambda: gpu.kernel(FILL, "preheat_fill8"), smallest=smallest)
 
     def fill(address: int, pattern: bytes, count: int, stream: object) -> bool:
         done = by_kernel(address, pattern, count, stream)  # type: ignore[arg-type]
