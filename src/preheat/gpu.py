@@ -27,7 +27,7 @@ from preheat.graph.graph import RESERVED, Graph
 from preheat.graph.graphed import Graphed, call_key_text
 from preheat.graph.keys import key_text
 from preheat.graph.pool import Pool
-from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
+from preheat.graph.profile import DEFAULT_OPTIONS, EVERY, Profile, ReplayOptions, RowSink, to_stderr
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
 from preheat.runtime.active_capture import RECORD_EVENT, RESET
@@ -68,13 +68,13 @@ class Gpu:
         jit: bool = False,
         blocking: bool = False,
         reload: bool = True,
-        switches: Switches = OFF,
+        replay_options: ReplayOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.builder = builder
         self.jit = jit
         self.blocking = blocking
         self.reload = reload
-        self._switches = switches
+        self._replay_options = replay_options
         self._device = device
         self._session = self._new_session()
         self._warmers = Warmers()
@@ -279,7 +279,7 @@ class Gpu:
         """
         return Graph(
             self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
-            free_on_launch=free_on_launch, switches=self._switches,
+            free_on_launch=free_on_launch, replay_options=self._replay_options,
         )  # fmt: skip
 
     def _own_pool(self, pool: Pool | None) -> Pool | None:
@@ -372,7 +372,7 @@ class Gpu:
         every `every`th.
         """
         profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
-        self._switches = self._switches._replace(profile=profile)
+        self._replay_options = self._replay_options._replace(profile=profile)
 
     # Lifetime
 
@@ -476,7 +476,7 @@ def device(
                 jit=config.jit if jit is None else jit,
                 blocking=config.blocking if blocking is None else blocking,
                 reload=config.reload,
-                switches=_switches(config, builder.events),
+                replay_options=_replay_options(config, builder.events),
             )
         gpu = _open[offer.name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
@@ -487,8 +487,8 @@ def device(
     return gpu
 
 
-def _switches(config: Config, events: Events) -> Switches:
+def _replay_options(config: Config, events: Events) -> ReplayOptions:
     """Return the settings of the environment for graphs; a profile goes where events go."""
     write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
     profile = Profile(write) if config.graph_profile else None
-    return Switches(profile, config.graph_upload, config.graph_sync)
+    return ReplayOptions(profile, config.graph_upload, config.graph_sync)

@@ -1,4 +1,4 @@
-"""The profile of replays, and the switches that slow them down on purpose."""
+"""The profile of replays, and the options that slow them down on purpose."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.graph.profile import OFF, Profile, Switches
+from preheat.graph.profile import DEFAULT_OPTIONS, Profile, ReplayOptions
 from tests.faulty import Faulty
 from tests.runtime.support import KERNELS
 
 Rows = list[dict[str, Any]]
-Open = Callable[[Switches], Gpu]
+Open = Callable[[ReplayOptions], Gpu]
 
 
 class Clock:
@@ -49,11 +49,11 @@ def seam() -> Faulty:
 
 @pytest.fixture
 def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
-    """Opens a counted device whose graphs have the given switches."""
+    """Opens a counted device whose graphs have the given options."""
     opened: list[Gpu] = []
 
-    def open_one(switches: Switches) -> Gpu:
-        opened.append(Gpu(seam, shared_builder, switches=switches))
+    def open_one(options: ReplayOptions) -> Gpu:
+        opened.append(Gpu(seam, shared_builder, replay_options=options))
         return opened[-1]
 
     yield open_one
@@ -62,7 +62,7 @@ def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
 
 
 def test_without_a_profile_no_clock_is_read(open_with: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, clock = counting(open_with(OFF)), Clock()
+    graph, clock = counting(open_with(DEFAULT_OPTIONS)), Clock()
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
         monkeypatch.setattr(f"time.{name}", clock)
     for _ in range(130):
@@ -73,7 +73,7 @@ def test_without_a_profile_no_clock_is_read(open_with: Open, monkeypatch: pytest
 def test_the_first_replay_and_every_64th_after_it_are_sampled(open_with: Open) -> None:
     rows: Rows = []
     clock = Clock()
-    graph = counting(open_with(Switches(Profile(lambda row: rows.append(dict(row)), clock=clock))))
+    graph = counting(open_with(ReplayOptions(Profile(lambda row: rows.append(dict(row)), clock=clock))))
     for _ in range(130):
         graph.replay()
     assert [row["count"] for row in rows] == [1, 65, 129]
@@ -83,14 +83,14 @@ def test_the_first_replay_and_every_64th_after_it_are_sampled(open_with: Open) -
 def test_a_row_names_its_graph_and_adds_up(open_with: Open) -> None:
     rows: Rows = []
     profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())
-    counting(open_with(Switches(profile)), "decode").replay()
+    counting(open_with(ReplayOptions(profile)), "decode").replay()
     (row,) = rows
     assert row == {"key": "decode", "count": 1, "upload_us": 1.0, "launch_us": 1.0, "total_us": 2.0}
 
 
 def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
     rows: Rows = []
-    gpu = open_with(Switches(Profile(lambda row: rows.append(dict(row)), every=2, clock=Clock())))
+    gpu = open_with(ReplayOptions(Profile(lambda row: rows.append(dict(row)), every=2, clock=Clock())))
     graphs = [counting(gpu, name) for name in "ab"]
     for _ in range(3):
         for graph in graphs:
@@ -102,7 +102,7 @@ def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
 def test_upload_happens_once_or_before_every_replay(
     upload: bool, open_with: Open, seam: Faulty
 ) -> None:
-    graph = counting(open_with(Switches(upload=upload)))
+    graph = counting(open_with(ReplayOptions(upload=upload)))
     for _ in range(5):
         graph.replay()
     assert seam.calls["executable.upload"] == (5 if upload else 1)
@@ -114,7 +114,7 @@ def test_sync_waits_after_every_replay_and_adds_a_column(
 ) -> None:
     rows: Rows = []
     profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())
-    graph = counting(open_with(Switches(profile, sync=sync)))
+    graph = counting(open_with(ReplayOptions(profile, sync=sync)))
     before = seam.calls["stream.synchronize"]
     for _ in range(5):
         graph.replay()

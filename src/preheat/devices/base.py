@@ -27,31 +27,10 @@ if TYPE_CHECKING:  # Only errors need it.
     from preheat.toolchain.lines import Lines
 
 __all__ = [
-    "LEGACY_STREAMS",
-    "ON_GPU",
-    "ON_HOST",
-    "PER_THREAD_STREAM",
-    "Attributes",
-    "BlockSize",
-    "Device",
-    "Dim3",
-    "Event",
-    "Executable",
-    "FindLines",
-    "Function",
-    "Geometry",
-    "Graph",
-    "GraphNode",
-    "Limits",
-    "MemoryInfo",
-    "Module",
-    "Occupancy",
-    "Replay",
-    "Setter",
-    "Stream",
-    "Submit",
-    "Symbol",
-]
+    "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM", "Attributes", "BlockSize", "Device",
+    "Dim3", "Event", "Executable", "FindLines", "Function", "Geometry", "Graph", "GraphNode", "Limits",
+    "MemoryInfo", "Module", "Occupancy", "Replay", "Setter", "Stream", "Submit", "Symbol",
+]  # fmt: skip
 
 Dim3 = tuple[int, int, int]
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -142,19 +143,14 @@ class Entries:
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
-        with self.lock:
-            removed = self._refresh()
+        with self._refreshed():
             cached = self.graphs.get(entry)
-        self._drop_graphs(removed)
         return cached is not None and cached.usable
 
     def put(self, entry: EntryKey, cached: CachedGraph) -> list[EntryKey]:
         """Give a key its graph; return the keys whose graphs were evicted for it."""
-        with self.lock:
-            removed = self._refresh()
-            evicted = self._put(entry, cached, removed)
-        self._drop_graphs(removed)
-        return evicted
+        with self._refreshed() as removed:
+            return self._put(entry, cached, removed)
 
     def drop(self, entry: EntryKey, cached: CachedGraph) -> None:
         """Remove a graph, unless its key has another one by now."""
@@ -164,33 +160,27 @@ class Entries:
 
     def forget(self, entries: Iterable[EntryKey]) -> None:
         """Forget these keys, their graphs and failures."""
-        with self.lock:
-            removed = self._refresh()
+        with self._refreshed() as removed:
             for entry in entries:
                 self._forget(entry, removed)
-        self._drop_graphs(removed)
 
     def forget_all(self, owner: object) -> None:
         """Forget all keys of an owner, or of everybody where it is None."""
         token = self.owner_token(owner)
-        with self.lock:
-            removed = self._refresh()
+        with self._refreshed() as removed:
             for entry in self._all_keys():
                 if owner is None or entry.owner == token:
                     self._forget(entry, removed)
-        self._drop_graphs(removed)
 
     def report(self) -> CacheReport:
         """Describe all graphs and the keys in quarantine."""
-        with self.lock:
-            removed = self._refresh()
+        with self._refreshed():
             graphs = tuple(_report(*item) for item in self.graphs.items() if item[1].usable)
             quarantined = tuple(
                 QuarantinedKey(entry.key, entry.owner_object, one.reason, one.failures, one.wait)
                 for entry, one in self.uncaptured.items()
                 if one.reason is not None
             )
-        self._drop_graphs(removed)
         return CacheReport(graphs, quarantined)
 
     # Captures
@@ -227,8 +217,7 @@ class Entries:
     ) -> list[EntryKey]:
         """End a capture with a graph, a reason for quarantine, or neither; return evicted keys."""
         evicted: list[EntryKey] = []
-        with self.lock:
-            removed = self._refresh()
+        with self._refreshed() as removed:
             if self._pending.get(entry) is pending:
                 del self._pending[entry]
             late = pending.cancelled or pending.context is not self.context
@@ -236,7 +225,6 @@ class Entries:
                 evicted = self._put(entry, cached, removed)
             if reason is not None and not late:
                 self._remember(entry).failed(reason)
-        self._drop_graphs(removed)
         return evicted
 
     def failure(self, entry: EntryKey) -> str | None:
@@ -244,6 +232,14 @@ class Entries:
         with self.lock:
             known = self.uncaptured.get(entry)
             return None if known is None else known.reason
+
+    @contextmanager
+    def _refreshed(self) -> Iterator[_Removed]:
+        """Hold the lock while only current entries are left. Drop the removed graphs afterwards."""
+        with self.lock:
+            removed = self._refresh()
+            yield removed
+        self._drop_graphs(removed)
 
     # Under the lock
 

@@ -20,7 +20,7 @@ from preheat.errors import CaptureError, GraphError, InputError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node, diff
-from preheat.graph.profile import OFF, Switches
+from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
@@ -76,7 +76,7 @@ class Graph:
         name: str | None = None,
         pool: Pool | None = None,
         free_on_launch: bool = False,
-        switches: Switches = OFF,
+        replay_options: ReplayOptions = DEFAULT_OPTIONS,
     ) -> None:
         if mode not in MODES:
             raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
@@ -96,7 +96,7 @@ class Graph:
         self._stage = State.NEW
         self._capture: Capture | None = None
         self._replayer: Replayer | None = None  # once the capture has ended
-        self._switches = switches
+        self._options = replay_options
 
     # Capture
 
@@ -166,7 +166,7 @@ class Graph:
             keep=(work.pools, work.foreign),
         )
         self._replayer = Replayer(
-            self.context, self.name, work, executable, stream=self._stream, switches=self._switches
+            self.context, self.name, work, executable, stream=self._stream, options=self._options
         )
         self._allocator = None  # The arrays that the graph uses keep their memory.
 

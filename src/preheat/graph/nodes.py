@@ -81,17 +81,8 @@ class Node:
     """
 
     __slots__ = (
-        "_arguments",
-        "_given",
-        "_params",
-        "_place",
-        "_tensors",
-        "digest",
-        "entry",
-        "foreign",
-        "geometry",
-        "kind",
-        "name",
+        "_arguments", "_given", "_params", "_place", "_tensors", "digest", "entry", "foreign",
+        "geometry", "kind", "name",
     )  # fmt: skip
 
     digest: str  # of the program, for a kernel of preheat; with `entry` it identifies the code

@@ -11,22 +11,26 @@ from typing import Any, NamedTuple
 from preheat.errors import InputError
 from preheat.events import warn
 
-__all__ = ["EVERY", "OFF", "Profile", "ReplaySample", "RowSink", "Switches", "to_stderr"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "EVERY",
+    "Profile",
+    "ReplayOptions",
+    "ReplaySample",
+    "RowSink",
+    "to_stderr",
+]
 
 EVERY = 64  # replays from one sample to the next
 RowSink = Callable[[Mapping[str, Any]], None]
 
 
-class Switches(NamedTuple):
+class ReplayOptions(NamedTuple):
     """What replays do in addition, for measurements and debugging: nothing by default."""
 
     profile: Profile | None = None
     upload: bool = False  # upload the graph before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
-
-    def sample(self, key: str | None, replays: int) -> ReplaySample | None:
-        """Return the measurement of a replay after `replays` others, or None if it is not sampled."""
-        return None if self.profile is None else self.profile.sample(key, replays)
 
 
 class Profile:
@@ -97,4 +101,4 @@ def to_stderr(row: Mapping[str, Any]) -> None:
         sys.stderr.write(json.dumps(row) + "\n")
 
 
-OFF = Switches()
+DEFAULT_OPTIONS = ReplayOptions()

@@ -20,7 +20,7 @@ from preheat.errors import CaptureError, DriverError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
 from preheat.graph.nodes import first_user
-from preheat.graph.profile import OFF, ReplaySample, Switches
+from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions, ReplaySample
 from preheat.graph.recorded import RecordedWork
 from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
@@ -50,7 +50,7 @@ class Replayer:
         executable: GraphExecutable,
         *,
         stream: base.Stream | None,
-        switches: Switches,
+        options: ReplayOptions,
     ) -> None:
         self.context = context
         self.name = name
@@ -62,7 +62,7 @@ class Replayer:
         self.setters: dict[tuple[str, ...], base.Setter] = {}
         self._scratch = {each.stack for each in work.buffers if isinstance(each, ScratchBuffer)}
         self._stream = stream
-        self._switches = switches
+        self._options = options
         self._launches: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
         fork.register(self)
@@ -112,7 +112,8 @@ class Replayer:
 
     def _run(self, given: object, scalars: dict[str, Any]) -> tuple[base.Stream, ReplaySample | None]:
         """Replay once and return the stream, and the measurements if this replay is sampled."""
-        sample = self._switches.sample(self.name, self.num_replays)
+        profile = self._options.profile
+        sample = None if profile is None else profile.sample(self.name, self.num_replays)
         self.check(REPLAY)
         for stack in self._scratch:
             stack.check_replay(self.work.title, self.work.buffers)
@@ -125,7 +126,7 @@ class Replayer:
                 hint="replay it before or after that capture",
             )
         launch = self._launch_in(stream)
-        if self._switches.upload or not self.executable.uploaded:
+        if self._options.upload or not self.executable.uploaded:
             self.executable.upload(stream)
         if sample:
             sample.lap("upload")
@@ -137,9 +138,9 @@ class Replayer:
         self.num_replays += 1
         if sample:
             sample.lap("launch")
-        if self._switches.sync:
+        if self._options.sync:
             stream.synchronize()
-        if sample and self._switches.sync:
+        if sample and self._options.sync:
             sample.lap("sync")
         self._find_shortcut(given, stream, tuple(scalars))
         return stream, sample
@@ -164,7 +165,7 @@ class Replayer:
         """Set `launch` if the next replay has nothing to do but what this one did in `stream`."""
         self.launch = None
         work = self.work
-        if given is not None or work.libraries or work.foreign or self._switches != OFF:
+        if given is not None or work.libraries or work.foreign or self._options != DEFAULT_OPTIONS:
             self.setters.clear()
             return
         if names:

@@ -34,13 +34,6 @@ _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
 _LONG_QUEUE = 256  # queued finalizations after which a launch drains the queue, too
 
 
-class Fill(Protocol):
-    """A function that may fill memory."""
-
-    def __call__(self, address: int, pattern: bytes, count: int, stream: base.Stream) -> bool:
-        """Fill and return True, or return False and do nothing."""
-
-
 class Completion(Protocol):
     """Work that completes, such as an event."""
 
@@ -104,7 +97,7 @@ class Context:
         device.on_loss = self.handle_loss
         self.order = Order(device, partial(current_streams, device), self.deferred_cleanups.append)
         self.stream = self.order.register_stream(device.stream())
-        self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
+        self.kernel_fill: Callable[[int, bytes, int, base.Stream], bool] | None = None  # `KernelFill`
         self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
         # Held while a capture begins, and by what would invalidate it: a wait for the device, a free.
         self.capture_lock = threading.RLock()

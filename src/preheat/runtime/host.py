@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "bfloat16_bytes",
-    "converted",
-    "element_bytes",
-    "host_array",
-    "host_bytes",
-    "packer",
-    "shape_of",
-]
+    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "packer", "shape_of",
+]  # fmt: skip
 
 _FORMATS = {
     **{f"int{8 * n}": "bhiq"[n.bit_length() - 1] for n in (1, 2, 4, 8)},
