@@ -144,8 +144,8 @@ MUTATIONS = (
     ),
     Mutation(
         "parts of a block do not delay its free", "graph/arena.py",
-        "        span.block.uses.retired_parts[id(uses)] = uses\n",
-        "",
+        "            span.block.uses.retired_parts[id(uses)] = uses  #",
+        "            #",
     ),
     Mutation(
         "memory is freed before its last use", "runtime/context.py",
@@ -154,7 +154,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a pool hands memory out before its last use", "graph/arena.py",
-        "            order.section(home, {back.uses: True}).enter()\n",
+        "            order.section(home, {uses: True}).enter()\n",
         "            pass\n",
     ),
     Mutation(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from preheat.devices import base
 from preheat.errors import CaptureError
 from preheat.runtime.context import Context
 from preheat.runtime.memory import Buffer
@@ -75,11 +76,7 @@ class FreeList:
         self.spans = joined
 
 
-class ReturnedSpan(NamedTuple):
-    """A span that came back, with the uses that its next user has to wait for."""
-
-    span: Span
-    uses: Uses
+ReturnedSpan = tuple[Span, Uses]  # a span that came back, and the uses that its next user waits for
 
 
 class PoolBuffer(Buffer):
@@ -101,22 +98,15 @@ class PoolBuffer(Buffer):
         self._exported_memory = self.span.block._exported_memory
 
     def _deallocator(self) -> Callable[[], None]:
-        give_back = self._return
         span = self.span
         uses = self.uses
         returned = self._returned
-        return lambda: give_back(span, uses, returned)
 
-    @staticmethod
-    def _return(
-        span: Span,
-        uses: Uses,
-        returned: deque[ReturnedSpan],
-        make: type[ReturnedSpan] = ReturnedSpan,  # Finalizers must not use global names.
-    ) -> None:
-        """Return a span to its arena. The block is not freed before these uses either."""
-        span.block.uses.retired_parts[id(uses)] = uses
-        returned.append(make(span, uses))
+        def return_to_arena() -> None:
+            span.block.uses.retired_parts[id(uses)] = uses  # A free of the block waits for them, too.
+            returned.append((span, uses))
+
+        return return_to_arena
 
     def __del__(self) -> None:
         if self.open or self._exported_memory:
@@ -143,7 +133,7 @@ class Arena:
     @property
     def returned_bytes(self) -> int:
         """Bytes that came back and are not free yet."""
-        return sum(each.span.size for each in list(self.returned))
+        return sum(span.size for span, _ in list(self.returned))
 
     def grow(self, size: int) -> None:
         """Allocate one more block."""
@@ -163,28 +153,28 @@ class Arena:
 
         Return the number of bytes that became free.
         """
-        back = [self.returned[at] for at in range(len(self.returned))]
-        ordered = [self._wait_for_uses(each) for each in back]
-        for _ in back:  # Only now, so that an error above loses no span.
+        # Finalizers may append meanwhile.
+        returned = [self.returned[at] for at in range(len(self.returned))]
+        ordered = [self._wait_for_uses(uses, span.block.home) for span, uses in returned]
+        for _ in returned:  # Only now, so that an error above loses no span.
             self.returned.popleft()
         reclaimed = 0
-        for each, is_ordered in zip(back, ordered, strict=True):
+        for (span, uses), is_ordered in zip(returned, ordered, strict=True):
             if is_ordered:
-                each.span.block.uses.retired_parts.pop(id(each.uses), None)
-                self.free.put(each.span)
-                reclaimed += each.span.size
+                span.block.uses.retired_parts.pop(id(uses), None)
+                self.free.put(span)
+                reclaimed += span.size
             else:
-                self.returned.append(each)
+                self.returned.append((span, uses))
         return reclaimed
 
-    def _wait_for_uses(self, back: ReturnedSpan) -> bool:
-        """Let the block's stream wait for the uses of a span; return False if a capture prevents it."""
+    def _wait_for_uses(self, uses: Uses, home: base.Stream) -> bool:
+        """Let the stream of a block wait for these uses; return False if a capture prevents it."""
         order = self._context.order
-        home = back.span.block.home
         if self._context.captures_by_thread:
-            return back.uses.is_ordered_by(order.timeline(home))
+            return uses.is_ordered_by(order.timeline(home))
         try:
-            order.section(home, {back.uses: True}).enter()
+            order.section(home, {uses: True}).enter()
         except CaptureError:  # Another library that took the memory is capturing.
             return False
         return True

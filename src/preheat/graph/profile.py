@@ -12,14 +12,8 @@ from preheat.errors import InputError
 from preheat.events import warn
 
 __all__ = [
-    "DEFAULT_OPTIONS",
-    "EVERY",
-    "Profile",
-    "ReplayOptions",
-    "ReplaySample",
-    "RowSink",
-    "to_stderr",
-]
+    "DEFAULT_OPTIONS", "EVERY", "Profile", "ReplayOptions", "ReplaySample", "RowSink", "to_stderr",
+]  # fmt: skip
 
 EVERY = 64  # replays from one sample to the next
 RowSink = Callable[[Mapping[str, Any]], None]

@@ -192,10 +192,10 @@ class Array:
             self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
             return 0
         if captured is not None:
-            return _fill(self, captured, pattern)
+            return _submit_fill(self, captured, pattern)
         stream = self._stream
         with self._section(stream, write=True):
-            return _fill(self, stream, pattern)
+            return _submit_fill(self, stream, pattern)
 
     @property
     def _stream(self) -> base.Stream:
@@ -302,7 +302,7 @@ class Array:
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")
 
 
-def _fill(array: Array, stream: base.Stream, pattern: bytes) -> int:
+def _submit_fill(array: Array, stream: base.Stream, pattern: bytes) -> int:
     """Set every element in `stream`; return the number of operations that it took."""
     context = array.buffer.context
     by_kernel = context.kernel_fill
