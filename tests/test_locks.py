@@ -22,7 +22,7 @@ from tests.processes import PATIENCE, wait_for
 
 def lose(lock: Lock) -> None:
     """Take `lock` and never give it back."""
-    assert lock.take(sys._getframe()) is not None
+    assert lock.acquire(sys._getframe()) is not None
 
 
 def in_thread(act: Callable[[], object]) -> threading.Thread:
@@ -49,7 +49,7 @@ def test_a_lock_has_one_holder_at_a_time() -> None:
 
 
 def test_a_lock_has_as_many_holders_as_places() -> None:
-    lock, inside, most = Lock(places=3), list[int](), list[int]()
+    lock, inside, most = Lock(holders=3), list[int](), list[int]()
     three = threading.Barrier(3)
 
     def work(number: int) -> None:
@@ -88,7 +88,7 @@ def test_a_lock_that_another_thread_holds_is_waited_for() -> None:
 
     holder = in_thread(hold)
     held.wait()
-    assert lock.take(sys._getframe(), timeout=0.01) is None
+    assert lock.acquire(sys._getframe(), timeout=0.01) is None
     done.set()
     with lock as lost:
         assert not lost

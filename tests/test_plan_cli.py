@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(plan: Run, words: tuple[str, ...], messa
     assert message in err
 
 
-NO_FILE = "what is there is not a file"
+NO_FILE = "it exists and is not a file"
 PLACES: dict[str, str] = {
     "": NO_FILE,
     ".": "is a directory",

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Renewable(Protocol):
-        """An object that renews what a forked child cannot use."""
+        """An object with a part that a forked child cannot use."""
 
         def after_fork(self) -> None:
-            """Renew it; the child has one thread, which runs this."""
+            """Renew that part, in the only thread of the child."""
 
 
 __all__ = ["register"]
 
-_registered: weakref.WeakValueDictionary[int, Renewable] = weakref.WeakValueDictionary()  # in order
+_registered: weakref.WeakValueDictionary[int, Renewable] = weakref.WeakValueDictionary()  # by number
 _numbers = count()
 
 

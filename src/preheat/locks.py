@@ -1,12 +1,12 @@
-"""Locks that outlive whoever held them: a lost holder keeps nobody waiting.
+"""Locks that are not lost with their holder: a thread that waits takes over the lock of a lost holder.
 
-A thread loses a lock without giving it back in two ways: an interrupt such as Ctrl-C arrives between
-taking it and the block that gives it back, or the process forks and the child has no such thread. A
-`Lock` remembers which call took it. Whoever waits looks whether that call is still on the stack of its
-thread, and takes the lock over when it is not. Nothing has to be renewed in a forked child.
+A lock is lost in two ways: an interrupt such as Ctrl-C arrives after the lock is acquired and before
+the block that releases it, or the process forks and the child does not have the thread. A `Lock`
+remembers the call that acquired it. A thread that waits checks whether that call is still on the stack
+of its thread, and takes the lock over when it is not. Nothing has to be renewed in a forked child.
 
 Every step is one operation of the interpreter (a dictionary's `setdefault`, a store to an attribute),
-so that an interrupt finds each lock either as it was or as it will be.
+so an interrupt never leaves a lock in an intermediate state.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Lock", "no_fork"]
 
-_POLL = (0.0005, 0.05)  # first and longest pause between two looks at the holder, in seconds
-_FORK_WAIT = 10.0  # seconds that a fork waits at most for what must not be forked
+_POLL = (0.0005, 0.05)  # first and longest pause between two checks of the holder, in seconds
+_FORK_WAIT = 10.0  # seconds that a fork waits at most for `no_fork`
 
 
 class Call:
-    """A call in progress, and the call that followed it as the holder of a thing."""
+    """A call in progress that holds something, and the call that held it next."""
 
     __slots__ = ("_after", "frame", "thread")
 
     def __init__(self, frame: FrameType | None) -> None:
-        """Begin a call in the function of `frame`, no generator's; None makes a call that has ended."""
-        self.frame, self.thread = frame, get_ident()
+        """Begin a call of the function of `frame`, which is not a generator; None is an ended call."""
+        self.frame = frame
+        self.thread = get_ident()
         self._after: dict[None, Call] = {}
 
     def alive(self) -> bool:
@@ -47,7 +48,7 @@ class Call:
         return running is not None
 
     def end(self) -> None:
-        """Give up what the call holds, and what its frame keeps in memory."""
+        """Release what the call holds, and what its frame keeps in memory."""
         self.frame = None
 
     def last(self) -> Call:
@@ -63,56 +64,57 @@ class Call:
 
 
 class Lock:
-    """A lock with room for so many holders, used in a `with` statement of a function.
+    """A lock that at most `holders` calls hold at the same time, used in a `with` statement.
 
-    It can be taken again by the thread that holds it, as a signal handler may. The value of the `with`
-    statement is True when the last holder was lost, perhaps amid a change to what the lock protects.
-    A generator must not yield while it holds one: suspended, it is on no stack.
+    The thread that holds the lock can acquire it again, because a signal handler may have to. The value
+    of the `with` statement is True when the last holder was lost: it may have left what the lock
+    protects half changed. A generator must not yield while it holds the lock, because a suspended
+    generator is on no stack.
     """
 
     __slots__ = ("_freed", "_holders")
 
-    def __init__(self, places: int = 1) -> None:
-        self._holders = [Call(None) for _ in range(places)]
-        self._freed = allocate_lock()  # released to wake one that waits; to lose that costs a pause
+    def __init__(self, holders: int = 1) -> None:
+        self._holders = [Call(None) for _ in range(holders)]
+        self._freed = allocate_lock()  # Released to wake a waiting thread, which also polls.
 
     def __enter__(self) -> bool:
-        return self.take(sys._getframe(1)) is True
+        return self.acquire(sys._getframe(1)) is True
 
     def __exit__(self, *_: object) -> None:
-        self.give_back(sys._getframe(1))
+        self.release(sys._getframe(1))
 
     def locked(self) -> bool:
-        """Return whether somebody holds every place."""
+        """Return whether the lock has all the holders that it can have."""
         return all(holder.last().alive() for holder in self._holders)
 
-    def take(self, frame: FrameType, timeout: float | None = None) -> bool | None:
-        """Hold a place for the function of `frame`; None when it could not be had in time.
+    def acquire(self, frame: FrameType, timeout: float | None = None) -> bool | None:
+        """Hold the lock for the function of `frame`, and return whether the last holder was lost.
 
-        Else the result says whether the last holder was lost.
+        Returns None when the lock is not free within `timeout` seconds.
         """
         mine = Call(frame)
         pause, longest = _POLL
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             nested = False
-            for place, holder in enumerate(self._holders):
+            for index, holder in enumerate(self._holders):
                 last = holder.last()
                 lost = last.frame is not None
                 if lost and last.alive():
                     nested = nested or last.thread == mine.thread
                 elif mine.follow(last):
-                    self._holders[place] = mine
+                    self._holders[index] = mine
                     return lost
-            if nested:  # waiting for ourselves would never end
+            if nested:  # This thread would wait for itself.
                 return False
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             self._freed.acquire(timeout=pause)
             pause = min(2 * pause, longest)
 
-    def give_back(self, frame: FrameType) -> None:
-        """Give up the place that the function of `frame` holds, if it holds one."""
+    def release(self, frame: FrameType) -> None:
+        """Release the lock if the function of `frame` holds it."""
         for holder in self._holders:
             last = holder.last()
             if last.frame is frame:
@@ -120,27 +122,27 @@ class Lock:
                 if self._freed.locked():
                     try:
                         self._freed.release()
-                    except RuntimeError:  # another thread did so first
+                    except RuntimeError:  # Another thread released it first.
                         continue
                 return
 
 
-#: Held while doing what a forked child could not finish in the place of the thread that began it:
-#: importing a module, starting a process. A fork waits for it.
+#: Held during work that a forked child could not finish, because it does not have the thread that
+#: began it: importing a module, starting a process. A fork waits for this lock.
 no_fork = Lock()
 
 
 def _before_fork() -> None:
-    # A handler of another library may hold what an import waits for, hence the bound.
+    # The wait is bounded, because a fork handler of another library may hold what an import waits for.
     forking = sys._getframe().f_back
     if forking is not None:
-        no_fork.take(forking, _FORK_WAIT)
+        no_fork.acquire(forking, _FORK_WAIT)
 
 
 def _after_fork() -> None:
     forking = sys._getframe().f_back
     if forking is not None:
-        no_fork.give_back(forking)
+        no_fork.release(forking)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -154,13 +154,13 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
 ) -> None:
     with pytest.raises(InputError, match="nowhere is not a directory"):
         bake(listed(A), output=tmp_path / "nowhere" / "k.heat", builder=builder)
-    with pytest.raises(InputError, match="what is there is not a file"):
+    with pytest.raises(InputError, match="it exists and is not a file"):
         bake(listed(A), output=tmp_path, builder=builder)
     (tmp_path / "mine").write_text("text")
-    with pytest.raises(InputError, match="what is there is not a bundle"):
+    with pytest.raises(InputError, match="it exists and is not a bundle"):
         bake(listed(A), output=tmp_path / "mine", builder=builder)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(InputError, match="is not writable"):
         bake(listed(A), output=tmp_path / "k.heat", builder=builder)
     assert recorder.named("compile") == []
 

@@ -125,7 +125,7 @@ def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) ->
     for args in (["bake", "k.toml", "--arch", "sm_90"], ["bundle", "merge", whole]):
         ran = cli(*args, "-o", output)
         assert (ran.code, ran.out) == (2, "")
-        assert f"error: cannot write {output}: what is there is not a " in ran.err
+        assert f"error: cannot write {output}: it exists and is not a " in ran.err
         assert "hint: name another place for the bundle" in ran.err
     assert (Path("k.toml").read_text(), Path("a.cu").read_text()) == before
 
@@ -161,7 +161,7 @@ BAD_CALLS: dict[str, tuple[list[str], str]] = {
     "no place to write": (["bake", "k.toml", "--arch", "sm_90", "-o", "no/k.heat"], "no is not a dir"),
     "a bundle for a manifest": (["bake", "whole.heat"], "whole.heat is a bundle, not text"),
     "a bundle to check": (["check", "whole.heat"], "hint: name the manifest that it was baked from"),
-    "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a sound bundle"),
+    "a manifest for a bundle": (["bundle", "ls", "k.toml"], "k.toml is not a valid bundle"),
     "how to come by a manifest": (["bake", "none.toml"], "'preheat record -- COMMAND' writes"),
     "a pipe for a manifest": (["bake", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),
     "a pipe to check": (["check", "pipe.toml"], "cannot read pipe.toml: it is a pipe"),

@@ -285,8 +285,8 @@ ONE, TWO = (bytes.fromhex(digest) for digest in sorted(digest_of(number) for num
     [
         pytest.param(b"", "it is too short", id="nothing"),
         pytest.param(bundle.MAGIC, "it is too short", id="magic alone"),
-        pytest.param(bytes(1000), "does not begin like one", id="zero bytes"),
-        pytest.param(b"PK\3\4" + bytes(100), "does not begin like one", id="a zip file"),
+        pytest.param(bytes(1000), "does not begin with the signature", id="zero bytes"),
+        pytest.param(b"PK\3\4" + bytes(100), "does not begin with the signature", id="a zip file"),
         pytest.param(blob_of(1), "it is a single entry of a cache", id="an entry"),
         pytest.param(forged(version=0), "it has format version 0, where 1", id="version 0"),
         pytest.param(forged(version=2), "it has format version 2, where 1", id="version 2"),
@@ -599,7 +599,7 @@ def test_a_bundle_replaces_files_and_links_to_files_alone(tmp_path: Path) -> Non
     linked.write_bytes(b"kept")
     link.symlink_to(linked)
     for odd in (tmp_path, fifo, Path("/dev/null")):
-        with pytest.raises(BundleError, match=f"{odd} is not written: what is there is not a file"):
+        with pytest.raises(BundleError, match=f"{odd} is not written: it exists and is not a file"):
             write(odd, SMALL, {})
     write(link, SMALL, {})
     assert linked.read_bytes() == b"kept"

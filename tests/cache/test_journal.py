@@ -101,7 +101,7 @@ def test_threads_of_one_process_do_not_disturb_each_other(open_journal: OpenJour
 def test_a_forked_child_counts_in_a_file_of_its_own(open_journal: OpenJournal) -> None:
     parent = open_journal()
     parent.write({"hits": 3})
-    child = parent.another()
+    child = parent.for_child()
     child.write({"hits": 1})
     parent.write({"hits": 4})
     assert parent.total() == {"hits": 5}

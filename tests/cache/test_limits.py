@@ -348,7 +348,7 @@ def test_a_count_that_misses_an_entry_being_published_leaves_no_total_too_small(
         return scanned
 
     monkeypatch.setattr(counter, "items", published_behind_the_scan)
-    adding = writer._counted(1, len(blob))
+    adding = writer._counting(1, len(blob))
     adding.__enter__()
     counter.sweep()
     monkeypatch.undo()

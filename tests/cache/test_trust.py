@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.trust import DistrustedError, distrust, first_usable, make_private
+from preheat.cache.trust import DistrustedError, distrust_reason, first_usable, make_private
 from preheat.config import Config
 from preheat.events import Events
 from tests.cache.support import NOBODY, needs_root, tmpfs
@@ -68,13 +68,13 @@ def test_something_else_in_its_place_is_an_error(tmp_path: Path, obstacle: str) 
 
 
 def test_my_own_private_directory_is_trusted(directory: Path) -> None:
-    assert distrust(directory) is None
+    assert distrust_reason(directory) is None
 
 
 @needs_root
 def test_the_directory_of_another_user_is_not_trusted(directory: Path) -> None:
     os.chown(directory, NOBODY, 0)
-    why = distrust(directory)
+    why = distrust_reason(directory)
     assert why is not None
     assert f"belongs to user {NOBODY}" in why
     assert "PREHEAT_TRUST_CACHE_DIR=1" in why
@@ -82,13 +82,13 @@ def test_the_directory_of_another_user_is_not_trusted(directory: Path) -> None:
 
 @needs_root
 def test_the_directory_of_root_is_trusted_by_everyone(directory: Path) -> None:
-    assert distrust(directory, me=NOBODY) is None
+    assert distrust_reason(directory, me=NOBODY) is None
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o770, 0o777, 0o1777])
 def test_a_directory_that_others_can_write_is_not_trusted(directory: Path, mode: int) -> None:
     directory.chmod(mode)
-    why = distrust(directory)
+    why = distrust_reason(directory)
     assert why is not None
     assert f"mode {mode:04o}" in why
     assert "PREHEAT_TRUST_CACHE_DIR=1" in why
@@ -97,12 +97,12 @@ def test_a_directory_that_others_can_write_is_not_trusted(directory: Path, mode:
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o500])
 def test_a_directory_that_others_can_only_read_is_trusted(directory: Path, mode: int) -> None:
     directory.chmod(mode)
-    assert distrust(directory) is None
+    assert distrust_reason(directory) is None
 
 
 def test_my_own_link_is_trusted(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
-    assert distrust(tmp_path / "link") is None
+    assert distrust_reason(tmp_path / "link") is None
 
 
 @needs_root
@@ -110,7 +110,7 @@ def test_a_link_that_another_user_planted_is_not_trusted(directory: Path, tmp_pa
     link = tmp_path / "link"
     link.symlink_to(directory)
     os.lchown(link, NOBODY, 0)
-    why = distrust(link)
+    why = distrust_reason(link)
     assert why is not None
     assert why.startswith(f"{link} is a symbolic link owned by user {NOBODY}")
 
@@ -120,7 +120,7 @@ def test_a_planted_link_further_up_is_not_trusted(directory: Path, tmp_path: Pat
     (directory / "inner").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(directory)
     os.lchown(tmp_path / "link", NOBODY, 0)
-    assert distrust(tmp_path / "link" / "inner") is not None
+    assert distrust_reason(tmp_path / "link" / "inner") is not None
 
 
 @needs_root
@@ -133,7 +133,7 @@ def test_a_planted_link_that_my_own_link_leads_through_is_not_trusted(
     os.lchown(tmp_path / "planted", NOBODY, 0)
     target = Path("planted/inner") if relative else tmp_path / "planted" / "inner"
     (tmp_path / "mine").symlink_to(target)
-    why = distrust(tmp_path / "mine")
+    why = distrust_reason(tmp_path / "mine")
     assert why is not None
     assert "planted is a symbolic link" in why
 
@@ -142,7 +142,7 @@ def test_a_planted_link_that_my_own_link_leads_through_is_not_trusted(
 def test_what_a_link_leads_to_is_what_must_be_private(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
     os.chown(directory, NOBODY, 0)
-    assert distrust(tmp_path / "link") is not None
+    assert distrust_reason(tmp_path / "link") is not None
 
 
 # The way there
@@ -160,7 +160,7 @@ def test_directories_above_may_be_read_by_all_and_written_with_a_sticky_bit(
     below: Path, mode: int
 ) -> None:
     below.parent.chmod(mode)
-    assert distrust(below) is None
+    assert distrust_reason(below) is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o2775])
@@ -170,7 +170,7 @@ def test_a_directory_above_that_others_can_write_is_not_trusted(
 ) -> None:
     above = below.parents[levels - 1]
     above.chmod(mode)
-    why = distrust(below)
+    why = distrust_reason(below)
     assert why is not None
     assert f"others can write to {above}, above it (mode {mode:04o})" in why
 
@@ -180,7 +180,7 @@ def test_a_directory_above_that_others_can_write_is_not_trusted(
 def test_a_directory_above_of_another_user_is_not_trusted(below: Path, mode: int) -> None:
     below.parent.chmod(mode)
     os.chown(below.parent, NOBODY, 0)
-    why = distrust(below)
+    why = distrust_reason(below)
     assert why is not None
     assert f"{below.parent}, above it, belongs to user {NOBODY}" in why
 
@@ -193,9 +193,9 @@ def test_in_a_container_that_does_not_map_root_nobody_may_own_what_is_above(
     os.chown(below.parent, NOBODY, 0)
     below.parent.parent.chmod(above)
     monkeypatch.setattr("preheat.cache.trust._unmapped", lambda: NOBODY)
-    assert (distrust(below) is None) == trusted
+    assert (distrust_reason(below) is None) == trusted
     os.chown(below, NOBODY, 0)
-    assert distrust(below) is not None, "but never the directory itself"
+    assert distrust_reason(below) is not None, "but never the directory itself"
 
 
 def test_nothing_is_made_in_a_directory_that_is_not_trusted(below: Path) -> None:
@@ -209,13 +209,13 @@ def test_a_way_through_a_circle_of_links_has_an_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
-        distrust(tmp_path / "a" / "c")
+        distrust_reason(tmp_path / "a" / "c")
 
 
 def test_links_with_dots_lead_where_the_system_says(directory: Path, tmp_path: Path) -> None:
     (directory / "inner").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("directory/./inner/../inner")
-    assert distrust(tmp_path / "link") is None
+    assert distrust_reason(tmp_path / "link") is None
     make_private(tmp_path / "link" / "new")
     assert (directory / "inner" / "new").is_dir()
 
@@ -224,7 +224,7 @@ def test_no_descriptor_is_left_open(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        distrust(tmp_path / "link")
+        distrust_reason(tmp_path / "link")
         make_private(tmp_path / "link" / "a")
         with pytest.raises(NotADirectoryError):
             make_private(_file(tmp_path) / "x")

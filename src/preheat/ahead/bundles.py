@@ -14,7 +14,7 @@ from preheat.artifact import Artifact
 from preheat.build.bundle_tier import BundleEntry, code_keys, entries_of, read
 from preheat.cache.bundle import MAGIC, Bundle, write
 from preheat.cache.codec import DamagedEntryError
-from preheat.cache.publish import obstacle
+from preheat.cache.publish import unwritable_reason
 from preheat.errors import BundleError, InputError
 from preheat.key import explain
 
@@ -99,7 +99,7 @@ def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
 def require_place(output: str | os.PathLike[str]) -> None:
     """Raise `InputError` unless a bundle can be written to `output`, new or in place of another."""
     path = Path(output)
-    if why := obstacle(path) or _not_to_replace(path):
+    if why := unwritable_reason(path) or _not_to_replace(path):
         raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
 
 
@@ -108,7 +108,7 @@ def _not_to_replace(path: Path) -> str | None:
         return None
     try:
         with open(path, "rb") as file:  # A truncated bundle counts as a bundle.
-            return None if MAGIC.startswith(file.read(len(MAGIC))) else "what is there is not a bundle"
+            return None if MAGIC.startswith(file.read(len(MAGIC))) else "it exists and is not a bundle"
     except OSError as fault:
         return fault.strerror or str(fault)
 

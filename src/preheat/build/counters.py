@@ -41,4 +41,4 @@ class Counters:
         """Count from zero in a forked child, in a journal file of its own."""
         self._events.forget()
         if self._journal is not None:
-            self._journal = self._journal.another()
+            self._journal = self._journal.for_child()

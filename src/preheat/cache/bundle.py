@@ -47,6 +47,7 @@ _CHECKSUM = 16
 _MAX_META = 4 << 20
 _MAX_ENTRIES = 1 << 20
 _MAX_ENTRY = 1 << 30  # less than the limit of one read
+_NOT_BAKED = "name a file that 'preheat bake' wrote"
 
 
 class Bundle:
@@ -57,14 +58,14 @@ class Bundle:
     that is overwritten in place has damaged entries.
     """
 
-    def __init__(self, path: Path, file: Descriptor, front: _Front, *, trust: bool) -> None:
+    def __init__(self, path: Path, file: Descriptor, index: _Index, *, trust: bool) -> None:
         self.path = path
-        self.nbytes = front.file_size
-        self.stamp = front.stamp
+        self.nbytes = index.file_size
+        self.stamp = index.stamp
         self._trust = trust
-        self.meta: Mapping[str, Any] = front.meta
-        self._records = front.records
-        self._first = front.end
+        self.meta: Mapping[str, Any] = index.meta
+        self._records = index.records
+        self._first = index.end
         self._file: Descriptor | None = file
 
     @classmethod
@@ -75,17 +76,17 @@ class Bundle:
         """
         path = Path(path)
         try:
-            return cls(path, *_opened(path, trust=trust), trust=trust)
+            return cls(path, *_open(path, trust=trust), trust=trust)
         except DistrustedError as distrusted:
             raise BundleError(f"bundle {path} cannot be trusted: {distrusted}") from None
         except OSError as fault:
             raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
-        except _RefusedError as refused:
-            raise BundleError(f"{path} is not a sound bundle: {refused}", hint=refused.hint) from None
+        except _InvalidError as invalid:
+            raise BundleError(f"{path} is not a valid bundle: {invalid}", hint=invalid.hint) from None
 
     def get(self, digest: str) -> bytes | None:
         """Return the verified entry or None; raise `DamagedEntryError` or, for a fault, `OSError`."""
-        file = self._held()
+        file = self._open_file()
         at = bisect_left(range(len(self)), digest, key=self._digest)
         if at == len(self) or self._digest(at) != digest:
             return None
@@ -97,10 +98,11 @@ class Bundle:
 
     def verify(self) -> dict[str, str]:
         """Read the whole file and return what is wrong with each damaged entry, by digest."""
-        file, wrong = self._held(), {}
+        file = self._open_file()
+        wrong = {}
         for at, digest in enumerate(self.digests()):
             try:
-                codec.unpack(digest, self._unchecked(file, at))
+                codec.unpack(digest, self._read_unchecked(file, at))
             except (DamagedEntryError, OSError) as bad:
                 wrong[digest] = str(bad)
         return wrong
@@ -120,14 +122,14 @@ class Bundle:
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
         """Pickle the path: the receiving process opens the file again."""
-        return _open_anew, (self.path, self._trust)
+        return _reopen, (self.path, self._trust)
 
     def __repr__(self) -> str:
         count = f"{len(self):,} entr{'y' if len(self) == 1 else 'ies'}"
         state = ", closed" if self._file is None else ""
         return f"<Bundle {self.path}: {count}, {self.nbytes:,} bytes{state}>"
 
-    def _held(self) -> Descriptor:
+    def _open_file(self) -> Descriptor:
         file = self._file
         if file is None:
             raise BundleError(f"bundle {self.path} is closed")
@@ -142,12 +144,13 @@ class Bundle:
         return end
 
     def _read(self, file: Descriptor, at: int) -> bytes:
-        digest, blob = self._digest(at), self._unchecked(file, at)
+        digest = self._digest(at)
+        blob = self._read_unchecked(file, at)
         if why := codec.damage(digest, blob):
             raise DamagedEntryError(f"entry {digest} of {self.path}: {why}")
         return blob
 
-    def _unchecked(self, file: Descriptor, at: int) -> bytes:
+    def _read_unchecked(self, file: Descriptor, at: int) -> bytes:
         start = self._end(at - 1) if at else self._first
         # A memory mapping of a file that is truncated later would kill the process, so the file is
         # read.
@@ -163,28 +166,28 @@ def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapp
     path = Path(path)
     try:
         if path.exists() and not path.is_file():  # A rename would replace even a device.
-            raise _RefusedError("what is there is not a file")
+            raise _InvalidError("it exists and is not a file")
         return publish(path, _parts(entries, meta))
     except OSError as fault:
         raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault
-    except _RefusedError as refused:
-        raise BundleError(f"bundle {path} is not written: {refused}") from None
+    except _InvalidError as invalid:
+        raise BundleError(f"bundle {path} is not written: {invalid}") from None
 
 
 # Reading
 
 
-class _RefusedError(Exception):
-    """Why something is not a bundle, and what to do about it."""
+class _InvalidError(Exception):
+    """Why a file is not a valid bundle, and what to do about it."""
 
     def __init__(
-        self, why: str, hint: str = "copy it again, or make it anew with preheat bake"
+        self, why: str, hint: str = "copy the bundle again, or bake it again with 'preheat bake'"
     ) -> None:
         super().__init__(why)
         self.hint = hint
 
 
-class _Front(NamedTuple):
+class _Index(NamedTuple):
     """The part of the file before the entries."""
 
     meta: dict[str, Any]
@@ -194,23 +197,23 @@ class _Front(NamedTuple):
     stamp: tuple[int, ...]
 
 
-def _open_anew(path: Path, trust: bool) -> Bundle:
+def _reopen(path: Path, trust: bool) -> Bundle:
     return Bundle.open(path, trust=trust)
 
 
-def _opened(path: Path, *, trust: bool) -> tuple[Descriptor, _Front]:
+def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:
     try:
         file = open_file(path, trust=trust)
     except NotAFileError:
-        raise _RefusedError("it is not a file", "name the file itself") from None
+        raise _InvalidError("it is not a file", "name the file itself") from None
     try:
-        return file, _front(file)
+        return file, _read_index(file)
     except BaseException:
         file.close()
         raise
 
 
-def _front(descriptor: int) -> _Front:
+def _read_index(descriptor: int) -> _Index:
     """Read and check everything up to the first entry."""
     found = os.fstat(descriptor)
     meta_length, count = _checked_head(os.pread(descriptor, _HEAD.size, 0))
@@ -218,33 +221,33 @@ def _front(descriptor: int) -> _Front:
     records_end = meta_end + count * _RECORD.size
     end = records_end + _CHECKSUM
     if found.st_size < end:
-        raise _RefusedError("it is cut short within its index")
-    front = os.pread(descriptor, end, 0)
-    if xxhash.xxh3_128_digest(memoryview(front)[:records_end]) != front[records_end:]:
-        raise _RefusedError("the checksum of its index does not match")
-    records = front[meta_end:records_end]
+        raise _InvalidError("it is cut short within its index")
+    index = os.pread(descriptor, end, 0)
+    if xxhash.xxh3_128_digest(memoryview(index)[:records_end]) != index[records_end:]:
+        raise _InvalidError("the checksum of its index does not match")
+    records = index[meta_end:records_end]
     _check_records(records, end, found.st_size)
-    meta = _parsed(front[_HEAD.size : meta_end])
+    meta = _parse_meta(index[_HEAD.size : meta_end])
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return _Front(meta, records, end, found.st_size, stamp)
+    return _Index(meta, records, end, found.st_size, stamp)
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:
     """Return the length of the meta part and the number of entries."""
     if len(head) < _HEAD.size:
-        raise _RefusedError("it is too short")
+        raise _InvalidError("it is too short")
     magic, version, meta_length, count = _HEAD.unpack(head)
     if magic == codec.MAGIC:
-        raise _RefusedError("it is a single entry of a cache", "name a file made by preheat bake")
+        raise _InvalidError("it is a single entry of a cache", _NOT_BAKED)
     if magic != MAGIC:
-        raise _RefusedError("it does not begin like one", "name a file made by preheat bake")
+        raise _InvalidError("it does not begin with the signature of a bundle", _NOT_BAKED)
     if version != VERSION:
-        raise _RefusedError(
+        raise _InvalidError(
             f"it has format version {version}, where {VERSION} is expected",
-            "make it with the release of preheat that reads it",
+            "bake it with the same release of preheat that reads it",
         )
     if meta_length > _MAX_META or count > _MAX_ENTRIES:
-        raise _RefusedError(f"it claims {count:,} entries and {meta_length:,} bytes of meta")
+        raise _InvalidError(f"it claims {count:,} entries and {meta_length:,} bytes of meta")
     return meta_length, count
 
 
@@ -253,23 +256,23 @@ def _check_records(records: bytes, start: int, size: int) -> None:
     before = b""
     for digest, end in _RECORD.iter_unpack(records):
         if digest <= before:
-            raise _RefusedError(f"its index is out of order at {digest.hex()}")
+            raise _InvalidError(f"its index is out of order at {digest.hex()}")
         if not start < end <= start + _MAX_ENTRY:
-            raise _RefusedError(f"its index puts entry {digest.hex()} at bytes {start:,} to {end:,}")
+            raise _InvalidError(f"its index puts entry {digest.hex()} at bytes {start:,} to {end:,}")
         before, start = digest, end
     if size < start:
-        raise _RefusedError(f"it is cut short: {size:,} of {start:,} bytes")
+        raise _InvalidError(f"it is cut short: {size:,} of {start:,} bytes")
     if size > start:
-        raise _RefusedError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
+        raise _InvalidError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse_meta(text: bytes) -> dict[str, Any]:
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError) as bad:
-        raise _RefusedError(f"its meta part cannot be read: {bad}") from None
+        raise _InvalidError(f"its meta part cannot be read: {bad}") from None
     if not isinstance(meta, dict):
-        raise _RefusedError("its meta part is not an object")
+        raise _InvalidError("its meta part is not an object")
     return meta
 
 
@@ -281,20 +284,20 @@ def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]
     blobs = dict(sorted(entries.items()))
     for digest, blob in blobs.items():
         if len(blob) > _MAX_ENTRY:
-            raise _RefusedError(f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most")
+            raise _InvalidError(f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most")
         if why := codec.damage(digest, blob):
-            raise _RefusedError(f"entry {digest} is damaged: {why}")
+            raise _InvalidError(f"entry {digest} is damaged: {why}")
     text = json.dumps(dict(meta), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > _MAX_META or len(blobs) > _MAX_ENTRIES:
-        raise _RefusedError(f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many")
-    front = _packed_front(text, {digest: len(blob) for digest, blob in blobs.items()})
-    return [front, *blobs.values()]
+        raise _InvalidError(f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many")
+    index = _packed_index(text, {digest: len(blob) for digest, blob in blobs.items()})
+    return [index, *blobs.values()]
 
 
-def _packed_front(text: bytes, lengths: Mapping[str, int]) -> bytes:
-    front = bytearray(_HEAD.pack(MAGIC, VERSION, len(text), len(lengths)) + text)
-    end = len(front) + len(lengths) * _RECORD.size + _CHECKSUM
+def _packed_index(text: bytes, lengths: Mapping[str, int]) -> bytes:
+    index = bytearray(_HEAD.pack(MAGIC, VERSION, len(text), len(lengths)) + text)
+    end = len(index) + len(lengths) * _RECORD.size + _CHECKSUM
     for digest, length in lengths.items():
         end += length
-        front += _RECORD.pack(bytes.fromhex(digest), end)
-    return bytes(front) + xxhash.xxh3_128_digest(front)
+        index += _RECORD.pack(bytes.fromhex(digest), end)
+    return bytes(index) + xxhash.xxh3_128_digest(index)

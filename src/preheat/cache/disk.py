@@ -70,10 +70,10 @@ class DiskTier(LayerTier):
         """Publish the entry. A reader sees the old file or the new one, never a part of it."""
         if not self._tidied:  # Once in a process, so that files of killed processes do not pile up.
             self._tidied = True
-            self._tidy()
+            self._sweep_killed()
         path = self._path(digest)
         before = size_of(path)
-        with self._counted(int(before is None), len(blob) - (before or 0)):
+        with self._counting(int(before is None), len(blob) - (before or 0)):
             self._publish(path, blob)
 
     def journal(self) -> Journal:
@@ -85,7 +85,7 @@ class DiskTier(LayerTier):
         """Remove the entry and its note, if there are any. A pin stays."""
         freed = self._unlink(digest)
         if freed is not None:
-            with self._counted(-1, -freed):
+            with self._counting(-1, -freed):
                 pass
 
     def note(self, digest: str) -> bytes | None:
@@ -106,7 +106,7 @@ class DiskTier(LayerTier):
         """Store a note that only this machine can use, such as the stamps of files."""
         path = self._path(digest, "note")
         blob = codec.pack(digest, {}, {"note": text})
-        with self._counted(0, len(blob) - (size_of(path) or 0)):
+        with self._counting(0, len(blob) - (size_of(path) or 0)):
             self._publish(path, blob, durable=False)
 
     def pin(self, digest: str, *others: str) -> None:
@@ -127,7 +127,7 @@ class DiskTier(LayerTier):
         limit = self._limit if limit is None else limit
         max_files = self._max_files if max_files is None else max_files
         with self._try_hold("sweep", _SWEEP_WAIT):
-            return _sum(self._clear_away(), self._fit(limit, max_files))
+            return _sum(self._sweep_leftovers(), self._count_and_evict(limit, max_files))
 
     def clear(self) -> Swept:
         """Remove every entry, including pinned ones."""
@@ -143,11 +143,11 @@ class DiskTier(LayerTier):
     # Writing
 
     def _publish(self, path: str, blob: bytes, *, durable: bool = True) -> None:
-        home, staged = os.path.dirname(path), f"{self._base}/staged"
+        staged = f"{self._base}/staged"
         for last in (False, True):
-            for directory in (home, staged):
+            for directory in (os.path.dirname(path), staged):
                 if not os.path.isdir(directory):
-                    self._make(directory)
+                    self._make_directory(directory)
             try:
                 publish.replace(path, [blob], staged=staged, durable=durable)
                 return
@@ -155,7 +155,7 @@ class DiskTier(LayerTier):
                 if last:
                     raise
 
-    def _make(self, directory: str) -> None:
+    def _make_directory(self, directory: str) -> None:
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:  # Another process was faster.
@@ -177,13 +177,13 @@ class DiskTier(LayerTier):
                 freed = (freed or 0) + size
         return freed
 
-    def _damaged(self, digest: str) -> None:
+    def _remove_damaged(self, digest: str) -> None:
         try:
             self.remove(digest)
         except OSError as fault:
             self._events.fault(self.name, "remove a damaged entry", fault)
 
-    def _used(self, digest: str, stamp: float) -> None:
+    def _refresh_stamp(self, digest: str, stamp: float) -> None:
         """Refresh the stamp of an entry when it is old. That is rare, so that a hit is not a write."""
         now = self._clock()
         if now - stamp > _STAMP_EVERY:
@@ -193,33 +193,34 @@ class DiskTier(LayerTier):
     # Limits
 
     @contextmanager
-    def _counted(self, files: int, size: int) -> Iterator[None]:
+    def _counting(self, files: int, size: int) -> Iterator[None]:
         """Add to the running totals, run the block, and sweep when the totals exceed the limits.
 
         The totals are written first. A writer that is killed in between leaves them too large, which a
         later count corrects, and never too small, which would let the cache grow. A count of another
         process in between may have missed the entry; then it is added once more.
         """
-        usage, fault = None, None
+        usage = None
+        fault = None
         try:
-            usage = self._add(files, size)
+            usage = self._add_usage(files, size)
         except OSError as error:
             fault = error
         try:
             yield
         except BaseException:
             with suppress(OSError):
-                self._add(-files, -size)
+                self._add_usage(-files, -size)
             raise
         if usage is not None and (now := self._read_usage()) and now.counts != usage.counts:
             with suppress(OSError):
-                usage = self._add(files, size)
+                usage = self._add_usage(files, size)
         if fault is not None:
             self._events.fault(self.name, "keep count", fault)
         elif usage is None or usage.over(self._limit, self._max_files):
-            self._enforce(uncounted=usage is None)
+            self._enforce_limits(uncounted=usage is None)
 
-    def _add(self, files: int, size: int) -> Usage | None:
+    def _add_usage(self, files: int, size: int) -> Usage | None:
         """Add to the running totals and return them; None when there are no totals yet."""
         with hold(self._lock("usage"), _LOCK_WAIT):
             usage = self._read_usage()
@@ -228,7 +229,7 @@ class DiskTier(LayerTier):
                 self._write_usage(usage)
             return usage
 
-    def _enforce(self, *, uncounted: bool) -> None:
+    def _enforce_limits(self, *, uncounted: bool) -> None:
         """Replace the totals by a count, and evict down to the low-water mark if it exceeds the limits.
 
         One process at a time does this. The others wait for it, so that together they exceed the limits
@@ -238,20 +239,20 @@ class DiskTier(LayerTier):
             with hold(self._lock("sweep"), _SWEEP_WAIT) as mine:
                 usage = None if uncounted else self._read_usage()
                 if mine and (usage is None or usage.over(self._limit, self._max_files)):
-                    self._fit(self._limit, self._max_files, low_water=_LOW_WATER)
+                    self._count_and_evict(self._limit, self._max_files, low_water=_LOW_WATER)
         except OSError as fault:
             self._events.fault(self.name, "keep count", fault)
 
-    def _fit(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
+    def _count_and_evict(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
         """Count the entries and, over the limits, evict down to this part; return the number."""
         before = self._begin_count()
         items = sorted(self.items(), key=lambda item: item.last_read)
         true = left = Usage(len(items), sum(item.bytes for item in items))
         if true.over(limit, max_files):
             if low_water < 1.0:
-                self._clear_away()
+                self._sweep_leftovers()
             left = self._evict(items, true, int(limit * low_water), int(max_files * low_water))
-        self._settle(before, left)
+        self._write_count(before, left)
         evicted = Swept(true.files - left.files, true.bytes - left.bytes)
         if evicted.files:
             self._events.emit("evict", files=evicted.files, bytes=evicted.bytes)
@@ -283,7 +284,7 @@ class DiskTier(LayerTier):
                 self._write_usage(usage)
             return usage
 
-    def _settle(self, before: Usage | None, counted: Usage) -> None:
+    def _write_count(self, before: Usage | None, counted: Usage) -> None:
         """Write the count plus what others added in the meantime; some of that may count twice."""
         with self._try_hold("usage", _LOCK_WAIT):
             after = self._read_usage()
@@ -294,14 +295,14 @@ class DiskTier(LayerTier):
 
     # Files of processes that are gone
 
-    def _tidy(self) -> None:
+    def _sweep_killed(self) -> None:
         """Remove the files of killed processes that are old enough to be sure."""
         self._sweep_staged()
         with suppress(OSError):
             make_private(self.lock_dir, trust=self._trust)
             lock.sweep(self.lock_dir, self._clock() - publish.ORPHANED)
 
-    def _clear_away(self) -> Swept:
+    def _sweep_leftovers(self) -> Swept:
         return _sum(self._sweep_staged(), self._sweep_versions())
 
     def _sweep_staged(self) -> Swept:
@@ -314,7 +315,7 @@ class DiskTier(LayerTier):
 
     def _sweep_versions(self) -> Swept:
         """Remove directories of other format versions."""
-        gone, freed = 0, 0
+        gone = freed = 0
         for other in scan(str(self.root)):
             is_format = other.name[:1] == "v" and other.name[1:].isdecimal()
             if is_format and other.name != FORMAT and other.is_dir(follow_symlinks=False):

@@ -17,7 +17,7 @@ from preheat.locks import Lock
 
 __all__ = ["Journal"]
 
-_FOLD_AT = 64  # number of files from which old ones are merged into one
+_MERGE_AT = 64  # number of files from which old ones are merged into one
 _QUIET = 600.0  # seconds without a write after which a file counts as old
 _TOTAL = "total.json"  # the sum of old files
 _MOST = 1e18  # the largest counter
@@ -44,7 +44,7 @@ class Journal:
         self._written: Stats = {}
         self._written_at = 0.0
 
-    def another(self) -> Journal:
+    def for_child(self) -> Journal:
         """Return a journal for a forked child, with a file of its own."""
         return Journal(self._directory, lock_dir=self._lock_dir, trust=self._trust, clock=self._clock)
 
@@ -62,14 +62,14 @@ class Journal:
             self._written = dict(stats)
             self._written_at = self._clock()
             names = os.listdir(self._directory)
-            if len(names) > _FOLD_AT:
-                self._fold(names)
+            if len(names) > _MERGE_AT:
+                self._merge_old_files(names)
 
     def total(self) -> Stats:
         """Return the sum of all counters in this directory; unreadable files are ignored."""
         with suppress(OSError):
             names = os.listdir(self._directory)
-            return merge(*(self._read(name) for name in names if _is_whole(name)))
+            return merge(*(self._read(name) for name in names if _is_counter_file(name)))
         return {}
 
     def clear(self) -> None:
@@ -85,7 +85,7 @@ class Journal:
         path = self._directory / self._name
         return quiet or path.is_symlink() or not path.is_file()
 
-    def _fold(self, names: list[str]) -> None:
+    def _merge_old_files(self, names: list[str]) -> None:
         """Merge old files into total.json, so that the number of files is bounded."""
         make_private(self._lock_dir, trust=self._trust)
         with hold(self._lock_dir / f"fold-{os.fsencode(self._directory).hex()[-120:]}", 0) as mine:
@@ -97,7 +97,9 @@ class Journal:
                     found = os.lstat(self._directory / name)
                     if name != _TOTAL and self._clock() - found.st_mtime > _QUIET:
                         old.append(name)
-            self._put(_TOTAL, merge(*(self._read(name) for name in (_TOTAL, *old) if _is_whole(name))))
+            self._put(
+                _TOTAL, merge(*(self._read(name) for name in (_TOTAL, *old) if _is_counter_file(name)))
+            )
             for name in old:
                 with suppress(OSError):  # A directory does not belong to the journal.
                     (self._directory / name).unlink(missing_ok=True)
@@ -118,7 +120,7 @@ def _new_name() -> str:
     return f"{os.getpid()}-{os.urandom(6).hex()}.json"
 
 
-def _is_whole(name: str) -> bool:
+def _is_counter_file(name: str) -> bool:
     """Return whether this is a file of counters, and not one that is being written."""
     return name.endswith(".json")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preheat.cache import codec
-from preheat.cache.trust import DistrustedError, foreign, read_file
+from preheat.cache.trust import DistrustedError, read_file, writable_by_others
 from preheat.events import Events
 from preheat.files import opened
 
@@ -28,7 +28,7 @@ __all__ = ["FORMAT", "KINDS", "Item", "LayerTier", "scan", "size_of"]
 
 FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
-_FRONT = 128  # bytes at the beginning of an entry that tell its kind
+_FIRST_BYTES = 128  # bytes at the beginning of an entry that tell its kind
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _NOT_SHARDS = {"staged", "pins", "usage"}
 
@@ -57,7 +57,7 @@ class LayerTier:
         self._trust = trust
         self._base = f"{root}/{FORMAT}"
         # Directories that were checked: other users cannot change them any more.
-        self._own: set[str] = set()
+        self._checked_shards: set[str] = set()
 
     def reader(self, events: Events) -> LayerTier:
         """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""
@@ -67,7 +67,7 @@ class LayerTier:
         """Return the verified entry, or None. Damaged entries and I/O errors are events."""
         path = self._path(digest)
         try:
-            if digest[:2] not in self._own:
+            if digest[:2] not in self._checked_shards:
                 self._check(digest[:2])
             blob, found = read_file(path, trust=self._trust)
         except FileNotFoundError:
@@ -80,9 +80,9 @@ class LayerTier:
             return None
         if why := codec.damage(digest, blob):
             self._events.emit("damaged", tier=self.name, key=digest, reason=why)
-            self._damaged(digest)
+            self._remove_damaged(digest)
             return None
-        self._used(digest, found.st_mtime)
+        self._refresh_stamp(digest, found.st_mtime)
         return blob
 
     def _check(self, shard: str) -> None:
@@ -92,9 +92,9 @@ class LayerTier:
                 found = os.lstat(directory)
                 if not stat.S_ISDIR(found.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
-                if why := foreign(found):
+                if why := writable_by_others(found):
                     raise DistrustedError(f"{directory}: {why}")
-        self._own.add(shard)
+        self._checked_shards.add(shard)
 
     def items(self) -> Iterator[Item]:
         """Yield every entry, in no particular order."""
@@ -112,18 +112,17 @@ class LayerTier:
                     found = file.stat(follow_symlinks=False)
                     size = found.st_size if stat.S_ISREG(found.st_mode) else 0
                     sizes[digest] = sizes.get(digest, 0) + size
-                    if (
-                        kind == "heat" or digest not in stamps
-                    ):  # The entry of a layer has only its note here.
+                    # The entry of a layer has only its note here.
+                    if kind == "heat" or digest not in stamps:
                         stamps[digest] = found.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
 
-    def front(self, digest: str) -> bytes | None:
+    def first_bytes(self, digest: str) -> bytes | None:
         """Return the first bytes of an entry, unverified, which tell its kind; None without one."""
         try:
             with opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-                return os.read(file, _FRONT)
+                return os.read(file, _FIRST_BYTES)
         except FileNotFoundError:
             return None
         except OSError:  # The entry exists, but it cannot be read.
@@ -142,10 +141,10 @@ class LayerTier:
     def _path(self, digest: str, kind: str = "heat") -> str:
         return f"{self._base}/{digest[:2]}/{digest}.{kind}"
 
-    def _damaged(self, digest: str) -> None:
+    def _remove_damaged(self, digest: str) -> None:
         """Do nothing: a layer is never written, not even to remove a damaged entry."""
 
-    def _used(self, digest: str, stamp: float) -> None:
+    def _refresh_stamp(self, digest: str, stamp: float) -> None:
         """Do nothing: a layer is never written, so it has no stamps of reads."""
 
 

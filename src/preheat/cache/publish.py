@@ -10,20 +10,21 @@ from pathlib import Path
 
 from preheat.files import opened
 
-__all__ = ["ORPHANED", "is_staged", "obstacle", "publish", "replace", "sweep"]
+__all__ = ["ORPHANED", "is_staged", "publish", "replace", "sweep", "unwritable_reason"]
 
 ORPHANED = 3600.0  # seconds after which the writer of a staged file must have ended
-_PREFIX, _SUFFIX = ".preheat-", ".staged"
+_PREFIX = ".preheat-"
+_SUFFIX = ".staged"
 
 
-def obstacle(path: Path) -> str | None:
+def unwritable_reason(path: Path) -> str | None:
     """Return a reason, known in advance, why `path` cannot be published; None without one."""
     if not path.parent.is_dir():
         return f"{path.parent} is not a directory"
     if path.exists() and not path.is_file():  # A rename would replace even a device.
-        return "what is there is not a file"
+        return "it exists and is not a file"
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        return f"{path.parent} cannot be written to"
+        return f"{path.parent} is not writable"
     return None
 
 
@@ -33,9 +34,7 @@ def publish(path: Path, parts: Iterable[bytes]) -> int:
     Staged files of writers that were killed at least an hour ago are removed from the directory.
     """
     size = replace(str(path), parts, mode=0o644)
-    with suppress(
-        OSError
-    ):  # Some file systems cannot sync a directory. The file is published nevertheless.
+    with suppress(OSError):  # Some file systems cannot sync a directory. The file is published anyway.
         _sync_directory(path.parent)
     with suppress(OSError):
         sweep(str(path.parent), time.time(), beside=True)
@@ -56,18 +55,18 @@ def replace(
     content reaches the disk before its name does.
     """
     home = staged or os.path.dirname(path) or "."
-    growing = f"{home}/{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
+    temporary = f"{home}/{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
     size = 0
     try:
-        with opened(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             for part in parts:
                 size += _write(file, part)
             if durable:  # After a power cut, the new name must not lead to an empty file.
                 os.fsync(file)
-        os.replace(growing, path)
+        os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(growing)
+            os.unlink(temporary)
         raise
     return size
 
@@ -82,7 +81,7 @@ def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int
 
     With `beside`, the directory contains other files too, which stay.
     """
-    gone, freed = 0, 0
+    gone = freed = 0
     with os.scandir(directory) as found:
         for file in found:
             if beside and not is_staged(file.name):
@@ -91,7 +90,8 @@ def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int
                 status = file.stat(follow_symlinks=False)
                 if now - status.st_mtime > ORPHANED:
                     os.unlink(file.path)
-                    gone, freed = gone + 1, freed + status.st_size
+                    gone += 1
+                    freed += status.st_size
     return gone, freed
 
 

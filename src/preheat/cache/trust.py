@@ -23,14 +23,14 @@ from preheat.files import Descriptor, opened
 __all__ = [
     "DistrustedError",
     "NotAFileError",
-    "distrust",
+    "distrust_reason",
     "first_usable",
-    "foreign",
     "make_private",
     "open_file",
     "read_file",
-    "unusable",
+    "unusable_reason",
     "usable",
+    "writable_by_others",
 ]
 
 _OVERRIDE = "set PREHEAT_TRUST_CACHE_DIR=1 if that is intended"
@@ -65,7 +65,7 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
     if not trust:
-        if not _still_good(path):
+        if not _is_unchanged(path):
             _make_checked(path)
         return
     missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -82,36 +82,36 @@ def _make_checked(path: Path) -> None:
     try:
         with _directory(path, _trusted(None), make=True) as found:
             _require(found)
-            _good[os.fspath(path)] = found.st_dev, found.st_ino
+            _checked_paths[os.fspath(path)] = found.st_dev, found.st_ino
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
 
 # The device and inode of every directory whose whole path was checked, by path.
-_good: dict[str, tuple[int, int]] = {}
+_checked_paths: dict[str, tuple[int, int]] = {}
 
 
-def _still_good(path: Path) -> bool:
+def _is_unchanged(path: Path) -> bool:
     """Return whether a directory is the one that was checked and is still private to this user."""
-    known = _good.get(os.fspath(path))
+    known = _checked_paths.get(os.fspath(path))
     if known is None:
         return False
     with suppress(OSError):
         found = os.lstat(path)
-        return (found.st_dev, found.st_ino) == known and foreign(found) is None
+        return (found.st_dev, found.st_ino) == known and writable_by_others(found) is None
     return False
 
 
-def distrust(path: Path, me: int | None = None) -> str | None:
+def distrust_reason(path: Path, me: int | None = None) -> str | None:
     """Return why user `me` cannot trust code in the directory `path`, or None."""
     try:
         with _directory(path, _trusted(me)) as found:
-            return foreign(found, me)
+            return writable_by_others(found, me)
     except DistrustedError as distrusted:
         return str(distrusted)
 
 
-def foreign(found: os.stat_result, me: int | None = None) -> str | None:
+def writable_by_others(found: os.stat_result, me: int | None = None) -> str | None:
     """Return why users other than this one and root can write to a file, or None when they cannot."""
     if found.st_uid not in (os.geteuid() if me is None else me, 0):
         return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
@@ -125,7 +125,7 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     if trust:
         file = opened(path, _FILE)
     else:
-        holder, name = _way(path, _trusted(None), make=False)
+        holder, name = _open_parent(path, _trusted(None), make=False)
         with holder:
             file = opened(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
     _require_file(os.fstat(file), trust=trust)
@@ -145,7 +145,7 @@ def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]
         return os.read(file, found.st_size + 1), found
 
 
-def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
+def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
     """Return why `path` cannot be used as a cache or layer, or None when it can.
 
     With `write`, it is created where it is missing, and must be writable.
@@ -158,7 +158,7 @@ def unusable(path: Path, *, trust: bool = False, write: bool = True) -> str | No
         elif trust:
             os.stat(path)
         else:
-            return distrust(path)
+            return distrust_reason(path)
     except DistrustedError as distrusted:
         return str(distrusted)
     except (OSError, ValueError) as fault:
@@ -174,7 +174,7 @@ def usable(
 ) -> Iterator[Path]:
     """Yield the candidates that can be used. Each rejected one is an event with the reason."""
     for path in candidates:
-        why = unusable(path, trust=trust, write=write)
+        why = unusable_reason(path, trust=trust, write=write)
         if why is None:
             yield path
         else:
@@ -192,7 +192,7 @@ def first_usable(candidates: Iterable[Path], events: Events, *, trust: bool = Fa
 @contextmanager
 def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator[os.stat_result]:
     """Hold the directory that `path` leads to open, and return its status."""
-    holder, name = _way(path, trusted, make=make)
+    holder, name = _open_parent(path, trusted, make=make)
     try:
         with holder:
             directory = opened(name, _DIRECTORY, dir_fd=holder)
@@ -202,31 +202,36 @@ def _directory(path: Path, trusted: set[int], *, make: bool = False) -> Iterator
         yield os.fstat(directory)
 
 
-def _way(path: Path, trusted: set[int], *, make: bool) -> tuple[Descriptor, str]:
+def _open_parent(path: Path, trusted: set[int], *, make: bool) -> tuple[Descriptor, str]:
     """Return the parent of what `path` leads to, open and checked, and the name in it.
 
     With `make`, a missing step is created, unless a link leads to it.
     """
     steps = [(name, make) for name in reversed(Path(os.path.abspath(path)).parts[1:])]
-    here, shown, shared = opened("/", _DIRECTORY), "/", False
+    here = opened("/", _DIRECTORY)
+    walked = "/"
+    shared = False
     for _ in range(_MOST_STEPS):  # A descriptor without references is closed.
-        shared = _require_ancestor(os.fstat(here), shown, trusted, below_shared=shared)
+        shared = _require_ancestor(os.fstat(here), walked, trusted, below_shared=shared)
         if not steps:
             return here, "."
         name, create = steps.pop()
-        link = _link(here, name, shown, trusted, create=create)
+        link = _link_target(here, name, walked, trusted, create=create)
         if link is None and not steps:
             return here, name
         if link is None:
-            here, shown = opened(name, _DIRECTORY, dir_fd=here), os.path.join(shown, name)
+            here = opened(name, _DIRECTORY, dir_fd=here)
+            walked = os.path.join(walked, name)
         else:
             steps += [(part, False) for part in reversed(link.split("/")) if part not in ("", ".")]
             if link.startswith("/"):
-                here, shown, shared = opened("/", _DIRECTORY), "/", False
+                here = opened("/", _DIRECTORY)
+                walked = "/"
+                shared = False
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
-def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) -> str | None:
+def _link_target(here: int, name: str, walked: str, trusted: set[int], *, create: bool) -> str | None:
     """Return the target of the symbolic link `name` in the directory `here`; None for anything else.
 
     Nothing changes between two system calls, because `here` was checked: only trusted users can write
@@ -240,32 +245,34 @@ def _link(here: int, name: str, shown: str, trusted: set[int], *, create: bool) 
         try:
             os.mkdir(name, 0o700, dir_fd=here)
         except FileExistsError:  # Another process was faster.
-            return _link(here, name, shown, trusted, create=False)
+            return _link_target(here, name, walked, trusted, create=False)
         return None
     if not stat.S_ISLNK(found.st_mode):
         return None
     if found.st_uid not in trusted:
-        where = os.path.join(shown, name)
+        where = os.path.join(walked, name)
         why = f"{where} is a symbolic link owned by user {found.st_uid}; {_OVERRIDE}"
         raise DistrustedError(why)
     return os.readlink(name, dir_fd=here)
 
 
 def _require_ancestor(
-    found: os.stat_result, shown: str, trusted: set[int], *, below_shared: bool
+    found: os.stat_result, walked: str, trusted: set[int], *, below_shared: bool
 ) -> bool:
     """Raise `DistrustedError` when others may replace entries; return whether others can write."""
     if found.st_uid not in trusted and (below_shared or found.st_uid != _unmapped()):
-        raise DistrustedError(f"{shown}, above it, belongs to user {found.st_uid}; {_OVERRIDE}")
+        raise DistrustedError(f"{walked}, above it, belongs to user {found.st_uid}; {_OVERRIDE}")
     shared = bool(found.st_mode & _OTHERS_WRITE)
     if shared and not found.st_mode & stat.S_ISVTX:
-        why = f"others can write to {shown}, above it ({_mode(found)}); chmod go-w that, or {_OVERRIDE}"
+        why = (
+            f"others can write to {walked}, above it ({_mode(found)}); chmod go-w that, or {_OVERRIDE}"
+        )
         raise DistrustedError(why)
     return shared
 
 
 def _require(found: os.stat_result) -> None:
-    if why := foreign(found):
+    if why := writable_by_others(found):
         raise DistrustedError(why)
 
 

@@ -413,8 +413,8 @@ def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
 
 def _is_entry(store: DiskTier, item: Item) -> bool:
     """Return True if a file of the cache is a compiled program, not a header list or a note."""
-    front = store.front(item.digest)
-    return front is not None and not is_header_list(front)
+    first_bytes = store.first_bytes(item.digest)
+    return first_bytes is not None and not is_header_list(first_bytes)
 
 
 def _header_lists(store: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:

@@ -19,7 +19,7 @@ import click
 from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.trust import unusable
+from preheat.cache.trust import unusable_reason
 from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
@@ -251,7 +251,7 @@ def _directories() -> Iterator[Finding]:
         yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
     used = False
     for path in config.cache_dirs if config.cache else ():
-        why = unusable(path, trust=config.trust_cache_dir)
+        why = unusable_reason(path, trust=config.trust_cache_dir)
         if used:
             yield Finding("cache fallback", "ok", str(path))
         elif why is None:
@@ -262,7 +262,7 @@ def _directories() -> Iterator[Finding]:
     if config.cache and not used:
         yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
     for path in config.layers:
-        why = unusable(path, trust=config.trust_cache_dir, write=False)
+        why = unusable_reason(path, trust=config.trust_cache_dir, write=False)
         if why:
             yield Finding("layer", "fail", f"{path}: {why}", "correct or unset PREHEAT_LAYERS")
         else:
@@ -282,7 +282,7 @@ def _cache_directory(path: Path, config: Config) -> Finding:
 
 
 def _lock_directory(path: Path) -> Finding:
-    why = unusable(path)
+    why = unusable_reason(path)
     kind = _file_system(path)
     if why is None and kind in _NETWORK:
         why = f"it is on {kind}, which is shared between nodes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from preheat.cache.publish import obstacle
+from preheat.cache.publish import unwritable_reason
 from preheat.errors import InputError
 
 __all__ = ["require_file", "require_writable"]
@@ -22,7 +22,7 @@ def require_file(named: Path) -> None:
 
 def require_writable(target: Path) -> None:
     """Raise unless a manifest can be created or replaced at `target`."""
-    if why := obstacle(target):
+    if why := unwritable_reason(target):
         make = f"make it: mkdir -p {shlex.quote(str(target.parent))}"
         raise InputError(
             f"cannot write {target}: {why}", hint=_HINT if target.parent.exists() else make

@@ -77,7 +77,7 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # Idle and busy ones.
         self._lock = Lock()
-        self._slots = Lock(places=os.cpu_count() or 1)
+        self._slots = Lock(holders=os.cpu_count() or 1)
         weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
