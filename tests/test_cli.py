@@ -18,7 +18,7 @@ from preheat.cache.bundle import write
 from preheat.cache.journal import Journal
 from preheat.cache.lock import FileLock
 from preheat.cli import doctor
-from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.cli.output import columns, count, duration, print_error, progress, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
@@ -542,9 +542,9 @@ def test_errors_have_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
     seen: list[object] = []
     monkeypatch.setattr("click.echo", lambda *_, color=None, **__: seen.append(color))
     monkeypatch.setenv("NO_COLOR", "1")
-    complain("text", "hint")
+    print_error("text", "hint")
     monkeypatch.delenv("NO_COLOR")
-    complain("text")
+    print_error("text")
     assert seen == [False, False, None]
 
 

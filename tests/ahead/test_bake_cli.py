@@ -399,7 +399,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
             "no entry leads to it",
             "no kernel 'nope'",
             "checksum mismatch",
-            "not a sound",
+            "not a valid",
         ),
         strict=True,
     ):

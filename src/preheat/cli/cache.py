@@ -16,7 +16,16 @@ from preheat.build.builder import Builder, open_disk
 from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskTier, codec
 from preheat.cache.layer import Item
-from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
@@ -42,7 +51,7 @@ def command() -> None:
 @command.command("dir")
 def directory() -> None:
     """Print where the cache is."""
-    data(str(_open().root))
+    print_line(str(_open().root))
 
 
 @command.command()
@@ -61,7 +70,7 @@ def stats(reset: bool, as_json: bool) -> None:
     if as_json:
         now = {"directory": str(store.root), "entries": entries, "files": len(items), "bytes": held}
         limits = {"bytes": config.cache_limit, "files": config.cache_files}
-        emit_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
+        print_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
         return
     rows = [
         ("directory", str(store.root)),
@@ -71,7 +80,7 @@ def stats(reset: bool, as_json: bool) -> None:
         *_counter_rows(counters),
     ]
     for line in columns(rows):
-        data(line)
+        print_line(line)
 
 
 def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
@@ -102,10 +111,10 @@ def ls(as_json: bool) -> None:
     """List the entries, most recently used first."""
     rows = list(artifacts("reading"))
     if as_json:
-        emit_json([_summary(item, artifact) for item, artifact in rows])
+        print_json([_summary(item, artifact) for item, artifact in rows])
         return
     if not rows:
-        say("The cache is empty")
+        print_message("The cache is empty")
         return
     now = time.time()
     table = (
@@ -120,8 +129,8 @@ def ls(as_json: bool) -> None:
         for item, artifact in rows
     )
     for line in columns([("KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"), *table], right=(3,)):
-        data(line)
-    say(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
+        print_line(line)
+    print_message(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
 
 
 def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
@@ -146,9 +155,9 @@ def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
     """Print all that is known about one entry."""
     artifact = artifact_at(key)
     if ptx:
-        data(artifact.ptx.decode("utf-8", "replace"))
+        print_line(artifact.ptx.decode("utf-8", "replace"))
     elif as_json:
-        emit_json(
+        print_json(
             {
                 "key": artifact.digest,
                 "program": artifact.label,
@@ -166,7 +175,7 @@ def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
         )
     else:
         for line in _described(artifact, all_headers=headers):
-            data(line)
+            print_line(line)
 
 
 def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
@@ -255,9 +264,9 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     found = builder.why(program, arch)
     if isinstance(found, Artifact):
         if as_json:
-            emit_json({"hit": True, "key": found.digest})
+            print_json({"hit": True, "key": found.digest})
         else:
-            data(f"{program.label} for {arch} is cached: {found.digest[:12]}")
+            print_line(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
@@ -268,24 +277,24 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
     if as_json:
         key, differences = (near.artifact.digest, near.differences) if near else (None, ())
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
-        emit_json(row)
+        print_json(row)
         return
-    data(f"not cached: {reason}")
+    print_line(f"not cached: {reason}")
     if near is None:
         return
-    data(f"nearest entry: {near}")
+    print_line(f"nearest entry: {near}")
     for line in near.differences or ("all key parts agree; a header file differs",):
-        data(f"  {line}")
+        print_line(f"  {line}")
 
 
 def _print_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
     if as_json:
-        emit_json({"differences": list(differences)})
+        print_json({"differences": list(differences)})
         return
     for line in differences:
-        data(line)
+        print_line(line)
     if not differences:
-        say(nothing)
+        print_message(nothing)
 
 
 @command.command()
@@ -305,12 +314,12 @@ def verify(repair: bool, as_json: bool) -> int:
         for digest in damaged:
             store.remove(digest)
     if as_json:
-        emit_json({"checked": len(items), "damaged": damaged, "repaired": repair})
+        print_json({"checked": len(items), "damaged": damaged, "repaired": repair})
     else:
         for digest, reason in damaged.items():
-            data(f"{digest}  {reason}")
+            print_line(f"{digest}  {reason}")
         removed = ", removed" if repair and damaged else ""
-        say(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
+        print_message(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
     return 1 if damaged and not repair else 0
 
 
@@ -346,11 +355,11 @@ def prune(limit: str | None, files: int | None, as_json: bool) -> None:
     most = None if limit is None else settings.size("--limit", limit)
     swept = _open().sweep(limit=most, max_files=files)
     if as_json:
-        emit_json({"removed_files": swept.files, "removed_bytes": swept.bytes})
+        print_json({"removed_files": swept.files, "removed_bytes": swept.bytes})
     elif swept.files:
-        say(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
+        print_message(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
     else:
-        say("Nothing to remove")
+        print_message("Nothing to remove")
 
 
 @command.command()
@@ -374,16 +383,20 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
         store.clear()
     freed = sum(item.bytes for item in gone)
     if as_json:
-        emit_json({"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed})
+        print_json(
+            {"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed}
+        )
     else:
-        say(f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty")
+        print_message(
+            f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty"
+        )
 
 
 @command.command()
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def pin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Keep entries, and the header lists by which they are found, whatever the limits say."""
+    """Never evict these entries, nor the header lists by which they are found."""
     store = _open()
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
     lists = _header_lists(store, entries)
@@ -406,9 +419,9 @@ def unpin(keys: tuple[str, ...], as_json: bool) -> None:
 
 def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
     if as_json:
-        emit_json({what: entries})
+        print_json({what: entries})
     else:
-        say(f"{what.capitalize()} {count(len(entries), 'entry')}")
+        print_message(f"{what.capitalize()} {count(len(entries), 'entry')}")
 
 
 def _is_entry(store: DiskTier, item: Item) -> bool:

@@ -11,7 +11,7 @@ import click
 from preheat.ahead.check import CheckResult, check
 from preheat.ahead.manifest import require_programs
 from preheat.build.builder import Builder
-from preheat.cli.output import count, data, emit_json, say
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -67,7 +67,7 @@ def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, 
 
 def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
-        emit_json(
+        print_json(
             {
                 "programs": checked.programs,
                 "archs": checked.archs,
@@ -78,16 +78,16 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
         )
     else:
         for title, arch, reason in checked.missing:
-            data(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
+            print_line(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
     if checked.unchecked_headers:
         here = count(len(checked.unchecked_headers), "header file")
-        say(f"{here} not here to compare, {checked.unchecked_headers[0]} among them")
+        print_message(f"{here} not here to compare, {checked.unchecked_headers[0]} among them")
     scope = f"{count(checked.programs, 'program')}, {count(len(checked.archs), 'architecture')}"
     place = ", ".join(map(str, bundles)) or "the cache, no bundle being named"
     if checked.missing:
-        say(f"{scope}: {len(checked.missing):,} missing from {place}")
-        say(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+        print_message(f"{scope}: {len(checked.missing):,} missing from {place}")
+        print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
     elif checked.programs:
-        say(f"{scope}: all covered by {place}")
+        print_message(f"{scope}: all covered by {place}")
     else:
-        say(f"{manifest} lists no program")
+        print_message(f"{manifest} lists no program")

@@ -11,7 +11,7 @@ import click
 
 from preheat.artifact import Artifact
 from preheat.cli.cache import artifact_at, artifacts
-from preheat.cli.output import columns, count, data, emit_json, say
+from preheat.cli.output import columns, count, print_json, print_line, print_message
 from preheat.errors import InputError, PreheatError
 from preheat.toolchain.sources import HOME, LABELS
 
@@ -58,15 +58,15 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
         rows.append(_row(artifact, kept, skipped))
     places = {LABELS: str(directory / LABELS.lstrip("/")), HOME: str(directory)}
     if as_json:
-        emit_json({"directory": str(directory), "substitute": places, "programs": rows})
+        print_json({"directory": str(directory), "substitute": places, "programs": rows})
         return
     for line in columns(
         [(row["key"][:12], row["program"], row["arch"], _summary(row)) for row in rows]
     ):
-        data(line)
-    say(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
+        print_line(line)
+    print_message(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
     for name, place in places.items():
-        say(f"  set substitute-path {name} {place}")
+        print_message(f"  set substitute-path {name} {place}")
 
 
 def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:

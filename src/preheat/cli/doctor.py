@@ -20,7 +20,16 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
-from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -73,7 +82,7 @@ class Finding:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(as_json: bool) -> int:
-    """Check compilers, directories and settings; say what to do about what is wrong.
+    """Check compilers, directories and settings, and suggest a fix for every problem.
 
     Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
     Exit status 1 when something preheat needs does not work.
@@ -81,15 +90,15 @@ def command(as_json: bool) -> int:
     findings = [finding for check in _CHECKS for finding in check()]
     failed = sum(finding.verdict == "fail" for finding in findings)
     if as_json:
-        emit_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
         return 1 if failed else 0
     for line in columns((f.verdict, f.what, f.detail) for f in findings):
-        data(line)
+        print_line(line)
     for finding in findings:
         if finding.fix:
-            say(f"\nhint: {finding.what}: {finding.fix}")
+            print_message(f"\nhint: {finding.what}: {finding.fix}")
     warned = sum(finding.verdict == "warn" for finding in findings)
-    say(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
+    print_message(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
     return 1 if failed else 0
 
 

@@ -13,7 +13,7 @@ import click
 from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import merge_into
 from preheat.cli.manifests import require_file, require_writable
-from preheat.cli.output import count, data, emit_json, say
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Model, Plan, Request, backward_plan
 
@@ -88,12 +88,12 @@ def lora(
     if output is not None:
         _add(plan.manifest(shorter=shorter), output)
     if as_json:
-        emit_json(_as_dict(found, plan, requests))
+        print_json(_as_dict(found, plan, requests))
     else:
-        data(str(plan))
+        print_line(str(plan))
     summary = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
     summary += f" for every length up to {seq}" if shorter else ""
-    say(summary if output is None else f"{summary} → {output}")
+    print_message(summary if output is None else f"{summary} → {output}")
 
 
 def _model(name: str) -> Model:

@@ -19,7 +19,7 @@ import click
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import merge_into, read_existing, spool_directory
 from preheat.cli.manifests import require_file, require_writable
-from preheat.cli.output import complain, count, emit_json, say
+from preheat.cli.output import count, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
 from preheat.program import Program
@@ -95,20 +95,20 @@ def command(
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         return status or 1
     except _CannotRunError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         return error.status
     if as_json:
         fields = {"manifest": str(output), "exit_status": status, **summary.json()}
-        emit_json({**fields, "still_recording": recording})
+        print_json({**fields, "still_recording": recording})
     else:
         _report(summary, output, status)
     if recording and fresh:
-        say(f"still running: {recording}; what they saw is not in {output}")
+        print_message(f"still running: {recording}; what they saw is not in {output}")
     elif recording:
-        say(f"still recording: {recording}; {output} takes that in when they end")
+        print_message(f"still recording: {recording}; {output} takes that in when they end")
     return status
 
 
@@ -266,8 +266,8 @@ class _Summary:
 
 def _report(summary: _Summary, output: Path, status: int) -> None:
     if summary.programs:
-        say(f"recorded {summary} → {output}")
+        print_message(f"recorded {summary} → {output}")
     elif status:
-        say(f"nothing was recorded: the command ended with exit status {status}")
+        print_message(f"nothing was recorded: the command ended with exit status {status}")
     else:
-        say(f"nothing was recorded\n\nhint: {_NOTHING}")
+        print_message(f"nothing was recorded\n\nhint: {_NOTHING}")
