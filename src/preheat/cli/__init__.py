@@ -34,8 +34,8 @@ Examples:
   preheat doctor
 
 \b
-Exit status: 0 done; 1 something failed or was found wrong; 2 an argument, a setting or an input file
-cannot be used; 130 interrupted.
+Exit status: 0 success; 1 a failure or a problem that was found; 2 an argument, a setting or an input
+file cannot be used; 130 interrupted.
 """
 
 
@@ -72,7 +72,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="preheat")
 def _preheat() -> None:
-    """GPU programs that start hot: CUDA kernels compiled once, ever."""
+    """Compile CUDA kernels once, cache them, and bake them into bundles ahead of time."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -106,7 +106,7 @@ def main(args: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as fault:
-        print_error(str(fault), "'preheat doctor' looks at directories and permissions")
+        print_error(str(fault), "'preheat doctor' checks directories and permissions")
         sys.exit(1)
 
 

@@ -24,7 +24,7 @@ Examples:
   preheat bundle verify *.heat
   preheat bundle merge decode.heat train.heat -o kernels.heat
 
-A bundle answers the requests it was baked for, whatever compiler and headers there are at run time.
+A bundle answers the requests it was baked for. It needs no compiler and no headers at run time.
 """
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -69,7 +69,7 @@ def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
         if entry.note:
             yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.note}"
     if own := _own_headers(rows):
-        yield "\nheader files it was made from, the toolkit's aside"
+        yield "\nheader files outside of the toolkit"
         yield from (f"  {line}" for line in columns(sorted(own)))
     if keys := graphs(bundle):
         yield "\ngraphs to capture"
@@ -151,11 +151,11 @@ def _faults(file: Path) -> list[str]:
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
-    help="Which bundle wins where two differ; without it that is an error.",
+    help="Bundle whose code is used where two differ. Without it, a difference is an error.",
 )
 @_JSON
 def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:
-    """Put the programs of several bundles into one.
+    """Merge several bundles into one.
 
     \b
     Examples:

@@ -50,7 +50,7 @@ def command() -> None:
 
 @command.command("dir")
 def directory() -> None:
-    """Print where the cache is."""
+    """Print the directory of the cache."""
     print_line(str(_open().root))
 
 
@@ -58,8 +58,9 @@ def directory() -> None:
 @click.option("--reset", is_flag=True, help="Set all counters to zero.")
 @_JSON
 def stats(reset: bool, as_json: bool) -> None:
-    """Show what the cache holds and how processes used it."""
-    config, store = Config.from_env(), _open()
+    """Show the size of the cache, and counters of all processes that used it."""
+    config = Config.from_env()
+    store = _open()
     journal = store.journal()
     if reset:
         journal.clear()
@@ -152,7 +153,7 @@ def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
 @click.option("--headers", is_flag=True, help="List every header file, those of the toolkit too.")
 @_JSON
 def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
-    """Print all that is known about one entry."""
+    """Print the details of one entry."""
     artifact = artifact_at(key)
     if ptx:
         print_line(artifact.ptx.decode("utf-8", "replace"))
@@ -234,7 +235,7 @@ def _kernel(entry: EntryPoint) -> Iterator[str]:
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
-@click.option("--arch", default=None, metavar="ARCH", help="Architecture of FILE, such as sm_90.")
+@click.option("--arch", metavar="ARCH", help="Architecture of FILE, such as sm_90.")
 @program_options
 @_JSON
 def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
@@ -247,10 +248,16 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
     """
     if len(what) == 2:
         differences = explain(artifact_at(what[0]).parts, artifact_at(what[1]).parts)
-        _print_differences(differences, as_json, nothing="The two entries have the same key parts")
+        if as_json:
+            print_json({"differences": list(differences)})
+            return
+        for line in differences:
+            print_line(line)
+        if not differences:
+            print_message("The two entries have the same key parts")
         return
     if len(what) != 1:
-        raise click.UsageError("give one file, or two keys")
+        raise click.UsageError("pass one file or two keys")
     program = given.read(what[0])
     (target,) = targets(program, [arch] if arch else [])
     _explain_program(program, target, as_json)
@@ -283,22 +290,12 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
     if near is None:
         return
     print_line(f"nearest entry: {near}")
-    for line in near.differences or ("all key parts agree; a header file differs",):
+    for line in near.differences or ("all key parts are equal; a header file differs",):
         print_line(f"  {line}")
 
 
-def _print_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
-    if as_json:
-        print_json({"differences": list(differences)})
-        return
-    for line in differences:
-        print_line(line)
-    if not differences:
-        print_message(nothing)
-
-
 @command.command()
-@click.option("--repair", is_flag=True, help="Remove the files found damaged.")
+@click.option("--repair", is_flag=True, help="Remove the damaged files.")
 @_JSON
 def verify(repair: bool, as_json: bool) -> int:
     """Read every file of the cache and check it. Exit status 1 when one is damaged."""
@@ -342,15 +339,13 @@ def _damage(store: DiskTier, digest: str) -> str | None:
 
 
 @command.command()
-@click.option("--limit", default=None, metavar="SIZE", help="Go down to this many bytes.")
-@click.option(
-    "--files", default=None, type=click.IntRange(min=0), metavar="N", help="Go down to this many files."
-)
+@click.option("--limit", metavar="SIZE", help="Bytes to keep. Default: the limit of the cache.")
+@click.option("--files", type=click.IntRange(min=0), metavar="N", help="Number of files to keep.")
 @_JSON
 def prune(limit: str | None, files: int | None, as_json: bool) -> None:
-    """Remove what is over the limits, least recently used first.
+    """Remove the least recently used entries until the cache is within its limits.
 
-    Also removes what writers that were killed left behind.
+    Files of writers that were killed are removed as well.
     """
     most = None if limit is None else settings.size("--limit", limit)
     swept = _open().sweep(limit=most, max_files=files)
@@ -359,7 +354,7 @@ def prune(limit: str | None, files: int | None, as_json: bool) -> None:
     elif swept.files:
         print_message(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
     else:
-        print_message("Nothing to remove")
+        print_message("Nothing was removed")
 
 
 @command.command()
@@ -383,13 +378,12 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
         store.clear()
     freed = sum(item.bytes for item in gone)
     if as_json:
-        print_json(
-            {"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed}
-        )
+        counts = {"removed_entries": len(entries), "removed_files": len(gone)}
+        print_json({**counts, "removed_bytes": freed})
+    elif gone:
+        print_message(f"Removed {count(len(entries), 'entry')} ({size(freed)})")
     else:
-        print_message(
-            f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty"
-        )
+        print_message("The cache is empty")
 
 
 @command.command()
@@ -409,7 +403,7 @@ def pin(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def unpin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Let the limits apply to entries again."""
+    """Allow the eviction of entries again."""
     store = _open()
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
     for digest in entries:
@@ -432,7 +426,8 @@ def _is_entry(store: DiskTier, item: Item) -> bool:
 
 def _header_lists(store: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:
     """Return the header lists that refer to any of `entries`, each with all entries it refers to."""
-    reader, found = store.reader(Events()), {}
+    reader = store.reader(Events())
+    found = {}
     for item in store.items():
         if not _is_entry(store, item) and (blob := reader.get(item.digest)):
             with suppress(codec.DamagedEntryError):
@@ -448,7 +443,7 @@ def _open() -> DiskTier:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
     store = open_disk(config, Events(log_events()))
     if store is None:
-        raise PreheatError("no usable cache directory; see 'preheat doctor'")
+        raise PreheatError("no cache directory can be used; see 'preheat doctor'")
     return store
 
 
@@ -473,11 +468,12 @@ def _digest(store: DiskTier, key: str) -> str:
     """Return the digest of the only entry whose key starts with `key`."""
     prefix = key.strip().lower()
     if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
-        raise InputError(f"{key!r} is not a key", hint="use at least 4 digits of one from 'cache ls'")
+        hint = "use at least 4 digits of a key from 'preheat cache ls'"
+        raise InputError(f"{key!r} is not a key", hint=hint)
     alike = [item for item in store.items() if item.digest.startswith(prefix)]
     found = [item.digest for item in alike if _is_entry(store, item)]
     if not found:
-        raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists what there is")
+        raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists the entries")
     if len(found) > 1:
         raise InputError(f"{key} is the start of {len(found)} keys", hint="give more digits")
     return found[0]

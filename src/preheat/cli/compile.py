@@ -49,14 +49,14 @@ _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer"
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Architecture, such as sm_90a; repeatable. Default: that of the GPU here.",
+    help="Architecture, such as sm_90a; repeatable. Default: that of the first GPU.",
 )
 @program_options
 @click.option(
     "-o",
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Also write .cubin and .ptx files there.",
+    help="Directory to which .cubin and .ptx files are written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -66,7 +66,7 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Compile CUDA C++ (.cu) or PTX (.ptx) files, at most once ever, into the cache."""
+    """Compile CUDA C++ (.cu) or PTX (.ptx) files into the cache, unless they are in it already."""
     programs = [(file, given.read(file)) for file in files]
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
@@ -148,7 +148,7 @@ def _report(
         )
         print_line(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
-            print_message(f"{row['file']}: not cached: {row['uncached']}")
+            print_message(f"{row['file']} was not cached: {row['uncached']}")
     for _, _, error in failures:
         print_error(str(error), error.hint)
     made = sum(row["from"] == "compiler" for row in rows)

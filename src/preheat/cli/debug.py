@@ -34,7 +34,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
 
     Programs compiled with -lineinfo or -G are kept with their source and headers. KEY is
     the start of an entry's key, as `preheat cache ls` shows it; without one, all such programs are
-    written. Where two of them have different files of one name, the one used last is written.
+    written. Of two different files of one name, that of the most recently used program is written.
 
     \b
     Examples:
@@ -112,4 +112,4 @@ def _row(artifact: Artifact, kept: list[Path], skipped: list[Path]) -> dict[str,
 def _summary(row: Mapping[str, Any]) -> str:
     files = count(len(row["files"]), "file")
     skipped = len(row["skipped"])
-    return f"{files}, {skipped} skipped for another program's" if skipped else files
+    return f"{files}, {skipped} skipped: another program has files of that name" if skipped else files

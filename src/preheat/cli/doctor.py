@@ -126,7 +126,7 @@ def _settings() -> Iterator[Finding]:
     known = {variable.name for variable in VARIABLES}
     for name in sorted(name for name in env if name.startswith("PREHEAT_") and name not in known):
         hint = did_you_mean(name, known) or "see docs/environment.md"
-        yield Finding(name, "warn", "preheat does not know this variable", hint)
+        yield Finding(name, "warn", "this variable is unknown", hint)
 
 
 def _compilers() -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def _compilers() -> Iterator[Finding]:
             library = located.library(name)
         except PreheatError as error:
             sealed = builder.sealed is SealMode.ERROR
-            detail = f"{error} (sealed, so none is needed)" if sealed else str(error)
+            detail = f"{error} (not needed, because the process is sealed)" if sealed else str(error)
             yield Finding(name, "ok" if sealed else "fail", detail, "" if sealed else error.hint or "")
         else:
             detail = f"{library.version} at {library.path}, build {library.build[:12]}"
@@ -185,7 +185,9 @@ def _plain_compile(builder: Builder) -> Finding:
     except PreheatError as error:
         return Finding("test compile", "fail", _reason(error), error.hint or "")
     known = f"sm_{archs[0]} to sm_{archs[-1]}"
-    return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
+    return Finding(
+        "test compile", "ok", f"{took} with the start of the compiler process; it supports {known}"
+    )
 
 
 def _header_compile(builder: Builder, header: str) -> Finding:
@@ -197,7 +199,7 @@ def _header_compile(builder: Builder, header: str) -> Finding:
         reason = _reason(error)
     fix = f"pip install {package}, or 'preheat[cu13]' for all headers; with a toolkit, set CUDA_HOME"
     if _MISSING not in reason:
-        fix = "the headers do not suit the compiler: pip install -U 'preheat[cu13]' brings one release"
+        fix = "headers and compiler are of different releases: pip install -U 'preheat[cu13]'"
     return Finding(header, "warn", f"does not compile: {reason}", fix)
 
 
@@ -244,8 +246,8 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", "warn", str(error).partition("\n")[0], _EMULATOR)
         return
     if not gpus:
-        fix = f"look at CUDA_VISIBLE_DEVICES; {_EMULATOR}"
-        yield Finding("GPU", "warn", "the driver is here, but no GPU", fix)
+        fix = f"check CUDA_VISIBLE_DEVICES; {_EMULATOR}"
+        yield Finding("GPU", "warn", "there is a driver, but no GPU", fix)
     yield Finding("driver", "ok", f"CUDA {driver_version()}")
     for gpu in gpus:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
@@ -267,9 +269,11 @@ def _directories() -> Iterator[Finding]:
             used = True
             yield _cache_directory(path, config)
         else:
-            yield Finding("cache directory", "warn", f"{path}: {why}", f"passed over: {why}")
+            yield Finding(
+                "cache directory", "warn", f"{path}: {why}", f"this directory is not used: {why}"
+            )
     if config.cache and not used:
-        yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
+        yield Finding("cache directory", "fail", "no directory can be used", "set PREHEAT_CACHE_DIR")
     for path in config.layers:
         why = unusable_reason(path, trust=config.trust_cache_dir, write=False)
         if why:
@@ -286,7 +290,9 @@ def _cache_directory(path: Path, config: Config) -> Finding:
     free = shutil.disk_usage(path).free
     detail = f"{path}, {size(free)} free, limit {size(config.cache_limit)}"
     if free < 100 << 20:
-        return Finding("cache directory", "warn", detail, "free some space: compiles are not kept")
+        return Finding(
+            "cache directory", "warn", detail, "free some space, otherwise artifacts are not stored"
+        )
     return Finding("cache directory", "ok", detail)
 
 

@@ -55,8 +55,8 @@ def command(file: Path, as_json: bool) -> int:
         rows = [(form.opcode, str(form.count), "yes" if form.supported else "no") for form in forms]
         for row in columns([("instruction", "count", "supported"), *rows], right=[1]):
             print_line(row)
-        known = f"{count(len(forms) - len(missing), 'form')} supported"
-        print_message(f"{known}, {len(missing)} not" if missing else known)
+        known = f"{count(len(forms) - len(missing), 'instruction')} supported"
+        print_message(f"{known}, {len(missing)} not supported" if missing else known)
         for form in missing:
             print_message(f"{file}:{form.line}: {form.opcode}")
     return 1 if missing else 0

@@ -34,16 +34,15 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
 
 \b
-The command keeps its input and output (with --json, what it prints goes to stderr). The exit status is
-that of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot
-be read or written. Its child processes are recorded too. What a killed process needed is merged by the
-next recording, or by 'preheat record' without a command.
+The command keeps its input and output (with --json, its output goes to stderr). The exit status is that
+of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot be
+read or written. Its child processes are recorded too. The recording of a killed process is merged by
+the next recording, or by 'preheat record' without a command.
 """
 
 _STDERR = 2
 _NOTHING = (
-    "the command did not get a kernel from preheat.device() or preheat.compile(), "
-    "or it set a PREHEAT_RECORD of its own"
+    "the command used neither preheat.device() nor preheat.compile(), or it set another PREHEAT_RECORD"
 )
 
 
@@ -65,16 +64,16 @@ _NOTHING = (
     multiple=True,
     metavar="MANIFEST",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Add what this manifest lists; repeatable.",
+    help="Manifest whose programs and graphs are added; repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON when all is done.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON at the end.")
 def command(
     words: tuple[str, ...], output: Path, fresh: bool, others: tuple[Path, ...], as_json: bool
 ) -> int:
     """Run COMMAND and write the kernels and graphs it needs to a manifest."""
     target = Path(os.path.abspath(output))
     if not words and not others and not spool_directory(target).is_dir():
-        nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
+        nothing = "there is no COMMAND to run, and no earlier recording to merge"
         raise click.UsageError(nothing, click.get_current_context())
     added = [_read_required(path) for path in dict.fromkeys(others)]
     status = 0
@@ -106,16 +105,16 @@ def command(
     else:
         _report(summary, output, status)
     if recording and fresh:
-        print_message(f"still running: {recording}; what they saw is not in {output}")
+        print_message(f"processes still running: {recording}; their programs are not in {output}")
     elif recording:
-        print_message(f"still recording: {recording}; {output} takes that in when they end")
+        print_message(f"processes still recording: {recording}; they add to {output} when they end")
     return status
 
 
 def _read_required(path: Path) -> Manifest:
     """Read a manifest that must exist."""
     if not path.exists():
-        raise InputError(f"there is no {path} to merge")
+        raise InputError(f"the manifest to merge does not exist: {path}")
     return read_existing(path)
 
 
