@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from preheat.errors import InputError
 
-__all__ = ["Arch", "ladder", "mismatch"]
+__all__ = ["Arch", "mismatch", "runnable_archs"]
 
 _NAME = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
@@ -70,7 +70,7 @@ def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
     return None
 
 
-def ladder(device: Arch) -> Iterator[Arch]:
+def runnable_archs(device: Arch) -> Iterator[Arch]:
     """Yield the architectures whose code a device runs: its own, `a`, family, lower minors."""
     major, minor = device.major, device.minor
     yield device if not device.suffix else device.plain

@@ -24,8 +24,8 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines
 from preheat.graph.cache import GraphCache
 from preheat.graph.graph import RESERVED, Graph
-from preheat.graph.graphed import Graphed, shown
-from preheat.graph.keys import text_of
+from preheat.graph.graphed import Graphed, call_key_text
+from preheat.graph.keys import key_text
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.warmers import Warmers
@@ -305,7 +305,7 @@ class Gpu:
         With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
         every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
         """
-        return self._graphs(capacity, name=name, checked=checked, shown=text_of)
+        return self._graphs(capacity, name=name, checked=checked, key_text=key_text)
 
     def _graphs(self, capacity: int, **more: Any) -> GraphCache:
         return GraphCache(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
@@ -358,7 +358,7 @@ class Gpu:
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
         def graphed(function: Callable[P, R]) -> Graphed[P, R]:
-            graphs = self._graphs(capacity, name=name, checked=checked, shown=shown)
+            graphs = self._graphs(capacity, name=name, checked=checked, key_text=call_key_text)
             return Graphed(function, graphs, **more)
 
         return graphed if function is None else graphed(function)

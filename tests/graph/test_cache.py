@@ -18,7 +18,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
-from preheat.graph.keys import described, text_of
+from preheat.graph.keys import described, key_text
 from tests.conftest import Recorder
 from tests.faulty import Flaky
 from tests.graph.cache_support import Step, warmed
@@ -682,5 +682,5 @@ def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
 
 def test_a_key_as_text_is_the_literal_that_is_equal_to_it() -> None:
     for key in ("layer at 0x1f", ("a at 0x2>", 3), b"at 0x1"):
-        assert ast.literal_eval(text_of(key)) == key
+        assert ast.literal_eval(key_text(key)) == key
     assert " at 0x" not in described(object())

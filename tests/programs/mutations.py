@@ -138,8 +138,8 @@ MUTATIONS = (
     ),
     Mutation(
         "an array interface names a stream that has waited for nothing", "runtime/export.py",
-        "[_LEGACY_STREAM, array.buffer.home.handle, *working(device)]",
-        "[_LEGACY_STREAM, *working(device)]",
+        "[_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]",
+        "[_LEGACY_STREAM, *current_streams(device)]",
     ),
     Mutation(
         "scratch memory grows into memory that is still used", "graph/pool.py",
@@ -179,8 +179,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",
-        "            pools = capture.foreign_libraries.claim()\n",
-        "            capture.foreign_libraries.claim()\n",
+        "            pools = capture.foreign_libraries.take_pools()\n",
+        "            capture.foreign_libraries.take_pools()\n",
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",

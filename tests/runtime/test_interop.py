@@ -130,7 +130,7 @@ def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(fl
     del given, made
     gc.collect()
     with flaky.asked("synchronize", "free") as asked:
-        dlpack.sweep()
+        dlpack.end_dropped_exports()
         flaky.gpu.empty(1)
     assert asked == {"free": 1}
 
@@ -356,13 +356,13 @@ def test_a_strided_array_is_passed_by_its_first_element(step: int, emulator: Gpu
 
 
 def test_exports_of_many_arrays_do_not_pile_up(emulator: Gpu) -> None:
-    before = len(dlpack._handed_out)
+    before = len(dlpack._exports)
     for n in range(50):
         assert np.from_dlpack(emulator.array([n]))[0] == n
         emulator.array([n]).__dlpack__()
     emulator.synchronize()
-    assert len(dlpack._handed_out) <= before
-    assert not dlpack._offered
+    assert len(dlpack._exports) <= before
+    assert not dlpack._unconsumed_capsules
 
 
 def test_a_consumer_in_c_gives_the_memory_back_by_the_deleter(device: Gpu) -> None:

@@ -238,14 +238,14 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, run = flaky.gpu, flaky.gpu._session.requests.run
+    gpu, run = flaky.gpu, flaky.gpu._session._module_loads.run
 
     def late(key: Any, make: Any, *, title: str) -> Any:
-        monkeypatch.setattr(gpu._session.requests, "run", run)
+        monkeypatch.setattr(gpu._session._module_loads, "run", run)
         gpu.module(SAXPY)  # as another thread would, between the lookup and the load
         return run(key, make, title=title)
 
-    monkeypatch.setattr(gpu._session.requests, "run", late)
+    monkeypatch.setattr(gpu._session._module_loads, "run", late)
     with flaky.asked("load") as asked:
         gpu.module(SAXPY)
     assert asked == {"load": 1}
@@ -451,7 +451,7 @@ def test_strict_takes_no_code_made_for_a_lower_minor(
         (["sm_89"], "sm_86", "sm_86"),  # a higher minor: compiled
     ],
 )
-def test_stored_code_is_used_along_the_ladder(
+def test_stored_code_is_used_for_every_runnable_architecture(
     stored: list[str], device: str, used: str,
     open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder,
 ) -> None:  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat import fork
-from preheat.arch import Arch, ladder
+from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.bundle_tier import BundleEntry, BundleTier
 from preheat.build.compile import ArtifactCompiler
@@ -248,7 +248,7 @@ class Builder:
         """
         device = Arch.parse(device)
         miss: Miss | None = None
-        for arch in (device,) if exact else ladder(device):
+        for arch in (device,) if exact else runnable_archs(device):
             found = self._find_and_count(self._request(program, arch))
             if isinstance(found, Hit):
                 if record:

@@ -98,9 +98,9 @@ class PoolBuffer(Buffer):
     def export(self) -> None:
         """Keep the whole block, because another library gets the memory."""
         self.span.block.export()
-        self._backing = self.span.block._backing
+        self._exported_memory = self.span.block._exported_memory
 
-    def _give_back(self) -> Callable[[], None]:
+    def _deallocator(self) -> Callable[[], None]:
         give_back = self._return
         span = self.span
         uses = self.uses
@@ -119,8 +119,8 @@ class PoolBuffer(Buffer):
         returned.append(make(span, uses))
 
     def __del__(self) -> None:
-        if self.open or self._backing:
-            self._give_back()()
+        if self.open or self._exported_memory:
+            self._deallocator()()
 
 
 class Arena:
@@ -141,7 +141,7 @@ class Arena:
         return sum(block.size for block in self.blocks)
 
     @property
-    def pending(self) -> int:
+    def returned_bytes(self) -> int:
         """Bytes that came back and are not free yet."""
         return sum(each.span.size for each in list(self.returned))
 

@@ -176,7 +176,7 @@ class Capture:
 
     def release_pools(self) -> None:
         """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
-        pools = self.foreign_libraries.claim()
+        pools = self.foreign_libraries.take_pools()
         if pools:
             self.context.deferred_cleanups.append(partial(_release, pools))
 
@@ -296,7 +296,7 @@ class Capture:
 
     def _put(self, node: Node, pieces: int) -> None:
         self.nodes.append(node)
-        end = self.stream.captured()
+        end = self.stream.num_captured_nodes()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 
 

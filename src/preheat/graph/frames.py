@@ -53,7 +53,7 @@ class ScratchBuffer(PoolBuffer):
     def _new_uses(self) -> Uses:
         return self.stack.uses
 
-    def uses_of(self, array: Array) -> Uses:
+    def uses_for(self, array: Array) -> Uses:
         """Return the uses that launches of `array` test, until the end of the frame."""
         self.stack.order.run_locked(lambda: self._arrays.add(array))
         return NO_RIGHTS if self.lost is not None else self.uses
@@ -95,7 +95,7 @@ class Frame:
     start: tuple[int, int]  # the top of the stack when the frame began
     captured: bool  # True if it began inside a capture, where nothing runs
     buffers: list[ScratchBuffer] = field(default_factory=list)
-    left: bool = False  # True if it was left before a later frame, with which it ends
+    exited: bool = False  # True if it was left before a later frame, with which it ends
 
 
 class ScratchStack:
@@ -141,7 +141,8 @@ class ScratchStack:
             if used + need <= span.size:
                 self._top = (at, used + need)
                 return self._buffer(frame, Span(span.address + used, need, span.block), size, captured)
-            at, used = at + 1, 0
+            at += 1
+            used = 0
         return None
 
     def _buffer(self, frame: Frame, span: Span, size: int, captured: bool) -> ScratchBuffer:
@@ -172,8 +173,8 @@ class ScratchStack:
 
     def end(self, frame: Frame) -> None:
         """End a frame and move the top of the stack back to where it began."""
-        frame.left = True
-        while self.frames and self.frames[-1].left:
+        frame.exited = True
+        while self.frames and self.frames[-1].exited:
             ended = self.frames.pop()
             self._top = ended.start
             for buffer in ended.buffers:

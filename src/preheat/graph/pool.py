@@ -30,7 +30,7 @@ from preheat.runtime.host import host_array, shape_of
 
 __all__ = ["Pool"]
 
-_AGAIN = "make the pool again: gpu.pool(…)"
+_RECREATE = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _MIN_BLOCK = 2 << 20  # the least that a pool grows by when it grows by itself
 _MEASURE = Operation("measuring a pool", "measure before the capture: it runs the body for real")
@@ -108,7 +108,7 @@ class Pool:
         extents = shape_of(shape)
         kind = dtype_of(dtype)
         size = math.prod(extents) * kind.size
-        self._context.require_alive(_AGAIN)
+        self._context.require_alive(_RECREATE)
         capture = self._context.active_capture()
         with nullcontext() if capture is None else capture:
             return Array(self._buffer(size, capture), kind, extents)
@@ -159,30 +159,30 @@ class Pool:
             lacking = need - self._scratch.unused
             found = self._arena.free.take(lacking, after=self._scratch.spans[-1])
             if found is not None:
-                self._count(lacking, capture)
+                self._count_taken(lacking, capture)
                 return found
         return self._take(need, capture)
 
     def _take(self, size: int, capture: ActiveCapture | None) -> Span:
         found = self._arena.free.take(size)
         if found is None and capture is not None:
-            raise self._no_room(size, capture)
+            raise self._no_room_error(size, capture)
         if found is None:
             self._arena.grow(max(size, _MIN_BLOCK))
             return self._take(size, capture)
-        self._count(size, capture)
+        self._count_taken(size, capture)
         return found
 
-    def _count(self, size: int, capture: ActiveCapture | None) -> None:
+    def _count_taken(self, size: int, capture: ActiveCapture | None) -> None:
         if capture is not None:
             self._requested[capture] = self._requested.get(capture, 0) + size
         self._taken += size
         self._peak = max(self._peak, self._used())
 
     def _used(self) -> int:
-        return self._taken - self._arena.pending
+        return self._taken - self._arena.returned_bytes
 
-    def _no_room(self, size: int, capture: ActiveCapture) -> CaptureError:
+    def _no_room_error(self, size: int, capture: ActiveCapture) -> CaptureError:
         # Nobody knows how much more the body asks for: the next try gets twice what this one took.
         self._missing = max(self._missing, 2 * (self._requested.get(capture, 0) + size))
         free = self._arena.free
@@ -201,7 +201,7 @@ class Pool:
             raise PoolSealedError(f"the pool is sealed: {wanted}", hint=hint)
 
     def _require_open(self, wanted: str) -> None:
-        self._context.require_alive(_AGAIN)
+        self._context.require_alive(_RECREATE)
         if self._closed:
             raise InputError(f"this pool is closed: {wanted}")
 
@@ -220,7 +220,7 @@ class Pool:
 
     def reserve(self, nbytes: int) -> None:
         """Have this many free bytes side by side. Unused blocks are freed to make room for them."""
-        need = _aligned(_count_of_bytes(nbytes))
+        need = _aligned(_byte_count(nbytes))
         with self._lock:
             self._require_unsealed(f"{need:,} bytes were to be reserved")
             self._reclaim()
@@ -332,7 +332,7 @@ def _aligned(size: int) -> int:
     return max(-(-size // _ALIGN), 1) * _ALIGN
 
 
-def _count_of_bytes(given: Any) -> int:
+def _byte_count(given: Any) -> int:
     try:
         size = operator.index(given)
     except TypeError:

@@ -19,13 +19,13 @@ from preheat.devices import base
 from preheat.errors import CaptureError, DriverError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
-from preheat.graph.nodes import culprit
+from preheat.graph.nodes import first_user
 from preheat.graph.profile import OFF, ReplaySample, Switches
 from preheat.graph.recorded import RecordedWork
 from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.launch import MANY_STREAMS, lent, ordered
+from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import Event, raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "Replayer"]
@@ -117,7 +117,7 @@ class Replayer:
         for stack in self._scratch:
             stack.check_replay(self.work.title, self.work.buffers)
         values = [self.work.pack(name, value) for name, value in scalars.items()]
-        stream = self._target(given)
+        stream = self._replay_stream(given)
         if self.context.order.in_foreign_capture(stream):
             raise CaptureError(
                 f"{self.work.title} cannot be replayed inside another library's capture",
@@ -131,9 +131,9 @@ class Replayer:
             sample.lap("upload")
         setter = self._setter_in(stream, tuple(scalars))
         operands = self.work.operands(self.context.device)
-        with ordered(self.context, operands, stream), lent(self.context, operands):
+        with ordered(self.context, operands, stream), registered_operands(self.context, operands):
             self._submit(launch, setter, scalars, values)
-        self.executable.last_replay = self._end_of(stream)
+        self.executable.last_replay = self._completion_of(stream)
         self.num_replays += 1
         if sample:
             sample.lap("launch")
@@ -181,11 +181,11 @@ class Replayer:
 
     def upload(self, stream: object) -> None:
         """Instantiate the graph and copy it to the device, in `stream`."""
-        run_locked(self.lock, lambda: self.executable.upload(self._target(stream)))
+        run_locked(self.lock, lambda: self.executable.upload(self._replay_stream(stream)))
 
     # Prepared for one stream
 
-    def _target(self, given: object) -> base.Stream:
+    def _replay_stream(self, given: object) -> base.Stream:
         """Return the given stream, or that of the capture, of a library that takes part, or our own."""
         if given is not None:
             stream = raw_stream(self.context, given)
@@ -214,7 +214,7 @@ class Replayer:
             self._setters[names, stream.id] = found
         return found
 
-    def _end_of(self, stream: base.Stream) -> base.Stream | Event:
+    def _completion_of(self, stream: base.Stream) -> base.Stream | Event:
         """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
         return stream if self.context.order.owns(stream) else record_event(self.context, stream)
 
@@ -227,7 +227,7 @@ class Replayer:
         self.executable.require_open()
         closed = [buffer for buffer in self.work.buffers if not buffer.open]
         if closed:
-            user = culprit(self.work.nodes, closed)
+            user = first_user(self.work.nodes, closed)
             raise StaleGraphError(
                 f"{self.work.title} is stale: {user} was closed after the capture",
                 hint="keep what a graph uses open; capture again after replacing it",

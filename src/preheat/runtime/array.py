@@ -16,7 +16,7 @@ from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
 from preheat.runtime.dlpack import Lease
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.libraries import consumers
+from preheat.runtime.libraries import retained_current_streams
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
@@ -57,7 +57,7 @@ class Array:
         self.dtype = dtype
         self.shape = shape
         self.address = buffer.address + offset
-        self.uses = buffer.uses_of(self)
+        self.uses = buffer.uses_for(self)
 
     @classmethod
     def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
@@ -281,7 +281,7 @@ class Array:
 
     def end_lease(self, lease: Lease) -> None:
         """Note that a consumer released an export in its current streams. Finalizers call this."""
-        self.buffer.uses.release(lease.number, consumers(self._device))
+        self.buffer.uses.release(lease.number, retained_current_streams(self._device))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from preheat.events import Events
 from preheat.runtime import dlpack
 from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.libraries import working
+from preheat.runtime.libraries import current_streams
 from preheat.runtime.order import Order
 from preheat.runtime.uses import Uses
 
@@ -103,7 +103,7 @@ class Context:
         self.resolve_lock = threading.Lock()
         self.thread_state = _ThreadState()
         device.on_loss = self.handle_loss
-        self.order = Order(device, partial(working, device), self.deferred_cleanups.append)
+        self.order = Order(device, partial(current_streams, device), self.deferred_cleanups.append)
         self.stream = self.order.register_stream(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
         self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
@@ -298,7 +298,7 @@ class Context:
             return self.device.allocate(size, stream)
         except MemoryError:
             self._wait_for_streams()
-            dlpack.sweep()
+            dlpack.end_dropped_exports()
             self._drop_completed()
             self.drain()
             return self.device.allocate(size, stream)
@@ -371,7 +371,7 @@ class Context:
         self.wait_for_work()
         if self.captures_by_thread:
             return
-        dlpack.sweep()
+        dlpack.end_dropped_exports()
         self._drop_completed()
         self.drain(modules=True)
 

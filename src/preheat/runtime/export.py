@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.runtime import dlpack
-from preheat.runtime.libraries import consumers, working
+from preheat.runtime.libraries import current_streams, retained_current_streams
 
 if TYPE_CHECKING:
     from preheat.runtime.array import Array
@@ -27,7 +27,7 @@ def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
         handles = [_LEGACY_STREAM if stream is None else stream]
     lease = dlpack.Lease(array)
     shared = uses.shared
-    uses.leases[lease.number] = consumers(device)  # From here on no stream gets a right.
+    uses.leases[lease.number] = retained_current_streams(device)  # From here on no stream gets a right.
     try:
         _export(array, handles, shared=shared)
     except BaseException:
@@ -72,7 +72,7 @@ def _export_by_interface(array: Array) -> None:
     device = array.buffer.context.device
     on_host = device.dlpack[0] == ON_HOST
     uses = array.buffer.uses
-    streams = [_LEGACY_STREAM, array.buffer.home.handle, *working(device)]
+    streams = [_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]
     before = uses.exported_by_interface
     shared = uses.shared
     uses.exported_by_interface = True

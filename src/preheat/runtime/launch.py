@@ -43,8 +43,8 @@ __all__ = [
     "Launch",
     "LaunchArguments",
     "LoadedModule",
-    "lent",
     "ordered",
+    "registered_operands",
 ]
 
 
@@ -258,7 +258,7 @@ class Launch(Call):
         except IndexError:
             buffer = new_param_buffer(self.signature)
         buffer.pack(*arguments.values)
-        with lent(self.context, arguments):
+        with registered_operands(self.context, arguments):
             status = self.prepared(stream)(buffer.pointers, 0)
         data = bytes(buffer.data[: self.signature.layout.size])
         self.buffers.append(buffer)
@@ -302,14 +302,14 @@ class Launch(Call):
         return found
 
 
-def lent(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
+def registered_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
     """Let a device that works in host memory use the foreign operands during one launch."""
     if not arguments.foreign or context.device.dlpack[0] != ON_HOST:
         return _NOTHING
-    with ExitStack() as lend:
+    with ExitStack() as stack:
         for each in arguments.foreign:
-            lend.enter_context(context.device.lend(each.start, each.nbytes, each.writable))
-        return lend.pop_all()
+            stack.enter_context(context.device.register_host(each.start, each.nbytes, each.writable))
+        return stack.pop_all()
 
 
 _NOTHING = nullcontext()

@@ -15,7 +15,7 @@ from preheat.runtime.uses import Uses
 if TYPE_CHECKING:
     from preheat.runtime.array import Array
 
-__all__ = ["Buffer", "newest"]
+__all__ = ["Buffer", "next_generation"]
 
 _generations = itertools.count(1)
 
@@ -28,8 +28,8 @@ class Buffer:
     """
 
     __slots__ = (
-        "__weakref__", "_backing", "_graphs", "address", "context", "generation", "home", "open",
-        "size", "uses",
+        "__weakref__", "_exported_memory", "_graphs", "address", "context", "generation", "home",
+        "open", "size", "uses",
     )  # fmt: skip
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
@@ -37,7 +37,7 @@ class Buffer:
         self.context = context
         self.size = size
         self.home = home
-        self._backing: tuple[object, ...] = ()  # owner of the memory of an exported buffer
+        self._exported_memory: tuple[object, ...] = ()  # owner of the memory of an exported buffer
         self._graphs: weakref.WeakSet[object] | None = None
         self.uses = self._new_uses()
         self.address = self._allocate()
@@ -52,7 +52,7 @@ class Buffer:
         self.context.resources.add(self)
         return address
 
-    def uses_of(self, array: Array) -> Uses:
+    def uses_for(self, array: Array) -> Uses:
         """Return the uses that launches of `array` test.
 
         A buffer whose arrays can end earlier than its memory takes them away then.
@@ -62,7 +62,7 @@ class Buffer:
 
     def release(self) -> None:
         """Free the memory now, because the device is closed, unless another library holds it."""
-        if self.open and not self._backing:
+        if self.open and not self._exported_memory:
             self.context.device.free(self.address, self.home)
 
     @property
@@ -74,8 +74,8 @@ class Buffer:
 
     def export(self) -> None:
         """Keep the owner of the memory alive, because another library gets the memory."""
-        if not self._backing:
-            self._backing = (self.context.device.owner(self.address),)
+        if not self._exported_memory:
+            self._exported_memory = (self.context.device.owner(self.address),)
 
     def add_graph(self, graph: object) -> None:
         """Let `graphs` return a graph that uses this memory, as long as the graph exists."""
@@ -106,21 +106,25 @@ class Buffer:
 
         self.context.order.run_locked(close)
         if closed[0] and self.context.lost is None and not self.uses.shared:
-            self._backing = ()
-            self._give_back()()
+            self._exported_memory = ()
+            self._deallocator()()
 
     def _close_uses(self) -> None:
         self.uses.close()
 
-    def _give_back(self) -> Callable[[], None]:
-        context, address, home, uses = self.context, self.address, self.home, self.uses
+    def _deallocator(self) -> Callable[[], None]:
+        """Return what frees the memory, without a reference to this object."""
+        context = self.context
+        address = self.address
+        home = self.home
+        uses = self.uses
         return lambda: context.free(address, home, uses)
 
     def __del__(self) -> None:
-        if self.open or self._backing:
-            self.context.deferred_cleanups.append(self._give_back())
+        if self.open or self._exported_memory:
+            self.context.deferred_cleanups.append(self._deallocator())
 
 
-def newest() -> int:
+def next_generation() -> int:
     """Return a generation between those of all existing and all later allocations."""
     return next(_generations)

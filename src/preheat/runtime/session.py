@@ -70,16 +70,16 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self._begin_flights()
+        self._renew_single_flights()
         fork.register(self)
 
-    def _begin_flights(self) -> None:
-        self.requests: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
-        self.loads: SingleFlight[Module] = SingleFlight(self.builder.events)
+    def _renew_single_flights(self) -> None:
+        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
+        self._code_loads: SingleFlight[Module] = SingleFlight(self.builder.events)
 
     def after_fork(self) -> None:
         """Forget the loads that other threads of the parent were in."""
-        self._begin_flights()
+        self._renew_single_flights()
 
     def kernel(self, request: ModuleRequest, name: str) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary."""
@@ -123,11 +123,11 @@ class Session:
             return self._remember(request, self.load(code), program, files)
 
         title = f"load on {self.device.name}"
-        found = self.requests.run(request, load, title=title)
+        found = self._module_loads.run(request, load, title=title)
         if found.current:
             return found
         # A file was edited while another thread was compiling it.
-        return self.requests.run(request, load, title=title)
+        return self._module_loads.run(request, load, title=title)
 
     def _files(self, request: ModuleRequest) -> Files | None:
         """Return what decides when to compile the program again; None for never."""
@@ -167,7 +167,7 @@ class Session:
                 found = self.loaded[artifact.digest] = self._load(code)
             return found
 
-        return self.loads.run(artifact, load, title=f"load on {self.device.name}")
+        return self._code_loads.run(artifact, load, title=f"load on {self.device.name}")
 
     def preload(self, code: Code) -> Module:
         """Load code that no program has asked for yet, and keep it loaded until `trim`."""

@@ -18,7 +18,8 @@ class Event:
     __slots__ = ("_context", "raw")
 
     def __init__(self, context: Context, raw: base.Event) -> None:
-        self._context, self.raw = context, raw
+        self._context = context
+        self.raw = raw
 
     def done(self) -> bool:
         """Return True once the work before the event has completed."""
@@ -107,7 +108,8 @@ class Stream:
 
     def close(self) -> None:
         """Release the stream; its work continues. A second call does nothing."""
-        raw, self._raw = self._raw, None
+        raw = self._raw
+        self._raw = None
         if raw is not None:
             self._context.idle_streams.append((self._priority, raw))
 

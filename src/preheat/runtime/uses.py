@@ -61,7 +61,7 @@ class Timeline:
 
     def mark(self) -> int:
         """Record an event after everything submitted so far and return its position."""
-        self._event = self.stream.record(again=self._event)
+        self._event = self.stream.record(reuse=self._event)
         self.position = next(_positions)
         return self.position
 

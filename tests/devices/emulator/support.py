@@ -66,7 +66,9 @@ class Machine:
             values = []
             for arg in args:
                 if isinstance(arg, np.ndarray):
-                    lend = self.device.lend(arg.ctypes.data, arg.nbytes, bool(arg.flags.writeable))
+                    lend = self.device.register_host(
+                        arg.ctypes.data, arg.nbytes, bool(arg.flags.writeable)
+                    )
                     lent.enter_context(lend)
                     values.append(np.array(arg.ctypes.data, np.uint64))
                 else:

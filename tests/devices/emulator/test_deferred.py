@@ -172,7 +172,7 @@ def test_lent_memory_is_used_before_it_is_taken_back() -> None:
         device = deferred(seed)
         host = np.full(SIZE, 3, np.uint8)
         address, stream = ready(device, 0), device.stream()
-        with device.lend(host.ctypes.data, SIZE, False):
+        with device.register_host(host.ctypes.data, SIZE, False):
             device.copy(address, host.ctypes.data, SIZE, stream)
         host[:] = 4
         assert contents(device, address, stream) == b"\x03" * SIZE
@@ -234,7 +234,7 @@ def rerecorded(seed: int, *, wait_again: bool) -> int:
     event = writer.record()
     reader.wait(event)
     device.fill(source, b"\x02", SIZE, writer)
-    assert writer.record(again=event) is event
+    assert writer.record(reuse=event) is event
     if wait_again:
         reader.wait(event)
     device.copy(target, source, SIZE, reader)
@@ -254,7 +254,7 @@ def test_an_event_can_be_recorded_again_in_another_stream(seed: int) -> None:
     address = ready(device, 0)
     event = first.record()
     device.fill(address, b"\x01", SIZE, second)
-    second.record(again=event).synchronize()
+    second.record(reuse=event).synchronize()
     assert contents(device, address, first) == b"\x01" * SIZE
 
 
@@ -267,7 +267,7 @@ def test_an_event_of_another_device_is_waited_for_but_not_recorded() -> None:
     two.stream().wait(event)
     assert event.done()
     with pytest.raises(DeviceError, match="another device"):
-        two.stream().record(again=event)
+        two.stream().record(reuse=event)
     EmulatorDevice().stream().wait(stream.record())
 
 
@@ -544,7 +544,7 @@ def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) ->
     assert isinstance(stream.id, int)
     assert flaky.adopt(stream.handle).id == stream.id != other.id
     event = stream.record()
-    assert stream.record(again=event) is event
+    assert stream.record(reuse=event) is event
     other.wait(event)
     address = filled(flaky, 1, stream)
     stream.begin_capture("thread_local")
