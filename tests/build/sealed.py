@@ -78,6 +78,6 @@ class Baked:
 
 
 def recorded(builder: Builder, name: str) -> list[Any]:
-    (sink,) = builder.events.sinks
+    (sink,) = builder.events._sinks[name]
     assert isinstance(sink, Recorder)
     return sink.named(name)

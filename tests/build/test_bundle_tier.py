@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,10 +202,14 @@ def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
         gpu.warm(tmp_path / "odd.heat")
 
 
-def test_watchers_see_every_program_that_is_handed_out(builder: Builder) -> None:
+def test_a_request_event_tells_of_every_program_that_is_returned(builder: Builder) -> None:
     seen: list[tuple[str, str, str]] = []
-    builder.watchers.append(lambda p, arch, made: seen.append((p.label, str(arch), str(made.arch))))
+
+    def sink(_: str, fields: Mapping[str, Any]) -> None:
+        seen.append((fields["program"].label, str(fields["arch"]), str(fields["artifact"].arch)))
+
+    builder.events.subscribe(sink, "request")
     builder.build(PLAIN, "sm_80")
-    builder.find(PLAIN, "sm_86")
-    assert builder.find(PLAIN, "sm_86", exact=True) is None
+    builder.lookup(PLAIN, "sm_86")
+    assert builder.lookup(PLAIN, "sm_86", exact=True).artifact is None
     assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]

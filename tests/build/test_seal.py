@@ -48,7 +48,7 @@ def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
     for program in baked.programs.values():
         gone = elsewhere(program, "/nowhere/at/all")
         assert builder.build(gone, "sm_90").cubin
-        assert builder.find(gone, "sm_90") is not None
+        assert builder.lookup(gone, "sm_90").artifact is not None
     assert builder.toolchain.asked == []  # type: ignore[attr-defined]
     assert builder.stats()["process"] == pytest.approx(
         {"hits.bundle": 10, "bytes_read": builder.stats()["process"]["bytes_read"], "seconds_saved": 0}
@@ -295,7 +295,7 @@ def test_what_is_known_of_header_files_is_bounded(
     monkeypatch.setattr("preheat.build.lookup._MEMOS", 3)
     for other in others:
         assert builder.build(other, "sm_90") == replace(promise.artifact, provenance=Provenance())
-    assert len(builder._lookup.memos) == 3
+    assert len(builder._stored.memos) == 3
 
 
 def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(

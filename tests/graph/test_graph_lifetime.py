@@ -380,12 +380,12 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
             gc.collect()
             run_in_thread(gc.collect)
         assert asked == {}
-        assert len(gpu._context.garbage) >= 6  # four arrays, a graph, an event
+        assert len(gpu._context.deferred_cleanups) >= 6  # four arrays, a graph, an event
         made.launch()
     with flaky.asked("free", "executable.close", "module.unload") as asked:
         gpu.synchronize()
     assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
     graph.replay()
     made.check_launches(3)
 

@@ -97,11 +97,11 @@ def test_frees_wait_until_another_librarys_capture_is_over(world: World) -> None
         del a, t
         gc.collect()
         world.gpu.empty(N, "int32").fill(5)
-        assert world.gpu._context.garbage
+        assert world.gpu._context.deferred_cleanups
     capture.end().close()
     world.gpu.empty(N, "int32")
     world.gpu.synchronize()
-    assert not world.gpu._context.garbage
+    assert not world.gpu._context.deferred_cleanups
 
 
 # Several GPUs
@@ -134,8 +134,8 @@ def test_a_pool_of_torch_is_made_on_the_gpu_of_the_capture(monkeypatch: pytest.M
     pools = []
     for index in (1, 0, 1):
         with ExitStack() as stack:
-            pools.append(library.enter(stack, StreamHandle(7), index))
+            pools.append(library.redirect(stack, StreamHandle(7), index))
         if index == 1:
-            library.reuse(pools[-1], index)
+            library.keep_unused_pool(pools[-1], index)
     assert made == [("pool", 1), ("use", 1), ("pool", 0), ("use", 0), ("use", 1)]
     assert pools[2] is pools[0]  # The pool that was kept is of the same GPU.

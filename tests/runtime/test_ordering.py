@@ -250,5 +250,5 @@ def test_short_lived_streams_of_others_leave_nothing_behind(world: World) -> Non
         world.torch.destroy(theirs)
         world.gpu.synchronize()
     gc.collect()
-    assert len(order._others) <= 24
-    assert len(x.buffer.uses._reads) <= 17
+    assert len(order._foreign_streams) <= 24
+    assert len(x.buffer.uses._last_reads) <= 17

@@ -12,7 +12,7 @@ import pytest
 
 from preheat.errors import LaunchError
 from preheat.runtime.libraries import StreamHandle
-from preheat.runtime.operands import kind_of, strided
+from preheat.runtime.operands import strided, tensor_kind
 from tests.runtime.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
@@ -120,7 +120,7 @@ def test_exports_that_come_and_go_leave_nothing_behind(world: World) -> None:
         t = world.torch.from_dlpack(a)
         del t
     gc.collect()
-    assert len(a.buffer.uses.released) <= 4
+    assert len(a.buffer.uses.released_streams) <= 4
     free = world.gpu.memory().free
     a.close()  # It was exported and released, so it is freed.
     world.gpu.synchronize()
@@ -175,7 +175,7 @@ def test_released_memory_waits_once_for_where_its_consumer_worked(world: World) 
     assert world.read(a) == [3] * N
     assert not is_shared(a)
     world.set(a, 4)
-    assert a.uses.stream is world.gpu._context.stream  # The short path is back.
+    assert a.uses.writer is world.gpu._context.stream  # The short path is back.
 
 
 @every_consumer
@@ -201,7 +201,7 @@ def test_memory_that_was_given_away_never_takes_the_short_path(world: World) -> 
     t = world.torch.from_dlpack(a)
     for _ in range(5):
         world.set(a, 1)
-        assert a.uses.stream is None
+        assert a.uses.writer is None
         assert not a.uses.readers
     bound = world.put.bind(a, 2, N, grid=1, block=64)
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_a_subclass_of_a_tensor_is_a_tensor(world: World) -> None:
 
     x = world.torch.full(N, 1)
     mine = Parameter(world.torch, x._storage, N)
-    kind = kind_of(mine)
+    kind = tensor_kind(mine)
     assert kind is not None
     assert kind.source is world.torch.library
     for value in (2, 3, 4):

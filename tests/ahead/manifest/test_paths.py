@@ -253,7 +253,7 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("taken")
         for taken in ("taken", "."):
-            with pytest.raises(InputError, match="what is there is not a file"):
+            with pytest.raises(InputError, match="it exists and is not a file"):
                 Manifest().write(taken)
     assert Path("taken").is_socket()
 
