@@ -18,7 +18,7 @@ from preheat.cache.bundle import write
 from preheat.cache.journal import Journal
 from preheat.cache.lock import FileLock
 from preheat.cli import doctor
-from preheat.cli.output import columns, complain, count, duration, progress, size
+from preheat.cli.output import columns, count, duration, print_error, progress, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
@@ -100,7 +100,7 @@ def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: P
 def test_what_is_not_cached_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.cu").write_text('extern "C" __global__ void k(char* p) { *p = __TIME__[0]; }')
     ran = cli("compile", "t.cu", "--arch", "sm_90")
-    assert "t.cu: not cached: it uses __TIME__, which reads the clock" in ran.err
+    assert "t.cu was not cached: it uses __TIME__, which reads the clock" in ran.err
 
 
 BAD: dict[str, tuple[list[str], str, str]] = {
@@ -109,13 +109,13 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "no file": (["compile"], "Missing argument", "preheat compile --help"),
     "a missing file": (["compile", "no.cu", "--arch", "sm_90"], "cannot read no.cu", ""),
     "a directory": (["compile", ".", "--arch", "sm_90"], ". is a directory", "name the files"),
-    "an empty name": (["compile", "", "--arch", "sm_90"], "the name of a file is empty", ""),
+    "an empty name": (["compile", "", "--arch", "sm_90"], "a file name is empty", ""),
     "CUDA to emulate": (
         ["emulate", "--coverage", "saxpy.cu"],
         "saxpy.cu:1: no .version directive",
         "preheat compile saxpy.cu",
     ),
-    "no architecture": (["compile", "saxpy.cu"], "no architecture given", "--arch sm_90"),
+    "no architecture": (["compile", "saxpy.cu"], "no architecture was given", "--arch sm_90"),
     "a bad architecture": (["compile", "saxpy.cu", "--arch", "hopper"], "'hopper' is not", "sm_90"),
     "an unknown option": (["compile", "saxpy.cu", "--frob"], "No such option", "--help"),
     "an empty file": (["compile", "empty.cu", "--arch", "sm_90"], "empty.cu: the source is empty", ""),
@@ -214,7 +214,7 @@ def test_cache_ls_lists_programs_and_kernels(cli: Cli, key: str) -> None:
 
 def test_an_empty_cache_is_said_plainly(cli: Cli) -> None:
     assert cli("cache", "ls") == Ran(0, "", "The cache is empty\n")
-    assert cli("cache", "prune").err == "Nothing to remove\n"
+    assert cli("cache", "prune").err == "Nothing was removed\n"
 
 
 def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
@@ -293,7 +293,7 @@ def test_cache_stats_count_in_json_as_in_python(cli: Cli, key: str, saxpy: str) 
 
 def test_cache_prune_and_clear_count_what_they_remove(cli: Cli, key: str) -> None:
     assert cli("cache", "pin", key[:8]).code == 0
-    assert cli("cache", "prune", "--files", "0").err == "Nothing to remove\n"
+    assert cli("cache", "prune", "--files", "0").err == "Nothing was removed\n"
     assert cli("cache", "unpin", key[:8]).code == 0
     assert cli("cache", "prune", "--files", "0").err.startswith("Removed 1 file (")
     assert cli("cache", "clear").err == "The cache is empty\n"
@@ -310,7 +310,7 @@ def test_a_program_with_headers_is_one_entry_with_one_key_and_a_pin_holds_the_wa
     assert (seen["entries"], seen["files"], seen["limits"]["files"]) == (1, 2, 100_000)
     assert cli("cache", "verify").err == "Checked 2 files: 0 damaged\n"
     assert cli("cache", "pin", key[:8], "--json").json() == {"pinned": [key]}
-    assert cli("cache", "prune", "--files", "0").err == "Nothing to remove\n"
+    assert cli("cache", "prune", "--files", "0").err == "Nothing was removed\n"
     assert "found on disk" in cli("compile", "k.cu", "--arch", "sm_90").out
     (header_list,) = {file.stem for file in (tmp_path / "cache").rglob("*.heat")} - {key}
     for command in ("show", "pin", "clear"):  # It is no entry, so no key names it.
@@ -448,7 +448,7 @@ def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
 def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_CACHEDIR", "/somewhere")
     ran = cli("doctor")
-    assert "preheat does not know this variable" in ran.out
+    assert "this variable is unknown" in ran.out
     assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
 
 
@@ -542,9 +542,9 @@ def test_errors_have_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
     seen: list[object] = []
     monkeypatch.setattr("click.echo", lambda *_, color=None, **__: seen.append(color))
     monkeypatch.setenv("NO_COLOR", "1")
-    complain("text", "hint")
+    print_error("text", "hint")
     monkeypatch.delenv("NO_COLOR")
-    complain("text")
+    print_error("text")
     assert seen == [False, False, None]
 
 

@@ -68,7 +68,7 @@ def test_a_fresh_process_finds_all_twelve_and_starts_no_compiler(told: dict[str,
     cold, hot = told["steps"][:2]
     assert (cold["what"], hot["what"]) == (
         "12 programs compiled",
-        "the same 12 found by a fresh process",
+        "the same 12 found by a new process",
     )
     assert told["hot"] == {"compiles": 0, "processes": 0}
     times = cold["seconds"] / hot["seconds"]
@@ -118,7 +118,7 @@ def test_the_closing_table_says_what_ran_where(told: dict[str, Any]) -> None:
     assert head.split() == ["STEP", "WHAT", "TIME", "NOTE"]
     assert [row.split()[0] for row in table] == STEPS
     assert ran.startswith("\nRan on emulator:0, PTX emulator, sm_90; every result agrees with NumPy")
-    assert honest == "On the PTX emulator: times of kernels say nothing about a GPU."
+    assert honest == "These are times of the PTX emulator: they say nothing about a GPU."
     gpu = {**EMULATOR, "name": "cuda:0"}
     assert "emulator" not in list(demo.closing(rows, {**told, "device": gpu}))[-1].partition(",")[0]
 
@@ -160,7 +160,7 @@ def test_a_wrong_result_is_an_error_with_its_size(
     edit(few / "kernels" / "softmax.cu", "expf(x[i] - top) / sum", "expf(x[i] - top) / sum + 0.01f")
     status, out, err = run_demo()
     assert (status, out) == (1, "")
-    assert "error: the fresh process: a result is off by 1.0e-02 from NumPy's in float64" in err
+    assert "error: the new process: a result differs from NumPy in float64 by 1.0e-02" in err
 
 
 def test_a_step_that_fails_ends_the_story_with_its_last_words(

@@ -136,7 +136,7 @@ def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     ("words", "message"),
     [
         (("--model", "qwen3-4c"), "model 'qwen3-4c' is not known\n\nhint: did you mean 'qwen3-4b'"),
-        (("--model", "gpt"), "model 'gpt' is not known\n\nhint: there are qwen2-0.5b"),
+        (("--model", "gpt"), "model 'gpt' is not known\n\nhint: the models are qwen2-0.5b"),
         (("--model", "Qwen/Qwen3-8B"), "hint: did you mean 'qwen/qwen3-4b'?"),
         (("--model", "qwen3-4b", "--rank", "1025"), "error: --rank 1025 is outside 0 to 1024"),
         (("--model", "qwen3-4b", "--rank", "-1"), "error: --rank -1 is outside 0 to 1024"),
@@ -145,9 +145,9 @@ def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
         (("--model", "qwen3-4b", "--dtype", "float64"), "do not take float64"),
         (
             ("--model", "qwen3-4b", "-o", "nowhere/k.toml"),
-            "cannot write nowhere/k.toml: nowhere is not a directory\n\nhint: make it: mkdir -p now",
+            "cannot write nowhere/k.toml: nowhere is not a directory\n\nhint: create it: mkdir -p now",
         ),
-        (("--model", "qwen3-4b", "-o", "no where/k.toml"), "hint: make it: mkdir -p 'no where'\n"),
+        (("--model", "qwen3-4b", "-o", "no where/k.toml"), "hint: create it: mkdir -p 'no where'\n"),
         ((), "--model"),
     ],
 )

@@ -131,7 +131,7 @@ def test_nothing_recorded_by_a_command_that_failed_is_due_to_that(cli: Cli) -> N
 def test_nothing_recorded_comes_with_what_that_may_be_due_to(cli: Cli, tmp_path: Path) -> None:
     ran = cli("--", *python("pass"))
     assert ran.code == 0
-    assert ran.err.startswith("nothing was recorded\n\nhint: the command did not get a kernel from")
+    assert ran.err.startswith("nothing was recorded\n\nhint: the command used neither")
     assert not (tmp_path / "kernels.toml").exists()
 
 
@@ -151,7 +151,7 @@ def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_manifest_to_merge_must_be_there(cli: Cli) -> None:
     ran = cli("-o", "all.toml", "--merge", "nowhere.toml")
-    assert (ran.code, ran.err) == (2, "error: there is no nowhere.toml to merge\n")
+    assert (ran.code, ran.err) == (2, "error: the manifest to merge does not exist: nowhere.toml\n")
 
 
 def test_a_manifest_that_cannot_be_read_stops_it_before_the_command_runs(
@@ -196,9 +196,9 @@ def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) 
     ran = cli(*["--fresh"] * fresh, "--", *python(f"{PRELUDE}ask(1)\n{fork}"))
     assert ran.err.splitlines() == [
         "recorded 1 program (1 new), for sm_90 → kernels.toml",
-        "still running: 1; what they saw is not in kernels.toml"
+        "processes still running: 1; their programs are not in kernels.toml"
         if fresh
-        else "still recording: 1; kernels.toml takes that in when they end",
+        else "processes still recording: 1; they add to kernels.toml when they end",
     ]
     (tmp_path / "end").write_text("")
     wait_for(lambda: not spool_directory(tmp_path / "kernels.toml").exists())  # until it has ended

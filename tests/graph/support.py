@@ -59,7 +59,11 @@ FACTOR = 3
 
 
 class BodyError(Exception):
-    """What a body raises."""
+    """Raised by the body of a capture."""
+
+
+class InterruptedByTestError(Exception):
+    """Raised by a signal handler of a test, in the place of KeyboardInterrupt."""
 
 
 class AxpyCase(NamedTuple):
@@ -85,6 +89,17 @@ class AxpyCase(NamedTuple):
     def check_launches(self, times: int) -> None:
         """Check that `y` is the result of this number of launches with the default factor."""
         self.check(FACTOR * times)
+
+    def check_usable(self, launches: int = 0) -> None:
+        """Check that the device works with and without a capture, after this number of launches."""
+        context = self.gpu._context
+        assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
+        self.check_launches(launches)
+        self.launch()
+        graph = self.captured()
+        graph.replay()
+        self.check_launches(launches + 2)
+        graph.close()
 
     def captured(self, a: int = FACTOR, **more: Any) -> Graph:
         """Return a graph of one launch."""

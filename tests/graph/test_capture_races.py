@@ -19,7 +19,7 @@ from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
 from tests.faulty import Flaky
-from tests.graph.support import axpy_case
+from tests.graph.support import InterruptedByTestError, axpy_case
 from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
 
@@ -59,10 +59,6 @@ def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) 
         for thread in threads:
             thread.join()
     assert errors == []
-
-
-class InterruptedByTestError(Exception):
-    """What Ctrl-C would be, if it were not Ctrl-C."""
 
 
 # Python itself swallows what a signal raises inside a finalizer.

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/runtime/test_ordering.py", "tests/programs/test_random_programs.py")
+TESTS = (
+    "tests/runtime/test_ordering.py",
+    "tests/runtime/test_shared_ordering.py",
+    "tests/runtime/test_foreign_captures.py",
+    "tests/programs/test_random_programs.py",
+)
 
 
 class Mutation(NamedTuple):

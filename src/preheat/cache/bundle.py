@@ -81,7 +81,7 @@ class Bundle:
             raise BundleError(f"bundle {path} cannot be trusted: {distrusted}") from None
         except OSError as fault:
             raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
-        except _InvalidBundleError as invalid:
+        except _InvalidError as invalid:
             raise BundleError(f"{path} is not a valid bundle: {invalid}", hint=invalid.hint) from None
 
     def get(self, digest: str) -> bytes | None:
@@ -166,18 +166,18 @@ def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapp
     path = Path(path)
     try:
         if path.exists() and not path.is_file():  # A rename would replace even a device.
-            raise _InvalidBundleError("it exists and is not a file")
+            raise _InvalidError("it exists and is not a file")
         return publish(path, _parts(entries, meta))
     except OSError as fault:
         raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault
-    except _InvalidBundleError as invalid:
+    except _InvalidError as invalid:
         raise BundleError(f"bundle {path} is not written: {invalid}") from None
 
 
 # Reading
 
 
-class _InvalidBundleError(Exception):
+class _InvalidError(Exception):
     """Why a file is not a valid bundle, and what to do about it."""
 
     def __init__(
@@ -205,7 +205,7 @@ def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:
     try:
         file = open_file(path, trust=trust)
     except NotAFileError:
-        raise _InvalidBundleError("it is not a file", "name the file itself") from None
+        raise _InvalidError("it is not a file", "name the file itself") from None
     try:
         return file, _read_index(file)
     except BaseException:
@@ -221,10 +221,10 @@ def _read_index(descriptor: int) -> _Index:
     records_end = meta_end + count * _RECORD.size
     end = records_end + _CHECKSUM
     if found.st_size < end:
-        raise _InvalidBundleError("it is cut short within its index")
+        raise _InvalidError("it is cut short within its index")
     index = os.pread(descriptor, end, 0)
     if xxhash.xxh3_128_digest(memoryview(index)[:records_end]) != index[records_end:]:
-        raise _InvalidBundleError("the checksum of its index does not match")
+        raise _InvalidError("the checksum of its index does not match")
     records = index[meta_end:records_end]
     _check_records(records, end, found.st_size)
     meta = _parse_meta(index[_HEAD.size : meta_end])
@@ -235,19 +235,19 @@ def _read_index(descriptor: int) -> _Index:
 def _checked_head(head: bytes) -> tuple[int, int]:
     """Return the length of the meta part and the number of entries."""
     if len(head) < _HEAD.size:
-        raise _InvalidBundleError("it is too short")
+        raise _InvalidError("it is too short")
     magic, version, meta_length, count = _HEAD.unpack(head)
     if magic == codec.MAGIC:
-        raise _InvalidBundleError("it is a single entry of a cache", _NOT_BAKED)
+        raise _InvalidError("it is a single entry of a cache", _NOT_BAKED)
     if magic != MAGIC:
-        raise _InvalidBundleError("it does not begin with the signature of a bundle", _NOT_BAKED)
+        raise _InvalidError("it does not begin with the signature of a bundle", _NOT_BAKED)
     if version != VERSION:
-        raise _InvalidBundleError(
+        raise _InvalidError(
             f"it has format version {version}, where {VERSION} is expected",
             "bake it with the same release of preheat that reads it",
         )
     if meta_length > _MAX_META or count > _MAX_ENTRIES:
-        raise _InvalidBundleError(f"it claims {count:,} entries and {meta_length:,} bytes of meta")
+        raise _InvalidError(f"it claims {count:,} entries and {meta_length:,} bytes of meta")
     return meta_length, count
 
 
@@ -256,25 +256,23 @@ def _check_records(records: bytes, start: int, size: int) -> None:
     before = b""
     for digest, end in _RECORD.iter_unpack(records):
         if digest <= before:
-            raise _InvalidBundleError(f"its index is out of order at {digest.hex()}")
+            raise _InvalidError(f"its index is out of order at {digest.hex()}")
         if not start < end <= start + _MAX_ENTRY:
-            raise _InvalidBundleError(
-                f"its index puts entry {digest.hex()} at bytes {start:,} to {end:,}"
-            )
+            raise _InvalidError(f"its index puts entry {digest.hex()} at bytes {start:,} to {end:,}")
         before, start = digest, end
     if size < start:
-        raise _InvalidBundleError(f"it is cut short: {size:,} of {start:,} bytes")
+        raise _InvalidError(f"it is cut short: {size:,} of {start:,} bytes")
     if size > start:
-        raise _InvalidBundleError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
+        raise _InvalidError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
 
 
 def _parse_meta(text: bytes) -> dict[str, Any]:
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError) as bad:
-        raise _InvalidBundleError(f"its meta part cannot be read: {bad}") from None
+        raise _InvalidError(f"its meta part cannot be read: {bad}") from None
     if not isinstance(meta, dict):
-        raise _InvalidBundleError("its meta part is not an object")
+        raise _InvalidError("its meta part is not an object")
     return meta
 
 
@@ -286,16 +284,12 @@ def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]
     blobs = dict(sorted(entries.items()))
     for digest, blob in blobs.items():
         if len(blob) > _MAX_ENTRY:
-            raise _InvalidBundleError(
-                f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most"
-            )
+            raise _InvalidError(f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most")
         if why := codec.damage(digest, blob):
-            raise _InvalidBundleError(f"entry {digest} is damaged: {why}")
+            raise _InvalidError(f"entry {digest} is damaged: {why}")
     text = json.dumps(dict(meta), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > _MAX_META or len(blobs) > _MAX_ENTRIES:
-        raise _InvalidBundleError(
-            f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many"
-        )
+        raise _InvalidError(f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many")
     index = _packed_index(text, {digest: len(blob) for digest, blob in blobs.items()})
     return [index, *blobs.values()]
 

@@ -34,8 +34,8 @@ Examples:
   preheat doctor
 
 \b
-Exit status: 0 done; 1 something failed or was found wrong; 2 an argument, a setting or an input file
-cannot be used; 130 interrupted.
+Exit status: 0 success; 1 a failure or a problem that was found; 2 an argument, a setting or an input
+file cannot be used; 130 interrupted.
 """
 
 
@@ -72,12 +72,12 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="preheat")
 def _preheat() -> None:
-    """GPU programs that start hot: CUDA kernels compiled once, ever."""
+    """Compile CUDA kernels once, cache them, and bake them into bundles ahead of time."""
 
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
-    from preheat.cli.output import complain
+    from preheat.cli.output import print_error
     from preheat.errors import ConfigError, InputError, PreheatError
 
     try:
@@ -87,26 +87,26 @@ def main(args: list[str] | None = None) -> None:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
         usage = error.ctx.command_path if error.ctx else "preheat"
-        complain(error.format_message(), f"see '{usage} --help'")
+        print_error(error.format_message(), f"see '{usage} --help'")
         sys.exit(2)
     except click.ClickException as error:
-        complain(error.format_message())
+        print_error(error.format_message())
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         progress = str(stop.__cause__ or stop)  # click replaces KeyboardInterrupt by Abort.
-        complain("interrupted" + (f": {progress}" if progress else ""))
+        print_error("interrupted" + (f": {progress}" if progress else ""))
         # Threads may be compiling or waiting for another process: exit without them. Their workers
         # notice that and exit too, and the operating system releases the locks.
         sys.stdout.flush()
         os._exit(130)
     except PreheatError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         sys.exit(2 if isinstance(error, InputError | ConfigError) else 1)
     except BrokenPipeError:  # The reader of the output has exited: `preheat cache ls | head`.
         sys.stderr.close()
         sys.exit(0)
     except OSError as fault:
-        complain(str(fault), "'preheat doctor' looks at directories and permissions")
+        print_error(str(fault), "'preheat doctor' checks directories and permissions")
         sys.exit(1)
 
 

@@ -13,7 +13,16 @@ from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bak
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
 from preheat.cli.check import run_check
-from preheat.cli.output import columns, complain, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    columns,
+    duration,
+    print_error,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.errors import InputError, PreheatError
 
 __all__ = ["command"]
@@ -24,9 +33,9 @@ Examples:
   preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
   preheat bake kernels.toml --arch sm_90 --check
 
-Needs no GPU. What is in the cache is not compiled again, so a bake that was interrupted goes on where
-it stopped. Exit status 1 when something could not be baked: the bundle then holds the rest. Exit
-status 2 when the manifest lists nothing.
+A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
+continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
+others. Exit status 2 when the manifest lists nothing.
 """
 
 
@@ -52,7 +61,7 @@ status 2 when the manifest lists nothing.
     type=click.Path(path_type=Path),
     help="Bundle to write. Default: the manifest's name with .heat.",
 )
-@click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has everything.")
+@click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has every program.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     manifest: Path,
@@ -97,7 +106,7 @@ def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path)
         try:
             return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
         except KeyboardInterrupt:
-            message = f"{done:,} of {len(todo):,} done; run it again to go on"
+            message = f"{done:,} of {len(todo):,} done; run it again to continue"
             raise KeyboardInterrupt(message) from None
 
 
@@ -107,25 +116,25 @@ def _named(running: dict[Job, None]) -> str:
 
 def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: bool) -> None:
     if as_json:
-        emit_json(_as_dict(baked))
+        print_json(_as_dict(baked))
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
-            data(line)
+            print_line(line)
     for item in manifest.programs:
         if item.changed:
             file = os.path.relpath(item.program.path or item.program.label)
-            say(f"{file} changed since it was recorded; its present content is taken")
+            print_message(f"{file} changed since it was recorded; its present content was baked")
     for row in baked.rows:
         if row.note:
-            say(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")
+            print_message(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")
     for text, hint in dict.fromkeys((str(error), error.hint) for _, _, error in baked.failures):
-        complain(text, hint)
+        print_error(text, hint)
     failed = f"; {len(baked.failures):,} failed" if baked.failures else ""
     if baked.path is None:
-        say(f"{output} is not written{failed}")
+        print_message(f"{output} was not written{failed}")
     else:
         made = f"{len(baked.rows):,} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
-        say(f"{output}: {made}{failed}{' and not in it' if failed else ''}")
+        print_message(f"{output}: {made}{failed}{' and are not in the bundle' if failed else ''}")
 
 
 def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:

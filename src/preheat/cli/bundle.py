@@ -12,7 +12,7 @@ from preheat.ahead.bundles import all_entries, faults, graphs, merge
 from preheat.arch import Arch
 from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import Bundle
-from preheat.cli.output import columns, count, data, emit_json, say, size
+from preheat.cli.output import columns, count, print_json, print_line, print_message, size
 from preheat.errors import BundleError
 from preheat.spelling import format_spellings
 
@@ -24,7 +24,7 @@ Examples:
   preheat bundle verify *.heat
   preheat bundle merge decode.heat train.heat -o kernels.heat
 
-A bundle answers the requests it was baked for, whatever compiler and headers there are at run time.
+A bundle answers the requests it was baked for. It needs no compiler and no headers at run time.
 """
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -49,13 +49,13 @@ def ls(file: Path, as_json: bool) -> None:
         rows = sorted(all_entries(bundle), key=lambda p: (p.artifact.label, p.artifact.arch, p.key))
         if as_json:
             programs = [_as_dict(entry) for entry in rows]
-            emit_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
+            print_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
             return
         for line in _listed(bundle, rows):
-            data(line)
+            print_line(line)
         what = f"{count(len(rows), 'entry')}, {size(bundle.nbytes)}"
         by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
-        say(f"{what}, made by {by}" if by else what)
+        print_message(f"{what}, made by {by}" if by else what)
 
 
 def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
         if entry.note:
             yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.note}"
     if own := _own_headers(rows):
-        yield "\nheader files it was made from, the toolkit's aside"
+        yield "\nheader files outside of the toolkit"
         yield from (f"  {line}" for line in columns(sorted(own)))
     if keys := graphs(bundle):
         yield "\ngraphs to capture"
@@ -128,12 +128,12 @@ def verify(files: tuple[Path, ...], as_json: bool) -> int:
     """
     found = {str(file): _faults(file) for file in files}
     if as_json:
-        emit_json(found)
+        print_json(found)
     for file, wrong in () if as_json else found.items():
         for line in wrong:
-            data(f"{file}: {line}")
+            print_line(f"{file}: {line}")
     damaged = sum(map(bool, found.values()))
-    say(f"Checked {count(len(found), 'bundle')}: {damaged} damaged")
+    print_message(f"Checked {count(len(found), 'bundle')}: {damaged} damaged")
     return 1 if damaged else 0
 
 
@@ -151,11 +151,11 @@ def _faults(file: Path) -> list[str]:
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
-    help="Which bundle wins where two differ; without it that is an error.",
+    help="Bundle whose code is used where two differ. Without it, a difference is an error.",
 )
 @_JSON
 def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:
-    """Put the programs of several bundles into one.
+    """Merge several bundles into one.
 
     \b
     Examples:
@@ -165,5 +165,5 @@ def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_
     bundles = [Bundle.open(file) for file in files]
     entries, nbytes = merge(bundles, output, prefer=prefer)
     if as_json:
-        emit_json({"bundle": output, "entries": entries, "bytes": nbytes})
-    say(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")
+        print_json({"bundle": output, "entries": entries, "bytes": nbytes})
+    print_message(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")

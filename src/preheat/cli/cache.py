@@ -16,7 +16,16 @@ from preheat.build.builder import Builder, open_disk
 from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskTier, codec
 from preheat.cache.layer import Item
-from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
@@ -41,16 +50,17 @@ def command() -> None:
 
 @command.command("dir")
 def directory() -> None:
-    """Print where the cache is."""
-    data(str(_open().root))
+    """Print the directory of the cache."""
+    print_line(str(_open().root))
 
 
 @command.command()
 @click.option("--reset", is_flag=True, help="Set all counters to zero.")
 @_JSON
 def stats(reset: bool, as_json: bool) -> None:
-    """Show what the cache holds and how processes used it."""
-    config, store = Config.from_env(), _open()
+    """Show the size of the cache, and counters of all processes that used it."""
+    config = Config.from_env()
+    store = _open()
     journal = store.journal()
     if reset:
         journal.clear()
@@ -61,7 +71,7 @@ def stats(reset: bool, as_json: bool) -> None:
     if as_json:
         now = {"directory": str(store.root), "entries": entries, "files": len(items), "bytes": held}
         limits = {"bytes": config.cache_limit, "files": config.cache_files}
-        emit_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
+        print_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
         return
     rows = [
         ("directory", str(store.root)),
@@ -71,7 +81,7 @@ def stats(reset: bool, as_json: bool) -> None:
         *_counter_rows(counters),
     ]
     for line in columns(rows):
-        data(line)
+        print_line(line)
 
 
 def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
@@ -102,10 +112,10 @@ def ls(as_json: bool) -> None:
     """List the entries, most recently used first."""
     rows = list(artifacts("reading"))
     if as_json:
-        emit_json([_summary(item, artifact) for item, artifact in rows])
+        print_json([_summary(item, artifact) for item, artifact in rows])
         return
     if not rows:
-        say("The cache is empty")
+        print_message("The cache is empty")
         return
     now = time.time()
     table = (
@@ -120,8 +130,8 @@ def ls(as_json: bool) -> None:
         for item, artifact in rows
     )
     for line in columns([("KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"), *table], right=(3,)):
-        data(line)
-    say(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
+        print_line(line)
+    print_message(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
 
 
 def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
@@ -143,12 +153,12 @@ def _summary(item: Item, artifact: Artifact) -> dict[str, Any]:
 @click.option("--headers", is_flag=True, help="List every header file, those of the toolkit too.")
 @_JSON
 def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
-    """Print all that is known about one entry."""
+    """Print the details of one entry."""
     artifact = artifact_at(key)
     if ptx:
-        data(artifact.ptx.decode("utf-8", "replace"))
+        print_line(artifact.ptx.decode("utf-8", "replace"))
     elif as_json:
-        emit_json(
+        print_json(
             {
                 "key": artifact.digest,
                 "program": artifact.label,
@@ -166,7 +176,7 @@ def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
         )
     else:
         for line in _described(artifact, all_headers=headers):
-            data(line)
+            print_line(line)
 
 
 def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
@@ -225,7 +235,7 @@ def _kernel(entry: EntryPoint) -> Iterator[str]:
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
-@click.option("--arch", default=None, metavar="ARCH", help="Architecture of FILE, such as sm_90.")
+@click.option("--arch", metavar="ARCH", help="Architecture of FILE, such as sm_90.")
 @program_options
 @_JSON
 def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
@@ -238,10 +248,16 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
     """
     if len(what) == 2:
         differences = explain(artifact_at(what[0]).parts, artifact_at(what[1]).parts)
-        _print_differences(differences, as_json, nothing="The two entries have the same key parts")
+        if as_json:
+            print_json({"differences": list(differences)})
+            return
+        for line in differences:
+            print_line(line)
+        if not differences:
+            print_message("The two entries have the same key parts")
         return
     if len(what) != 1:
-        raise click.UsageError("give one file, or two keys")
+        raise click.UsageError("pass one file or two keys")
     program = given.read(what[0])
     (target,) = targets(program, [arch] if arch else [])
     _explain_program(program, target, as_json)
@@ -255,9 +271,9 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     found = builder.why(program, arch)
     if isinstance(found, Artifact):
         if as_json:
-            emit_json({"hit": True, "key": found.digest})
+            print_json({"hit": True, "key": found.digest})
         else:
-            data(f"{program.label} for {arch} is cached: {found.digest[:12]}")
+            print_line(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
@@ -268,28 +284,18 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
     if as_json:
         key, differences = (near.artifact.digest, near.differences) if near else (None, ())
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
-        emit_json(row)
+        print_json(row)
         return
-    data(f"not cached: {reason}")
+    print_line(f"not cached: {reason}")
     if near is None:
         return
-    data(f"nearest entry: {near}")
-    for line in near.differences or ("all key parts agree; a header file differs",):
-        data(f"  {line}")
-
-
-def _print_differences(differences: tuple[str, ...], as_json: bool, *, nothing: str) -> None:
-    if as_json:
-        emit_json({"differences": list(differences)})
-        return
-    for line in differences:
-        data(line)
-    if not differences:
-        say(nothing)
+    print_line(f"nearest entry: {near}")
+    for line in near.differences or ("all key parts are equal; a header file differs",):
+        print_line(f"  {line}")
 
 
 @command.command()
-@click.option("--repair", is_flag=True, help="Remove the files found damaged.")
+@click.option("--repair", is_flag=True, help="Remove the damaged files.")
 @_JSON
 def verify(repair: bool, as_json: bool) -> int:
     """Read every file of the cache and check it. Exit status 1 when one is damaged."""
@@ -305,12 +311,12 @@ def verify(repair: bool, as_json: bool) -> int:
         for digest in damaged:
             store.remove(digest)
     if as_json:
-        emit_json({"checked": len(items), "damaged": damaged, "repaired": repair})
+        print_json({"checked": len(items), "damaged": damaged, "repaired": repair})
     else:
         for digest, reason in damaged.items():
-            data(f"{digest}  {reason}")
+            print_line(f"{digest}  {reason}")
         removed = ", removed" if repair and damaged else ""
-        say(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
+        print_message(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
     return 1 if damaged and not repair else 0
 
 
@@ -333,24 +339,22 @@ def _damage(store: DiskTier, digest: str) -> str | None:
 
 
 @command.command()
-@click.option("--limit", default=None, metavar="SIZE", help="Go down to this many bytes.")
-@click.option(
-    "--files", default=None, type=click.IntRange(min=0), metavar="N", help="Go down to this many files."
-)
+@click.option("--limit", metavar="SIZE", help="Bytes to keep. Default: the limit of the cache.")
+@click.option("--files", type=click.IntRange(min=0), metavar="N", help="Number of files to keep.")
 @_JSON
 def prune(limit: str | None, files: int | None, as_json: bool) -> None:
-    """Remove what is over the limits, least recently used first.
+    """Remove the least recently used entries until the cache is within its limits.
 
-    Also removes what writers that were killed left behind.
+    Files of writers that were killed are removed as well.
     """
     most = None if limit is None else settings.size("--limit", limit)
     swept = _open().sweep(limit=most, max_files=files)
     if as_json:
-        emit_json({"removed_files": swept.files, "removed_bytes": swept.bytes})
+        print_json({"removed_files": swept.files, "removed_bytes": swept.bytes})
     elif swept.files:
-        say(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
+        print_message(f"Removed {count(swept.files, 'file')} ({size(swept.bytes)})")
     else:
-        say("Nothing to remove")
+        print_message("Nothing was removed")
 
 
 @command.command()
@@ -374,16 +378,19 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
         store.clear()
     freed = sum(item.bytes for item in gone)
     if as_json:
-        emit_json({"removed_entries": len(entries), "removed_files": len(gone), "removed_bytes": freed})
+        counts = {"removed_entries": len(entries), "removed_files": len(gone)}
+        print_json({**counts, "removed_bytes": freed})
+    elif gone:
+        print_message(f"Removed {count(len(entries), 'entry')} ({size(freed)})")
     else:
-        say(f"Removed {count(len(entries), 'entry')} ({size(freed)})" if gone else "The cache is empty")
+        print_message("The cache is empty")
 
 
 @command.command()
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def pin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Keep entries, and the header lists by which they are found, whatever the limits say."""
+    """Never evict these entries, nor the header lists by which they are found."""
     store = _open()
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
     lists = _header_lists(store, entries)
@@ -396,7 +403,7 @@ def pin(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def unpin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Let the limits apply to entries again."""
+    """Allow the eviction of entries again."""
     store = _open()
     entries = list(dict.fromkeys(_digest(store, key) for key in keys))
     for digest in entries:
@@ -406,9 +413,9 @@ def unpin(keys: tuple[str, ...], as_json: bool) -> None:
 
 def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
     if as_json:
-        emit_json({what: entries})
+        print_json({what: entries})
     else:
-        say(f"{what.capitalize()} {count(len(entries), 'entry')}")
+        print_message(f"{what.capitalize()} {count(len(entries), 'entry')}")
 
 
 def _is_entry(store: DiskTier, item: Item) -> bool:
@@ -419,7 +426,8 @@ def _is_entry(store: DiskTier, item: Item) -> bool:
 
 def _header_lists(store: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:
     """Return the header lists that refer to any of `entries`, each with all entries it refers to."""
-    reader, found = store.reader(Events()), {}
+    reader = store.reader(Events())
+    found = {}
     for item in store.items():
         if not _is_entry(store, item) and (blob := reader.get(item.digest)):
             with suppress(codec.DamagedEntryError):
@@ -435,7 +443,7 @@ def _open() -> DiskTier:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
     store = open_disk(config, Events(log_events()))
     if store is None:
-        raise PreheatError("no usable cache directory; see 'preheat doctor'")
+        raise PreheatError("no cache directory can be used; see 'preheat doctor'")
     return store
 
 
@@ -460,11 +468,12 @@ def _digest(store: DiskTier, key: str) -> str:
     """Return the digest of the only entry whose key starts with `key`."""
     prefix = key.strip().lower()
     if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
-        raise InputError(f"{key!r} is not a key", hint="use at least 4 digits of one from 'cache ls'")
+        hint = "use at least 4 digits of a key from 'preheat cache ls'"
+        raise InputError(f"{key!r} is not a key", hint=hint)
     alike = [item for item in store.items() if item.digest.startswith(prefix)]
     found = [item.digest for item in alike if _is_entry(store, item)]
     if not found:
-        raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists what there is")
+        raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists the entries")
     if len(found) > 1:
         raise InputError(f"{key} is the start of {len(found)} keys", hint="give more digits")
     return found[0]

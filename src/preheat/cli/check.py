@@ -1,4 +1,4 @@
-"""`preheat check`: proof, before traffic arrives, that nothing is left to compile."""
+"""`preheat check`: verify before a run that nothing is left to compile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from preheat.ahead.check import CheckResult, check
 from preheat.ahead.manifest import require_programs
 from preheat.build.builder import Builder
-from preheat.cli.output import count, data, emit_json, say
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -21,10 +21,10 @@ Examples:
   preheat check kernels.toml --arch sm_90 --bundle kernels.heat
   preheat check kernels.toml --arch sm_90 --arch sm_100
 
-If there are bundles, from --bundle or PREHEAT_BUNDLE, they alone must hold everything; otherwise the
-cache must. Code for an older architecture counts where a newer one runs it, such as sm_80 code on
-sm_89. Header files that are on this machine are compared with what was baked. Exit status 1 when
-something is missing, 2 when the manifest lists nothing.
+With bundles, from --bundle or PREHEAT_BUNDLE, the bundles must have every program; otherwise the cache
+must. Code for an older architecture counts where a newer one runs it, such as sm_80 code on sm_89.
+Header files that are on this machine are compared with those that were baked. Exit status 1 when a
+program is missing, 2 when the manifest lists nothing.
 """
 
 
@@ -46,7 +46,7 @@ something is missing, 2 when the manifest lists nothing.
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
-    """See whether a sealed run finds all that MANIFEST lists. Compiles nothing."""
+    """Check that a sealed run finds every program that MANIFEST lists. Nothing is compiled."""
     return run_check(manifest, archs, bundles, as_json=as_json)
 
 
@@ -67,7 +67,7 @@ def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, 
 
 def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
-        emit_json(
+        print_json(
             {
                 "programs": checked.programs,
                 "archs": checked.archs,
@@ -78,16 +78,17 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
         )
     else:
         for title, arch, reason in checked.missing:
-            data(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
+            print_line(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
     if checked.unchecked_headers:
         here = count(len(checked.unchecked_headers), "header file")
-        say(f"{here} not here to compare, {checked.unchecked_headers[0]} among them")
+        example = checked.unchecked_headers[0]
+        print_message(f"{here} not compared, because not on this machine (such as {example})")
     scope = f"{count(checked.programs, 'program')}, {count(len(checked.archs), 'architecture')}"
-    place = ", ".join(map(str, bundles)) or "the cache, no bundle being named"
+    place = ", ".join(map(str, bundles)) or "the cache (no bundle was named)"
     if checked.missing:
-        say(f"{scope}: {len(checked.missing):,} missing from {place}")
-        say(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+        print_message(f"{scope}: {len(checked.missing):,} missing from {place}")
+        print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
     elif checked.programs:
-        say(f"{scope}: all covered by {place}")
+        print_message(f"{scope}: everything is in {place}")
     else:
-        say(f"{manifest} lists no program")
+        print_message(f"{manifest} lists no program")

@@ -13,7 +13,16 @@ import click
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit
-from preheat.cli.output import complain, count, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    count,
+    duration,
+    print_error,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, log_events
@@ -40,14 +49,14 @@ _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer"
     "archs",
     multiple=True,
     metavar="ARCH",
-    help="Architecture, such as sm_90a; repeatable. Default: that of the GPU here.",
+    help="Architecture, such as sm_90a; repeatable. Default: that of the first GPU.",
 )
 @program_options
 @click.option(
     "-o",
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Also write .cubin and .ptx files there.",
+    help="Directory to which .cubin and .ptx files are written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -57,7 +66,7 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Compile CUDA C++ (.cu) or PTX (.ptx) files, at most once ever, into the cache."""
+    """Compile CUDA C++ (.cu) or PTX (.ptx) files into the cache, unless they are in it already."""
     programs = [(file, given.read(file)) for file in files]
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
@@ -130,18 +139,18 @@ def _report(
 ) -> None:
     if as_json:
         failed = [{"file": f, "arch": str(a), "error": str(e)} for f, a, e in failures]
-        emit_json({"compiled": rows, "failed": failed})
+        print_json({"compiled": rows, "failed": failed})
     for row in () if as_json else rows:
         how = (
             f"compiled in {duration(row['seconds'])}"
             if row["from"] == "compiler"
             else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
         )
-        data(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
+        print_line(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
-            say(f"{row['file']}: not cached: {row['uncached']}")
+            print_message(f"{row['file']} was not cached: {row['uncached']}")
     for _, _, error in failures:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
     made = sum(row["from"] == "compiler" for row in rows)
     summary = f"{count(made, 'program')} compiled, {len(rows) - made} found in the cache"
-    say(summary + (f", {len(failures)} failed" if failures else ""))
+    print_message(summary + (f", {len(failures)} failed" if failures else ""))

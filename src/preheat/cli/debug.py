@@ -11,7 +11,7 @@ import click
 
 from preheat.artifact import Artifact
 from preheat.cli.cache import artifact_at, artifacts
-from preheat.cli.output import columns, count, data, emit_json, say
+from preheat.cli.output import columns, count, print_json, print_line, print_message
 from preheat.errors import InputError, PreheatError
 from preheat.toolchain.sources import HOME, LABELS
 
@@ -34,7 +34,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
 
     Programs compiled with -lineinfo or -G are kept with their source and headers. KEY is
     the start of an entry's key, as `preheat cache ls` shows it; without one, all such programs are
-    written. Where two of them have different files of one name, the one used last is written.
+    written. Of two different files of one name, that of the most recently used program is written.
 
     \b
     Examples:
@@ -58,15 +58,15 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
         rows.append(_row(artifact, kept, skipped))
     places = {LABELS: str(directory / LABELS.lstrip("/")), HOME: str(directory)}
     if as_json:
-        emit_json({"directory": str(directory), "substitute": places, "programs": rows})
+        print_json({"directory": str(directory), "substitute": places, "programs": rows})
         return
     for line in columns(
         [(row["key"][:12], row["program"], row["arch"], _summary(row)) for row in rows]
     ):
-        data(line)
-    say(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
+        print_line(line)
+    print_message(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
     for name, place in places.items():
-        say(f"  set substitute-path {name} {place}")
+        print_message(f"  set substitute-path {name} {place}")
 
 
 def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
@@ -112,4 +112,4 @@ def _row(artifact: Artifact, kept: list[Path], skipped: list[Path]) -> dict[str,
 def _summary(row: Mapping[str, Any]) -> str:
     files = count(len(row["files"]), "file")
     skipped = len(row["skipped"])
-    return f"{files}, {skipped} skipped for another program's" if skipped else files
+    return f"{files}, {skipped} skipped: another program has files of that name" if skipped else files

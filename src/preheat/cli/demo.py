@@ -1,4 +1,4 @@
-"""`preheat demo`: the whole story, from a cold compile to a sealed run, on the device there is."""
+"""`preheat demo`: run all steps, from a cold compile to a sealed run, on the device of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import click
 
 from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
-from preheat.cli.output import columns, count, data, duration, emit_json, say, size
+from preheat.cli.output import columns, count, duration, print_json, print_line, print_message, size
 from preheat.config import environ
 from preheat.errors import PreheatError
 
@@ -31,10 +31,10 @@ KERNELS = Path(__file__).with_name("demo_kernels")
 APP = Path(__file__).with_name("demo_app")
 _STEPS = Path(__file__).with_name("demo_steps")
 
-_TOLERANCE = 1e-4  # of float32 against float64, as the steps here take them
+_TOLERANCE = 1e-4  # the largest difference between float32 and float64 in these steps
 _SEALED = "PREHEAT_BUNDLE=kernels.heat PREHEAT_SEALED=1 python server.py"
-_NEEDED = ("preheat", "numpy", "xxhash", "cuda")  # what an application with preheat imports
-_TO_COMPILERS = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH")
+_NEEDED = ("preheat", "numpy", "xxhash", "cuda")  # packages that an application with preheat imports
+_COMPILER_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 _ASK_DEVICE = """\
 import json, preheat
@@ -54,8 +54,8 @@ Examples:
   preheat demo --arch sm_80 --arch sm_120
   PREHEAT_DEVICE=emulator preheat demo --json
 
-Takes half a minute. Needs no GPU, uses a cache of its own and leaves yours alone. Exit status 1 when a
-step fails, or when a result is not what NumPy says.
+The demo takes half a minute. It needs no GPU, and it uses a cache of its own. Exit status 1 when a
+step fails, or when a result differs from that of NumPy.
 """
 
 
@@ -67,20 +67,20 @@ step fails, or when a result is not what NumPy says.
     metavar="ARCH",
     default=("sm_80", "sm_90", "sm_100"),
     show_default=True,
-    help="Bake for it, beside the device's own; repeatable.",
+    help="Architecture to bake for, besides that of the device; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(archs: tuple[str, ...], as_json: bool) -> None:
-    """Compile, find again, replay, record, bake and run sealed, with results compared to NumPy."""
+    """Compile, look up, replay, record, bake and run sealed, and compare every result with NumPy."""
     wanted = [Arch.parse(arch) for arch in archs]
     with tempfile.TemporaryDirectory(prefix="preheat-demo-", ignore_cleanup_errors=True) as place:
         demo = _Demo(Path(place).resolve(), wanted)
         rows = list(demo.run())
     if as_json:
-        emit_json({**demo.facts, "steps": [row._asdict() for row in rows]})
+        print_json({**demo.facts, "steps": [row._asdict() for row in rows]})
         return
     for line in closing(rows, demo.facts):
-        data(line)
+        print_line(line)
 
 
 class Row(NamedTuple):
@@ -93,32 +93,35 @@ class Row(NamedTuple):
 
 
 def closing(rows: Iterable[Row], facts: Mapping[str, Any]) -> Iterator[str]:
-    """The closing table, and what it was measured on."""
+    """Yield the lines of the closing table, and the device on which it was measured."""
     table = [(row.step, row.what, duration(row.seconds), row.note) for row in rows]
     yield from columns([("STEP", "WHAT", "TIME", "NOTE"), *table], right=(2,))
     device = facts["device"]
     ran = f"\nRan on {device['name']}, {device['model']}, {device['arch']}"
     yield f"{ran}; every result agrees with NumPy in float64, to {facts['error']:.0e} at worst."
     if device["name"].startswith("emulator"):
-        yield "On the PTX emulator: times of kernels say nothing about a GPU."
+        yield "These are times of the PTX emulator: they say nothing about a GPU."
 
 
 class _Demo:
-    """One run of the story in a directory of its own; `facts` is what it found."""
+    """One run of all steps in a temporary directory. `facts` are the values that it measured."""
 
     def __init__(self, place: Path, archs: Sequence[Arch]) -> None:
-        self.place, self.here, self.archs = place, place / "here", archs
+        self.place = place
+        self.here = place / "here"
+        self.archs = archs
         self.facts: dict[str, Any] = {"error": 0.0}
-        self._interpreter, self._env = sys.executable, _environment(place)
+        self._interpreter = sys.executable
+        self._env = _environment(place)
 
     def run(self) -> Iterator[Row]:
-        """Every step, each told before it begins."""
+        """Run every step, and yield its row of the closing table. Each step is announced first."""
         self.here.mkdir()
         shutil.copytree(KERNELS, self.here / "kernels")
         for file in APP.glob("*.*"):
             shutil.copy(file, self.here)
         device = self.facts["device"] = json.loads(self._python("-c", _ASK_DEVICE))
-        say(f"On {device['name']}: {device['model']}, {device['arch']}")
+        print_message(f"On {device['name']}: {device['model']}, {device['arch']}")
         self.archs = sorted({*self.archs, Arch.parse(device["arch"])})
         cold = self._cold()
         yield cold
@@ -132,41 +135,49 @@ class _Demo:
 
     def _cold(self) -> Row:
         _headline(1, "Cold: kernels are compiled into an empty cache")
-        arch, files = self.facts["device"]["arch"], sorted(self.here.glob("kernels/*.cu"))
+        arch = self.facts["device"]["arch"]
+        files = sorted(self.here.glob("kernels/*.cu"))
         names = [f"kernels/{file.name}" for file in files]
-        say(f"  $ preheat compile kernels/*.cu --arch {arch} -o build")
+        print_message(f"  $ preheat compile kernels/*.cu --arch {arch} -o build")
         started = time.perf_counter()
         self._preheat("compile", *names, "--arch", arch, "-o", "build", "--json", show=True)
         seconds = time.perf_counter() - started
         return Row("cold", f"{count(len(files), 'program')} compiled", seconds, "an empty cache")
 
     def _hot(self, cold: float) -> Row:
-        _headline(2, "Hot: a fresh process wants the same")
+        _headline(2, "Hot: a new process needs the same kernels")
         arch = self.facts["device"]["arch"]
         found = json.loads(self._python(_STEPS / "hot.py", "kernels", arch, str(time.monotonic())))
         for name, digest in found["cubins"].items():
             compiled = (self.here / "build" / f"{name}.{arch}.cubin").read_bytes()
-            _require(hashlib.sha256(compiled).hexdigest() == digest, f"{name}: other code was found")
-        _require(not found["compiles"] and not found["processes"], "the fresh process compiled again")
-        self._compare("the fresh process", found["error"])
+            _require(
+                hashlib.sha256(compiled).hexdigest() == digest,
+                f"{name}: the code that was found differs",
+            )
+        _require(not found["compiles"] and not found["processes"], "the new process compiled again")
+        self._compare("the new process", found["error"])
         self.facts["hot"] = {name: found[name] for name in ("compiles", "processes")}
-        what = f"the same {len(found['cubins'])} found by a fresh process"
+        what = f"the same {len(found['cubins'])} found by a new process"
         seconds = found["seconds"]
         return Row("hot", what, seconds, f"{cold / seconds:,.0f} x; no compiler was started")
 
     def _replayed(self) -> Iterator[Row]:
-        _headline(3, "Graphs: the same launches one by one, and replayed")
+        _headline(3, "Graphs: the same launches one by one, and as a replayed graph")
         found = json.loads(self._python(_STEPS / "replay.py", "kernels/stencil.cu"))
         self._compare("the replayed graph", found["error"])
-        _require(found["same_bits"], "the replayed graph gave other results than its launches")
+        _require(
+            found["same_bits"], "the results of the replayed graph differ from those of the launches"
+        )
         eager, replay = found["eager"], found["replay"]
-        yield Row("eager", f"{found['launches']} launches, one by one", eager, "until the last is done")
+        yield Row(
+            "eager", f"{found['launches']} launches, one by one", eager, "until the last has completed"
+        )
         note = f"{eager / replay:.1f} x; captured in {duration(found['capture'])}; the same bits"
         yield Row("replay", "the same as one graph", replay, note)
 
     def _recorded(self) -> Row:
-        _headline(4, "Record: an application runs, and what it needs is written down")
-        say("  $ preheat record -o kernels.toml -- python server.py")
+        _headline(4, "Record: an application runs, and the kernels it needs are recorded")
+        print_message("  $ preheat record -o kernels.toml -- python server.py")
         started = time.perf_counter()
         server_py = (self._interpreter, "server.py")
         server = json.loads(self._preheat("record", "-o", "kernels.toml", "--", *server_py))
@@ -179,9 +190,9 @@ class _Demo:
         return Row("record", what, seconds, f"{server['compiles']:.0f} compiled, into kernels.toml")
 
     def _baked(self) -> Row:
-        _headline(5, "Bake: all of that ahead of time, for machines that are not here")
+        _headline(5, "Bake: the recorded kernels are compiled ahead of time, also for other GPUs")
         words = [word for arch in self.archs for word in ("--arch", str(arch))]
-        say(f"  $ preheat bake kernels.toml {' '.join(words)} -o kernels.heat")
+        print_message(f"  $ preheat bake kernels.toml {' '.join(words)} -o kernels.heat")
         bake = ("bake", "kernels.toml", *words, "-o", "kernels.heat", "--json")
         started = time.perf_counter()
         baked = json.loads(self._preheat(*bake, show=True))
@@ -192,24 +203,24 @@ class _Demo:
         return Row("bake", what, seconds, note)
 
     def _sealed(self) -> Iterator[Row]:
-        _headline(6, "Sealed: the application and the moved bundle alone, where nothing can compile")
+        _headline(6, "Sealed: only the application and its bundle, where nothing can be compiled")
         self._move()
         reach = self.facts["in_reach"] = json.loads(self._python("-c", _ASK_COMPILERS))
         self._env |= {"PREHEAT_BUNDLE": "kernels.heat", "PREHEAT_SEALED": "1"}
-        say(f"  $ {_SEALED}")
+        print_message(f"  $ {_SEALED}")
         started = time.perf_counter()
         server = self.facts["sealed"] = json.loads(self._python("server.py"))
         seconds = time.perf_counter() - started
         self._compare("server.py, sealed", server["error"])
         _require(server["compiles"] == 0, "the sealed server.py compiled")
-        known = [f"{path} was not used" for path in reach["compilers"]] or ["no compiler to be found"]
-        cold, ready = duration(self.facts["cold_ready"]), duration(server["ready"])
-        note = f"ready in {ready}, cold in {cold}; 0 compiled; {known[0]}"
+        known = [f"{path} was not used" for path in reach["compilers"]] or ["no compiler was found"]
+        cold = duration(self.facts["cold_ready"])
+        note = f"ready in {duration(server['ready'])}, cold in {cold}; 0 compiled; {known[0]}"
         yield Row("sealed", "server.py from the bundle alone", seconds, note)
         yield self._refused()
 
     def _move(self) -> None:
-        """Leave everything behind but the application and its bundle."""
+        """Move the application and its bundle to a new directory, and remove everything else."""
         image = self.place / "image"
         image.mkdir()
         for file in (*APP.glob("*.*"), self.here / "kernels.heat"):
@@ -218,21 +229,21 @@ class _Demo:
         shutil.rmtree(self.place / "cache")
         self.here = image
         self._interpreter = bare_python(self.place / "bare")
-        self._env = _out_of_reach(self._env, self.place / "home")
+        self._env = _without_compilers(self._env, self.place / "home")
 
     def _refused(self) -> Row:
-        say(f"  $ {_SEALED} --width 96")
+        print_message(f"  $ {_SEALED} --width 96")
         started = time.perf_counter()
         ran = self._finish([self._interpreter, "server.py", "--width", "96"])
         seconds = time.perf_counter() - started
-        _, sealed, told = ran.stderr.rpartition("preheat.errors.SealedError: ")
-        _require(bool(sealed) and ran.returncode == 1, f"the seal let it pass\n{ran.stderr}")
-        self.facts["refusal"] = told.strip()
-        for line in f"{sealed}{told.strip()}".splitlines():
-            say(f"  {line}")
-        return Row("sealed", "server.py --width 96", seconds, "SealedError: that was not baked")
+        _, name, message = ran.stderr.rpartition("preheat.errors.SealedError: ")
+        _require(bool(name) and ran.returncode == 1, f"the seal was not enforced\n{ran.stderr}")
+        self.facts["refusal"] = message.strip()
+        for line in f"{name}{message.strip()}".splitlines():
+            print_message(f"  {line}")
+        return Row("sealed", "server.py --width 96", seconds, "SealedError: it was not baked")
 
-    # What they are made of
+    # Running commands
 
     def _python(self, *words: str | Path) -> str:
         return self._run([self._interpreter, *map(str, words)])
@@ -241,26 +252,26 @@ class _Demo:
         return self._run([self._interpreter, "-m", "preheat.cli", *words], show=show)
 
     def _run(self, words: Sequence[str], *, show: bool = False) -> str:
-        """What a command prints; an error with its last words when it fails."""
+        """Run a command and return its output; `PreheatError` with its messages when it fails."""
         ran = self._finish(words, show=show)
         if ran.returncode:
             title = " ".join(["python", *words[1:4]]).partition("\n")[0]
-            told = f"\n{ran.stderr.strip()}" if ran.stderr else ""
-            raise PreheatError(f"{title} failed with status {ran.returncode}{told}")
+            messages = f"\n{ran.stderr.strip()}" if ran.stderr else ""
+            raise PreheatError(f"{title} failed with status {ran.returncode}{messages}")
         return ran.stdout
 
     def _finish(self, words: Sequence[str], *, show: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; with `show` it talks to the terminal, where there is one."""
-        talk = None if show and sys.stderr.isatty() else subprocess.PIPE
+        """Run a command until it exits. With `show`, its messages go to a terminal, if there is one."""
+        stderr = None if show and sys.stderr.isatty() else subprocess.PIPE
         child = None
         try:
             with _uninterrupted():
                 child = subprocess.Popen(
                     words, env=self._env, cwd=self.here, stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE, stderr=talk, text=True, start_new_session=True,
+                    stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
                 )  # fmt: skip
             out, err = child.communicate()
-        except BaseException:  # nothing may go on in a directory that is about to be removed
+        except BaseException:  # Its directory is about to be removed.
             if child is not None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
@@ -269,22 +280,22 @@ class _Demo:
         return subprocess.CompletedProcess(words, child.returncode, out, err)
 
     def _compare(self, what: str, error: float) -> None:
-        _require(error < _TOLERANCE, f"{what}: a result is off by {error:.1e} from NumPy's in float64")
+        _require(error < _TOLERANCE, f"{what}: a result differs from NumPy in float64 by {error:.1e}")
         self.facts["error"] = max(self.facts["error"], error)
 
 
 def _headline(number: int, text: str) -> None:
-    say(f"\n{number}/6 {text}")
+    print_message(f"\n{number}/6 {text}")
 
 
-def _require(true: bool, otherwise: str) -> None:
-    if not true:
-        raise PreheatError(otherwise)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise PreheatError(message)
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C counts when the block has ended."""
+    """Delay `KeyboardInterrupt` until the block has ended."""
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
@@ -296,24 +307,24 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """The environment without the user's settings, but for the device, and with a cache of its own."""
-    theirs = environ()
-    env = {name: value for name, value in theirs.items() if not name.startswith("PREHEAT_")}
+    """Return the environment with a cache of its own, and of the PREHEAT variables only the device."""
+    users = environ()
+    env = {name: value for name, value in users.items() if not name.startswith("PREHEAT_")}
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     return {
         **env,
         "PYTHONPATH": path,
-        "PREHEAT_DEVICE": theirs.get("PREHEAT_DEVICE", "auto"),
+        "PREHEAT_DEVICE": users.get("PREHEAT_DEVICE", "auto"),
         "PREHEAT_CACHE_DIR": str(place / "cache"),
         "PREHEAT_LOCK_DIR": str(place / "locks"),
     }
 
 
-# Where nothing can be compiled
+# The environment of the sealed run
 
 
 def bare_python(place: Path) -> str:
-    """A Python that can import what an application needs, and no package with a compiler in it."""
+    """Create a Python environment without compilers, and return its interpreter."""
     import venv
 
     venv.EnvBuilder(symlinks=True).create(place)
@@ -326,18 +337,21 @@ def bare_python(place: Path) -> str:
         if found.origin is not None:
             (packages / places[0].name).symlink_to(places[0])
             continue
-        (packages / name).mkdir()  # a namespace: its parts may be installed in several places
+        (
+            packages / name
+        ).mkdir()  # a namespace package: its parts may be installed in several directories
         for part in (part for path in places for part in path.iterdir()):
             with suppress(FileExistsError):
                 (packages / name / part.name).symlink_to(part)
     return str(place / "bin" / "python")
 
 
-def _out_of_reach(env: Mapping[str, str], home: Path) -> dict[str, str]:
-    """An environment that leads to no compiler, no header and nothing that was cached."""
+def _without_compilers(env: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Return an environment in which no compiler, no header and no cache entry is found."""
     home.mkdir()
-    kept = {name: value for name, value in env.items() if name not in _TO_COMPILERS}
-    searched = filter(None, env.get("LD_LIBRARY_PATH", "").split(os.pathsep))  # the driver may be there
+    kept = {name: value for name, value in env.items() if name not in _COMPILER_VARIABLES}
+    # The driver may be in one of these directories.
+    searched = filter(None, env.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     rest = [path for path in searched if not any(Path(path).glob("libnv[rJ]*"))]
     if rest:
         kept["LD_LIBRARY_PATH"] = os.pathsep.join(rest)

@@ -20,7 +20,16 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
-from preheat.cli.output import columns, count, data, duration, emit_json, progress, say, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_json,
+    print_line,
+    print_message,
+    progress,
+    size,
+)
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -73,7 +82,7 @@ class Finding:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(as_json: bool) -> int:
-    """Check compilers, directories and settings; say what to do about what is wrong.
+    """Check compilers, directories and settings, and suggest a fix for every problem.
 
     Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
     Exit status 1 when something preheat needs does not work.
@@ -81,15 +90,15 @@ def command(as_json: bool) -> int:
     findings = [finding for check in _CHECKS for finding in check()]
     failed = sum(finding.verdict == "fail" for finding in findings)
     if as_json:
-        emit_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
         return 1 if failed else 0
     for line in columns((f.verdict, f.what, f.detail) for f in findings):
-        data(line)
+        print_line(line)
     for finding in findings:
         if finding.fix:
-            say(f"\nhint: {finding.what}: {finding.fix}")
+            print_message(f"\nhint: {finding.what}: {finding.fix}")
     warned = sum(finding.verdict == "warn" for finding in findings)
-    say(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
+    print_message(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
     return 1 if failed else 0
 
 
@@ -117,7 +126,7 @@ def _settings() -> Iterator[Finding]:
     known = {variable.name for variable in VARIABLES}
     for name in sorted(name for name in env if name.startswith("PREHEAT_") and name not in known):
         hint = did_you_mean(name, known) or "see docs/environment.md"
-        yield Finding(name, "warn", "preheat does not know this variable", hint)
+        yield Finding(name, "warn", "this variable is unknown", hint)
 
 
 def _compilers() -> Iterator[Finding]:
@@ -134,7 +143,7 @@ def _compilers() -> Iterator[Finding]:
             library = located.library(name)
         except PreheatError as error:
             sealed = builder.sealed is SealMode.ERROR
-            detail = f"{error} (sealed, so none is needed)" if sealed else str(error)
+            detail = f"{error} (not needed, because the process is sealed)" if sealed else str(error)
             yield Finding(name, "ok" if sealed else "fail", detail, "" if sealed else error.hint or "")
         else:
             detail = f"{library.version} at {library.path}, build {library.build[:12]}"
@@ -176,7 +185,9 @@ def _plain_compile(builder: Builder) -> Finding:
     except PreheatError as error:
         return Finding("test compile", "fail", _reason(error), error.hint or "")
     known = f"sm_{archs[0]} to sm_{archs[-1]}"
-    return Finding("test compile", "ok", f"{took}, compiler process included; knows {known}")
+    return Finding(
+        "test compile", "ok", f"{took} with the start of the compiler process; it supports {known}"
+    )
 
 
 def _header_compile(builder: Builder, header: str) -> Finding:
@@ -188,7 +199,7 @@ def _header_compile(builder: Builder, header: str) -> Finding:
         reason = _reason(error)
     fix = f"pip install {package}, or 'preheat[cu13]' for all headers; with a toolkit, set CUDA_HOME"
     if _MISSING not in reason:
-        fix = "the headers do not suit the compiler: pip install -U 'preheat[cu13]' brings one release"
+        fix = "headers and compiler are of different releases: pip install -U 'preheat[cu13]'"
     return Finding(header, "warn", f"does not compile: {reason}", fix)
 
 
@@ -235,8 +246,8 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", "warn", str(error).partition("\n")[0], _EMULATOR)
         return
     if not gpus:
-        fix = f"look at CUDA_VISIBLE_DEVICES; {_EMULATOR}"
-        yield Finding("GPU", "warn", "the driver is here, but no GPU", fix)
+        fix = f"check CUDA_VISIBLE_DEVICES; {_EMULATOR}"
+        yield Finding("GPU", "warn", "there is a driver, but no GPU", fix)
     yield Finding("driver", "ok", f"CUDA {driver_version()}")
     for gpu in gpus:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
@@ -258,9 +269,11 @@ def _directories() -> Iterator[Finding]:
             used = True
             yield _cache_directory(path, config)
         else:
-            yield Finding("cache directory", "warn", f"{path}: {why}", f"passed over: {why}")
+            yield Finding(
+                "cache directory", "warn", f"{path}: {why}", f"this directory is not used: {why}"
+            )
     if config.cache and not used:
-        yield Finding("cache directory", "fail", "none can be used", "set PREHEAT_CACHE_DIR")
+        yield Finding("cache directory", "fail", "no directory can be used", "set PREHEAT_CACHE_DIR")
     for path in config.layers:
         why = unusable_reason(path, trust=config.trust_cache_dir, write=False)
         if why:
@@ -277,7 +290,9 @@ def _cache_directory(path: Path, config: Config) -> Finding:
     free = shutil.disk_usage(path).free
     detail = f"{path}, {size(free)} free, limit {size(config.cache_limit)}"
     if free < 100 << 20:
-        return Finding("cache directory", "warn", detail, "free some space: compiles are not kept")
+        return Finding(
+            "cache directory", "warn", detail, "free some space, otherwise artifacts are not stored"
+        )
     return Finding("cache directory", "ok", detail)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preheat.cli.output import columns, count, data, emit_json, say
+from preheat.cli.output import columns, count, print_json, print_line, print_message
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.toolchain import ptx
@@ -50,13 +50,13 @@ def command(file: Path, as_json: bool) -> int:
         raise InputError(f"cannot read {file}: {getattr(fault, 'strerror', None) or fault}") from None
     missing = [form for form in forms if not form.supported]
     if as_json:
-        emit_json([asdict(form) for form in forms])
+        print_json([asdict(form) for form in forms])
     else:
         rows = [(form.opcode, str(form.count), "yes" if form.supported else "no") for form in forms]
         for row in columns([("instruction", "count", "supported"), *rows], right=[1]):
-            data(row)
-        known = f"{count(len(forms) - len(missing), 'form')} supported"
-        say(f"{known}, {len(missing)} not" if missing else known)
+            print_line(row)
+        known = f"{count(len(forms) - len(missing), 'instruction')} supported"
+        print_message(f"{known}, {len(missing)} not supported" if missing else known)
         for form in missing:
-            say(f"{file}:{form.line}: {form.opcode}")
+            print_message(f"{file}:{form.line}: {form.opcode}")
     return 1 if missing else 0

@@ -14,27 +14,37 @@ import click
 
 from preheat.config import environ
 
-__all__ = ["columns", "complain", "count", "data", "duration", "emit_json", "progress", "say", "size"]
+__all__ = [
+    "columns",
+    "count",
+    "duration",
+    "print_error",
+    "print_json",
+    "print_line",
+    "print_message",
+    "progress",
+    "size",
+]
 
 _EVERY = 10.0  # seconds between two lines without a terminal
 
 
-def data(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line of data to stdout."""
     click.echo(text)
 
 
-def emit_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a value to stdout as JSON."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to stderr."""
     click.echo(text, err=True)
 
 
-def complain(text: str, hint: str | None = None) -> None:
+def print_error(text: str, hint: str | None = None) -> None:
     """Print an error to stderr and, after a blank line, its hint."""
     color = False if environ().get("NO_COLOR") else None  # None: only on a terminal
     click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True, color=color)
@@ -101,7 +111,7 @@ class _LineProgress:
         self._count += advance
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
-            say(f"{self._title}: {self._count:,} of {self._total:,}, {doing}")
+            print_message(f"{self._title}: {self._count:,} of {self._total:,}, {doing}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import click
 from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import merge_into
 from preheat.cli.manifests import require_file, require_writable
-from preheat.cli.output import count, data, emit_json, say
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Model, Plan, Request, backward_plan
 
@@ -22,11 +22,11 @@ __all__ = ["command"]
 _OPTIONS = {"max_seq": "--seq", "lora_rank": "--rank"}
 
 _MODEL = f"One of {', '.join(MODELS)}, or its repository, such as {MODELS['qwen3-4b'].repository}."
-_SEQ = "Positions of a sequence: exactly so many, unless there is --shorter."
+_SEQ = "Exact number of positions of a sequence; the largest with --shorter."
 _DTYPE = "Element type: float32, float16 or bfloat16."
 _BLAS = (
-    "Leave products of matrices to cuBLAS. If not, their kernels are planned too, which serves "
-    "machines with and without it."
+    "Compute matrix products with cuBLAS. Without it, the kernels of products are planned too, which "
+    "suits machines with and without cuBLAS."
 )
 
 _EPILOG = """\b
@@ -35,9 +35,9 @@ Examples:
   preheat plan lora --model llama-3-8b --seq 4096 --rank 64 --nf4 --dtype bfloat16
   preheat plan lora --model qwen2-0.5b --frozen --shorter -o kernels.toml
 
-Needs neither a GPU nor a compiler. The manifest names no architecture, so 'preheat bake' and 'preheat
-check' need --arch. It has the backward step alone: 'preheat record' adds what else a run launches. For
-a model that is not listed, preheat.lora.backward_plan takes its dimensions.
+A plan needs neither a GPU nor a compiler. The manifest names no architecture, so 'preheat bake' and
+'preheat check' need --arch. It has only the backward step: 'preheat record' adds the other kernels of a
+run. For a model that is not listed, call preheat.lora.backward_plan with its dimensions.
 """
 
 
@@ -54,10 +54,12 @@ def command() -> None:
 @command.command(epilog=_EPILOG, short_help="The backward step of a block with LoRA")
 @click.option("--model", required=True, metavar="NAME", help=_MODEL)
 @click.option("--seq", default=2048, show_default=True, metavar="N", help=_SEQ)
-@click.option("--shorter", is_flag=True, help="Have the kernels of every length from 1 to --seq.")
-@click.option("--rank", default=16, show_default=True, metavar="N", help="Rank of LoRA; 0 is none.")
-@click.option("--frozen", is_flag=True, help="The weights of the base get no gradients.")
-@click.option("--nf4", is_flag=True, help="The base is frozen, and quantised to NF4.")
+@click.option("--shorter", is_flag=True, help="Plan the kernels of every length from 1 to --seq.")
+@click.option(
+    "--rank", default=16, show_default=True, metavar="N", help="Rank of LoRA; 0 means no LoRA."
+)
+@click.option("--frozen", is_flag=True, help="The base is frozen: its weights get no gradients.")
+@click.option("--nf4", is_flag=True, help="The base is frozen and quantised to NF4.")
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help=_DTYPE)
 @click.option("--blas/--no-blas", default=False, show_default=True, help=_BLAS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every operation, in order.")
@@ -88,19 +90,19 @@ def lora(
     if output is not None:
         _add(plan.manifest(shorter=shorter), output)
     if as_json:
-        emit_json(_as_dict(found, plan, requests))
+        print_json(_as_dict(found, plan, requests))
     else:
-        data(str(plan))
+        print_line(str(plan))
     summary = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
     summary += f" for every length up to {seq}" if shorter else ""
-    say(summary if output is None else f"{summary} → {output}")
+    print_message(summary if output is None else f"{summary} → {output}")
 
 
 def _model(name: str) -> Model:
     """Return the model with this name or Hugging Face repository. Case does not matter."""
     known = MODELS | {model.repository.lower(): model for model in MODELS.values()}
     if (found := known.get(name.lower())) is None:
-        hint = did_you_mean(name.lower(), known) or f"there are {', '.join(MODELS)}"
+        hint = did_you_mean(name.lower(), known) or f"the models are {', '.join(MODELS)}"
         raise InputError(f"model {name!r} is not known", hint=hint)
     return found
 

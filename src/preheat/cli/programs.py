@@ -33,14 +33,15 @@ class ProgramOptions:
     def read(self, file: str) -> Program:
         """Read the program in `file`. Raises `InputError` with a message of one line."""
         if not file:
-            raise InputError("the name of a file is empty")
+            raise InputError("a file name is empty")
         if Path(file).is_dir():
             raise InputError(f"{file} is a directory", hint=f"name the files in it: {file}/*.cu")
         given = [option.removeprefix("=") for option in self.options]
         for option in given:
             if not option.startswith("-"):
                 raise InputError(
-                    f"{option!r} is not a compiler option", hint="such as -X=-use_fast_math"
+                    f"{option!r} is not a compiler option",
+                    hint="pass an option such as -X=-use_fast_math",
                 )
         for directory in self.include:
             if not Path(directory).is_dir():
@@ -70,9 +71,9 @@ def _own_gpu(label: str) -> Arch:
         gpus = visible()
     except DeviceError as error:
         why = str(error).partition("\n")[0]
-        raise InputError(f"{label}: no architecture given, and {why}", hint=hint) from None
+        raise InputError(f"{label}: no architecture was given, and {why}", hint=hint) from None
     if not gpus:
-        raise InputError(f"{label}: no architecture given, and there is no GPU", hint=hint)
+        raise InputError(f"{label}: no architecture was given, and there is no GPU", hint=hint)
     return gpus[0].arch
 
 

@@ -19,7 +19,7 @@ import click
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import merge_into, read_existing, spool_directory
 from preheat.cli.manifests import require_file, require_writable
-from preheat.cli.output import complain, count, emit_json, say
+from preheat.cli.output import count, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
 from preheat.program import Program
@@ -34,16 +34,15 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
 
 \b
-The command keeps its input and output (with --json, what it prints goes to stderr). The exit status is
-that of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot
-be read or written. Its child processes are recorded too. What a killed process needed is merged by the
-next recording, or by 'preheat record' without a command.
+The command keeps its input and output (with --json, its output goes to stderr). The exit status is that
+of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot be
+read or written. Its child processes are recorded too. The recording of a killed process is merged by
+the next recording, or by 'preheat record' without a command.
 """
 
 _STDERR = 2
 _NOTHING = (
-    "the command did not get a kernel from preheat.device() or preheat.compile(), "
-    "or it set a PREHEAT_RECORD of its own"
+    "the command used neither preheat.device() nor preheat.compile(), or it set another PREHEAT_RECORD"
 )
 
 
@@ -65,16 +64,16 @@ _NOTHING = (
     multiple=True,
     metavar="MANIFEST",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Add what this manifest lists; repeatable.",
+    help="Manifest whose programs and graphs are added; repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON when all is done.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON at the end.")
 def command(
     words: tuple[str, ...], output: Path, fresh: bool, others: tuple[Path, ...], as_json: bool
 ) -> int:
     """Run COMMAND and write the kernels and graphs it needs to a manifest."""
     target = Path(os.path.abspath(output))
     if not words and not others and not spool_directory(target).is_dir():
-        nothing = "no COMMAND to run, and nothing of an earlier one left to merge"
+        nothing = "there is no COMMAND to run, and no earlier recording to merge"
         raise click.UsageError(nothing, click.get_current_context())
     added = [_read_required(path) for path in dict.fromkeys(others)]
     status = 0
@@ -95,27 +94,27 @@ def command(
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         return status or 1
     except _CannotRunError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         return error.status
     if as_json:
         fields = {"manifest": str(output), "exit_status": status, **summary.json()}
-        emit_json({**fields, "still_recording": recording})
+        print_json({**fields, "still_recording": recording})
     else:
         _report(summary, output, status)
     if recording and fresh:
-        say(f"still running: {recording}; what they saw is not in {output}")
+        print_message(f"processes still running: {recording}; their programs are not in {output}")
     elif recording:
-        say(f"still recording: {recording}; {output} takes that in when they end")
+        print_message(f"processes still recording: {recording}; they add to {output} when they end")
     return status
 
 
 def _read_required(path: Path) -> Manifest:
     """Read a manifest that must exist."""
     if not path.exists():
-        raise InputError(f"there is no {path} to merge")
+        raise InputError(f"the manifest to merge does not exist: {path}")
     return read_existing(path)
 
 
@@ -266,8 +265,8 @@ class _Summary:
 
 def _report(summary: _Summary, output: Path, status: int) -> None:
     if summary.programs:
-        say(f"recorded {summary} → {output}")
+        print_message(f"recorded {summary} → {output}")
     elif status:
-        say(f"nothing was recorded: the command ended with exit status {status}")
+        print_message(f"nothing was recorded: the command ended with exit status {status}")
     else:
-        say(f"nothing was recorded\n\nhint: {_NOTHING}")
+        print_message(f"nothing was recorded\n\nhint: {_NOTHING}")

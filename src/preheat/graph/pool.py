@@ -110,7 +110,7 @@ class Pool:
         size = math.prod(extents) * kind.size
         self._context.require_alive(_RECREATE)
         capture = self._context.active_capture()
-        with nullcontext() if capture is None else capture.note_errors():
+        with nullcontext() if capture is None else capture:
             return Array(self._buffer(size, capture), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:

@@ -177,7 +177,7 @@ class Array:
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with capture.note_errors():
+        with capture:
             pattern = element_bytes(value, self.dtype)
             capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
@@ -222,7 +222,7 @@ class Array:
             return self
         capture = context.active_capture()
         if capture is not None:
-            with capture.note_errors():
+            with capture:
                 self._device.copy(self.address, other.address, self.nbytes, capture.stream)
                 capture.add_copy(self, other)
             return self

@@ -58,6 +58,7 @@ class _ThreadState(threading.local):
     """State of each thread."""
 
     allocator: Allocator | None = None
+    capture: ActiveCapture | None = None  # the one that this thread has begun and not ended
 
 
 class Context:
@@ -134,6 +135,7 @@ class Context:
                     "this thread is capturing already", hint="end that capture before the next begins"
                 )
             self.captures_by_thread[threading.get_ident()] = capture
+            self.thread_state.capture = capture
             self.lost_or_capturing = self.lost or self.captures_by_thread
 
         run_locked(self._state_lock, add)
@@ -149,6 +151,8 @@ class Context:
         """Remove a capture, from any thread; return True if it was active."""
 
         def remove() -> bool:
+            if self.thread_state.capture is capture:
+                self.thread_state.capture = None
             was = capture in self.captures_by_thread.values()
             self.captures_by_thread = {
                 thread: one for thread, one in self.captures_by_thread.items() if one is not capture

@@ -105,7 +105,7 @@ class Call(ABC):
         self.context.require_alive(self.RECREATE)
         capture = self.context.active_capture(self.stream)
         if capture is not None:
-            with capture.note_errors():
+            with capture:
                 self._capture(self.convert(args, UNORDERED), capture)
             return
         stream = self.choose_stream(args)
@@ -267,7 +267,26 @@ class Launch(Call):
         return data
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
-        capture.add_launch(self, arguments, self._submit(arguments, capture.stream))
+        data = self._submit(arguments, capture.stream)
+        capture.add_uses(arguments)
+        capture.add_launch(self, data, arguments.arrays, arguments.uses, arguments.foreign)
+
+    def record(
+        self,
+        capture: ActiveCapture,
+        buffer: ParamBuffer,
+        arrays: dict[int, Array],
+        uses: dict[Uses, bool],
+    ) -> None:
+        """Add a launch with checked and packed arguments, all of them ours, to a capture."""
+        with capture:
+            stream = capture.stream
+            submit = self.submits.get(stream.handle) or self.prepared(stream)
+            status = submit(buffer.pointers, 0)
+            if status[0]:
+                self.raise_for_status(status)
+            data = bytes(buffer.data[: self.signature.layout.size])
+            capture.add_launch(self, data, arrays, uses)
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""

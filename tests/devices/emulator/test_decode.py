@@ -7,27 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.control_flow import blocks_of, defined, is_around, used
+from preheat.devices.emulator.control_flow import basic_blocks, defs, is_guard_branch, uses
 from preheat.devices.emulator.decode import (
     Address,
-    Body,
-    Compound,
+    CompoundAddress,
+    DecodedFunction,
     Expression,
+    Immediate,
     Negated,
-    Number,
-    Pair,
     Register,
-    Selected,
-    Special,
+    ResultPair,
+    SpecialRegister,
     Symbol,
     Vector,
+    VideoOperand,
     decode,
 )
 from preheat.toolchain import ptx
 from tests.devices.emulator.support import HEAD
 
 
-def body(text: str) -> Body:
+def body(text: str) -> DecodedFunction:
     (function,) = ptx.parse(f"{HEAD}.entry k(.param .u64 a)\n{{\n{text}\n}}").functions
     return decode(function)
 
@@ -51,32 +51,34 @@ def r(number: int) -> Register:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("add.s32 %r1, %r2, -7;", (r(1), r(2), Number("-7"))),
-        ("mov.u32 %r1, %tid.x;", (r(1), Special("%tid.x"))),
-        ("mov.u32 %r1, WARP_SZ;", (r(1), Number("32"))),
+        ("add.s32 %r1, %r2, -7;", (r(1), r(2), Immediate("-7"))),
+        ("mov.u32 %r1, %tid.x;", (r(1), SpecialRegister("%tid.x"))),
+        ("mov.u32 %r1, WARP_SZ;", (r(1), Immediate("32"))),
         ("mov.u32 %r1, tile;", (r(1), Symbol("tile"))),
         ("mov.u64 %rd1, table+8;", (Register("%rd1", "b64"), Symbol("table", 8))),
         ("ld.shared.b32 %r1, [%r2+-4];", (r(1), Address(r(2), -4))),
         ("ld.shared.b32 %r1, [%r2-4];", (r(1), Address(r(2), -4))),
         ("ld.shared.b32 %r1, [tile+12];", (r(1), Address(Symbol("tile", 12), 0))),
-        ("ld.global.b32 %r1, [4096];", (r(1), Address(Number("4096"), 0))),
+        ("ld.global.b32 %r1, [4096];", (r(1), Address(Immediate("4096"), 0))),
         ("mov.b64 {%r1, _}, %rd1;", (Vector((r(1), None)), Register("%rd1", "b64"))),
-        ("selp.b32 %r1, %r2, 0, !%p1;", (r(1), r(2), Number("0"), Negated(Register("%p1", "pred")))),
+        ("selp.b32 %r1, %r2, 0, !%p1;", (r(1), r(2), Immediate("0"), Negated(Register("%p1", "pred")))),
         ("shfl.sync.up.b32 %r1|%p1, %r2, 1, 0, -1;", (
-            Pair((r(1), Register("%p1", "pred"))), r(2), Number("1"), Number("0"), Number("-1"))),
-        ("setp.eq.s32 %p1|_, %r1, %r2;", (Pair((Register("%p1", "pred"), None)), r(1), r(2))),
+            ResultPair((r(1), Register("%p1", "pred"))),
+            r(2), Immediate("1"), Immediate("0"), Immediate("-1"))),
+        ("setp.eq.s32 %p1|_, %r1, %r2;", (ResultPair((Register("%p1", "pred"), None)), r(1), r(2))),
         ("tex.1d.v2.s32.s32 {%r1, %r2}|%p1, [%rd1, {%r3}];", (
-            Pair((Vector((r(1), r(2))), Register("%p1", "pred"))),
-            Compound((Register("%rd1", "b64"), Vector((r(3),)))))),
+            ResultPair((Vector((r(1), r(2))), Register("%p1", "pred"))),
+            CompoundAddress((Register("%rd1", "b64"), Vector((r(3),)))))),
         ("tex.1d.v2.s32.s32 {%r1, _}, [texture, sampler, %r3];", (
-            Vector((r(1), None)), Compound((Symbol("texture"), Symbol("sampler"), r(3))))),
+            Vector((r(1), None)), CompoundAddress((Symbol("texture"), Symbol("sampler"), r(3))))),
         ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, 0}], [tile+16];", (
-            Compound((Register("%rd1", "b64"), Vector((r(1), Number("0"))))),
+            CompoundAddress((Register("%rd1", "b64"), Vector((r(1), Immediate("0"))))),
             Address(Symbol("tile", 16), 0))),
         ("vmad.s32.s32.u32 %r1, -%r2.b0, %r3.h1, -%r4;", (
-            r(1), Selected(r(2), "b0", True), Selected(r(3), "h1"), Selected(r(4), "", True))),
+            r(1),
+            VideoOperand(r(2), "b0", True), VideoOperand(r(3), "h1"), VideoOperand(r(4), "", True))),
         ("vadd4.u32.u32.u32 %r1.b10, %r2, %r3.b7654, 0;", (
-            Selected(r(1), "b10"), r(2), Selected(r(3), "b7654"), Number("0"))),
+            VideoOperand(r(1), "b10"), r(2), VideoOperand(r(3), "b7654"), Immediate("0"))),
         ("mov.b32 %v1.y, v.x;", (Register("%v1.y", "b32"), Register("v.x", "f32"))),
         ("ld.global.v4.f32 v, [%rd1];", (
             Vector(tuple(Register(f"v.{axis}", "f32") for axis in "xyzw")),
@@ -132,7 +134,7 @@ def test_what_is_no_operand_is_a_fault_with_its_line(text: str) -> None:
     ],
 )
 def test_a_number_means_what_its_type_makes_of_it(text: str, dtype: str, expected: float) -> None:
-    value = Number(text).value(np.dtype(dtype))
+    value = Immediate(text).value(np.dtype(dtype))
     assert value.dtype == np.dtype(dtype)
     assert value == expected
 
@@ -246,7 +248,7 @@ def test_a_variable_without_type_or_name_is_a_fault(text: str) -> None:
 
 
 def test_blocks_end_at_branches_and_begin_at_labels() -> None:
-    found = blocks_of(
+    found = basic_blocks(
         body(
             ".reg .pred %p<2>; .reg .b32 %r<9>;\n"
             "mov.u32 %r1, 1;\nsetp.eq.u32 %p1, %r1, 1;\n@%p1 bra L;\n"
@@ -257,21 +259,21 @@ def test_blocks_end_at_branches_and_begin_at_labels() -> None:
         ["mov.u32", "setp.eq.u32", "bra"], ["mov.u32"], ["bar.sync"], ["mov.u32", "bra"], ["mov.u32"],
         ["ret"], ["ret"],
     ]  # fmt: skip
-    assert [block.targets for block in found] == [(2, 1), (2,), (3,), (5,), (5,), (), ()]
+    assert [block.successors for block in found] == [(2, 1), (2,), (3,), (5,), (5,), (), ()]
     assert [block.reachable for block in found] == [True, True, True, True, False, True, False]
 
 
 def test_a_guarded_instruction_is_branched_around() -> None:
-    found = blocks_of(body(".reg .pred %p<2>; .reg .b32 %r<9>;\n@!%p1 mov.u32 %r1, 1;\nret;"))
+    found = basic_blocks(body(".reg .pred %p<2>; .reg .b32 %r<9>;\n@!%p1 mov.u32 %r1, 1;\nret;"))
     around = found[0].ops[0]
-    assert is_around(around)
+    assert is_guard_branch(around)
     assert around.guard == (Register("%p1", "pred"), False)
-    assert found[0].targets == (2, 1)
+    assert found[0].successors == (2, 1)
     assert found[1].ops[0].guard is None
 
 
 def test_registers_live_from_where_they_are_set_to_where_they_are_last_read() -> None:
-    found = blocks_of(
+    found = basic_blocks(
         body(
             ".reg .pred %p<2>; .reg .b32 %r<9>;\nmov.u32 %r1, 0; mov.u32 %r2, 9; mov.u32 %r3, 3;\n"
             "L: add.u32 %r1, %r1, %r2;\nsetp.lt.u32 %p1, %r1, 99;\n@%p1 bra L;\nmov.u32 %r4, %r1;\nret;"
@@ -297,13 +299,13 @@ def test_registers_live_from_where_they_are_set_to_where_they_are_last_read() ->
 )
 def test_what_an_operation_writes_and_reads(text: str, writes: set[str], reads: set[str]) -> None:
     (op,) = body(f".reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>;\n{text}").ops
-    assert {register.name for register in defined(op)} == writes
-    assert {register.name for register in used(op)} == reads
+    assert {register.name for register in defs(op)} == writes
+    assert {register.name for register in uses(op)} == reads
 
 
 def test_a_jump_to_nowhere_is_a_fault() -> None:
     with pytest.raises(ptx.SyntaxFault, match="no label there"):
-        blocks_of(body("bra there;"))
+        basic_blocks(body("bra there;"))
 
 
 @pytest.mark.parametrize("number", ["09", "1x", "0xG", "1.2.3", "0f12", "--1"])

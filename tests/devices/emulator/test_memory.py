@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.access import LOCAL
+from preheat.devices.emulator.addresses import LOCAL_WINDOW
 from preheat.devices.emulator.memory import POISON, Memory
 from preheat.errors import EmulatorFault
 from tests.devices.emulator.conftest import Cuda
@@ -524,5 +524,7 @@ def test_a_format_beyond_all_memory_is_a_fault(address: int) -> None:
     call.uni (r), vprintf, (f, a);
     }}
     """
-    with pytest.raises(EmulatorFault, match=f"reads 1 byte at 0x{address:x}|{address - LOCAL:#x}"):
+    with pytest.raises(
+        EmulatorFault, match=f"reads 1 byte at 0x{address:x}|{address - LOCAL_WINDOW:#x}"
+    ):
         Machine(entry("", body, outside=outside))(1, 1)

@@ -156,7 +156,8 @@ def test_without_sanitize_no_check_is_generated() -> None:
     for on in (False, True):  # a block is compiled when it first runs
         Machine(text, sanitize=on)(1, 32, np.zeros(64, np.int32))
     plain, checked = (
-        [step.run for step in image(text, sanitize=on).code("k").steps.values()] for on in (False, True)
+        [step.run for step in image(text, sanitize=on).code("k").blocks.values()]
+        for on in (False, True)
     )
     assert not any("check_shuffle" in run.__code__.co_names for run in plain)
     assert any("check_shuffle" in run.__code__.co_names for run in checked)

@@ -1,4 +1,4 @@
-"""What `preheat demo` runs in a fresh process: every kernel found again, and two of them run."""
+"""A step of `preheat demo`, in a new process: look up every kernel, and run two of them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ __all__: list[str] = []
 
 
 def main(kernels: Path, arch: str, spawned: float) -> None:
-    """Look up all that `kernels` holds, run two, and print what that came to.
+    """Look up every program in `kernels`, run two of them, and print the results as JSON.
 
-    `spawned` is the monotonic clock when this process was asked for.
+    `spawned` is the time of the monotonic clock at which this process was started.
     """
-    processes: list[str] = []  # compilers run in processes of their own: looking up must start none
+    processes: list[str] = []  # Compilers run in processes of their own, and a lookup must start none.
     sys.addaudithook(lambda event, _: processes.append(event) if event == "subprocess.Popen" else None)
-    builder, cubins = preheat.default_builder(), {}
+    builder = preheat.default_builder()
+    cubins = {}
     for file in sorted(kernels.glob("*.cu")):
         artifact = builder.build(preheat.Program.from_file(file), arch)
         cubins[file.stem] = hashlib.sha256(artifact.cubin).hexdigest()
-    seconds, started = time.monotonic() - spawned, len(processes)
+    seconds = time.monotonic() - spawned
+    started = len(processes)
     gpu = preheat.device()
     error = float(np.max([_softmax(gpu, kernels / "softmax.cu"), _gemm(gpu, kernels / "gemm.cu")]))
     compiles = builder.stats()["process"].get("compiles", 0)
-    told = {"seconds": seconds, "compiles": compiles, "processes": started, "error": error}
-    print(json.dumps({**told, "cubins": cubins}))
+    result = {"seconds": seconds, "compiles": compiles, "processes": started, "error": error}
+    print(json.dumps({**result, "cubins": cubins}))
 
 
 def _softmax(gpu: preheat.Gpu, file: Path) -> float:
@@ -43,7 +45,7 @@ def _softmax(gpu: preheat.Gpu, file: Path) -> float:
 
 
 def _gemm(gpu: preheat.Gpu, file: Path) -> float:
-    m, n, k = 65, 33, 20  # over the edge of a tile
+    m, n, k = 65, 33, 20  # not multiples of the tile size
     random = np.random.default_rng()
     a, b = (random.random(shape, dtype="float32") for shape in ((m, k), (k, n)))
     out = gpu.empty((m, n))

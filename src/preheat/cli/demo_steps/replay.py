@@ -1,4 +1,4 @@
-"""What `preheat demo` runs for its graphs: the same steps launched one by one, and replayed."""
+"""A step of `preheat demo`: the same launches one by one, and as a replayed graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import preheat
 
 __all__: list[str] = []
 
-SIDE, K = 12, 0.1  # a cube of so many cells a side; how fast heat spreads
-LAUNCHES, ROUNDS = 20, 20
+SIDE = 12  # cells along one side of the cube
+K = 0.1  # how fast heat spreads
+LAUNCHES = 20
+ROUNDS = 20
 
 
 def main(file: Path) -> None:
-    """Spread heat through a cube both ways, and print what that came to."""
+    """Spread heat through a cube in both ways, and print the results as JSON."""
     gpu = preheat.device()
     heat3d = gpu.kernel(file, "heat3d")
     start = np.random.default_rng().random((SIDE, SIDE, SIDE), dtype="float32")
@@ -31,9 +33,9 @@ def main(file: Path) -> None:
                 heat3d[(1, 3, 3), (16, 4, 4)](old, new, SIDE, SIDE, SIDE, K)
 
     def timed(run: Callable[[], None]) -> tuple[float, np.ndarray]:
-        """Seconds of the quickest round, and the cube after all of them."""
+        """Return the seconds of the quickest round, and the cube after all rounds."""
         here.write(start)
-        run()  # the first round is not counted: it loads what is not loaded
+        run()  # The first round is not counted, because it loads code.
         seconds = []
         for _ in range(ROUNDS - 1):
             gpu.synchronize()
@@ -49,13 +51,19 @@ def main(file: Path) -> None:
         steps()
     captured = time.perf_counter() - started
     replay, replayed = timed(graph.replay)
-    told = {"launches": LAUNCHES, "eager": eager, "capture": captured, "replay": replay}
-    error = float(abs(replayed - _expected(start.astype("float64"))).max())
-    print(json.dumps({**told, "same_bits": bool((launched == replayed).all()), "error": error}))
+    result = {
+        "launches": LAUNCHES,
+        "eager": eager,
+        "capture": captured,
+        "replay": replay,
+        "same_bits": bool((launched == replayed).all()),
+        "error": float(abs(replayed - _expected(start.astype("float64"))).max()),
+    }
+    print(json.dumps(result))
 
 
 def _expected(cube: np.ndarray) -> np.ndarray:
-    """The cube after all rounds, in NumPy."""
+    """Return the cube after all rounds, computed by NumPy."""
     inside = (slice(1, -1),) * 3
     for _ in range(LAUNCHES * ROUNDS):
         around = sum(np.roll(cube, by, axis) for axis in range(3) for by in (-1, 1))

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from preheat.devices.emulator import builtin
-from preheat.devices.emulator.control_flow import is_around
+from preheat.devices.emulator.control_flow import is_guard_branch
 from preheat.devices.emulator.decode import Op, Symbol, Vector
 from preheat.devices.emulator.emit import emit
 from preheat.devices.emulator.generate import Generator
@@ -67,7 +67,7 @@ def _operations(generator: Generator) -> Iterator[tuple[Op, bool]]:
     for block in generator.blocks[:-1]:
         writer = Writer(generator, block)
         for op in block.ops:
-            if is_around(op):
+            if is_guard_branch(op):
                 continue
             try:
                 emit(writer, op)

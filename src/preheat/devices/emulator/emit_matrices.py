@@ -18,7 +18,7 @@ def _fragments(w: Writer, operand: Operand | None, count: int) -> tuple[Operand 
     return items
 
 
-def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
+def _matrix_modifiers(w: Writer, op: Op) -> tuple[str, int, bool]:
     """Return space, number and transposition of matrices. The order of these modifiers is free."""
     sync, aligned, *words, kind = (*op.modifiers, "", "", "")[: max(len(op.modifiers), 3)]
     counts = [int(word[1:]) for word in words if word in ("x1", "x2", "x4")]
@@ -37,19 +37,19 @@ def _matrix_form(w: Writer, op: Op) -> tuple[str, int, bool]:
 
 def emit_load(w: Writer, op: Op) -> None:
     """Emit `ldmatrix`: fragments of one, two or four matrices from shared memory."""
-    space, count, transposed = _matrix_form(w, op)
+    space, count, transposed = _matrix_modifiers(w, op)
     items = _fragments(w, op.operands[0], count)
-    place, offset = w.address(op.operands[1], space)
-    call = f"load_matrices(G, {place}, {offset}, {w.site()}, {count}, {transposed})"
-    w.write_all(items, (U32,) * count, call if count > 1 else f"{call}[0]")
+    addresses, offset = w.address(op.operands[1], space)
+    call = f"load_matrices(G, {addresses}, {offset}, {w.site()}, {count}, {transposed})"
+    w.write_results(items, (U32,) * count, call if count > 1 else f"{call}[0]")
 
 
 def emit_store(w: Writer, op: Op) -> None:
     """Emit `stmatrix`: fragments of one, two or four matrices to shared memory."""
-    space, count, transposed = _matrix_form(w, op)
+    space, count, transposed = _matrix_modifiers(w, op)
     values = ", ".join(w.read(item, U32) for item in _fragments(w, op.operands[1], count))
-    place, offset = w.address(op.operands[0], space)
-    w.lines.append(f"store_matrices(G, {place}, {offset}, {w.site()}, {transposed}, {values})")
+    addresses, offset = w.address(op.operands[0], space)
+    w.lines.append(f"store_matrices(G, {addresses}, {offset}, {w.site()}, {transposed}, {values})")
 
 
 def emit_transpose(w: Writer, op: Op) -> None:
@@ -57,7 +57,7 @@ def emit_transpose(w: Writer, op: Op) -> None:
     if op.opcode != "movmatrix.sync.aligned.m8n8.trans.b16":
         raise w.unsupported()
     call = f"transpose_matrix(G, {w.site()}, {w.read(op.operands[1], U32)})"
-    w.write(op.operands[0], w.let(call), U32)
+    w.write(op.operands[0], w.assign(call), U32)
 
 
 def emit_product(w: Writer, op: Op) -> None:
@@ -68,13 +68,13 @@ def emit_product(w: Writer, op: Op) -> None:
     sums = {"f16": ("f16", "f32"), "bf16": ("f32",)}.get(kind, ())
     if words != plain or shape not in matrices.SHAPES or total not in sums:
         raise w.unsupported()
-    form = matrices.Product(matrices.SHAPES[shape], kind, total)
-    first, second, third = form.registers
+    variant = matrices.MmaShape(matrices.SHAPES[shape], kind, total)
+    first, second, third = variant.registers
     dtype = TYPES["f32"] if total == "f32" else U32
     results, a, b, c = (
         _fragments(w, operand, count)
         for operand, count in zip(op.operands, (third, first, second, third), strict=True)
     )
     values = [*(w.read(item, U32) for item in (*a, *b)), *(w.read(item, dtype) for item in c)]
-    call = f"multiply(G, {w.constant(form)}, {w.site()}, {', '.join(values)})"
-    w.write_all(results, (dtype,) * third, call)
+    call = f"multiply(G, {w.constant(variant)}, {w.site()}, {', '.join(values)})"
+    w.write_results(results, (dtype,) * third, call)

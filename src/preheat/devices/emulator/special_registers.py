@@ -18,7 +18,7 @@ __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
 _U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
 
-#: Registers that change at every read. Here they are deterministic counters.
+#: RegisterSlots that change at every read. Here they are deterministic counters.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
 
 #: Bytes at the beginning of shared memory that kernels can use through special registers.
