@@ -22,7 +22,7 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
         status = submit(pointers, 0)
 
 `uses.writer` is the stream that may use the memory without waiting, and `uses.readers` are the streams
-that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one
+that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a branch each like the one
 shown; their launches go to the current stream of the library.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["fast_launch"]
 _STORABLE = "bBhHiIqQfd"  # struct formats in which a memory view can be assigned
 
 
-class _Section(NamedTuple):
+class _Templates(NamedTuple):
     """Templates for the arrays of one library: how they are tested, addressed and submitted.
 
     `written` tests whether the kernel may write an array in this stream, and `read` whether it may read
@@ -57,7 +57,7 @@ class _Section(NamedTuple):
     complex: str = ""  # a further test for arrays that may hold complex numbers
 
 
-_OWN = _Section(
+_OWN = _Templates(
     "{0}.uses.writer is stream",
     "({0}.uses.writer is stream or number in {0}.uses.readers)",
     "{0}.dtype is {1}",
@@ -65,7 +65,7 @@ _OWN = _Section(
     "own_submit",
 )
 # For a launch that becomes part of a capture. It waits for nothing: the replay is ordered.
-_RECORDED = _Section(
+_RECORDED = _Templates(
     "{0}.buffer.context is context and {0}.buffer.lost is None",
     "{0}.buffer.context is context and {0}.buffer.lost is None",
     "{0}.dtype is {1}",
@@ -76,11 +76,11 @@ _TORCH = "{0}.get_device() == index and {0}.is_contiguous() and not {0}.is_neg()
 _CUPY = "{0}.data.device_id == index and {0}._c_contiguous"
 _CURRENT = "submits[{0}.current(index)]"
 # By the API of the library.
-_SECTIONS = {
-    "torch": _Section(
+_TEMPLATES = {
+    "torch": _Templates(
         _TORCH, _TORCH, "{0}.dtype in {1}", "{0}.data_ptr()", _CURRENT, "not {0}.is_conj()"
     ),
-    "cupy": _Section(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
+    "cupy": _Templates(_CUPY, _CUPY, "{0}.dtype in {1}", "{0}.data.ptr", _CURRENT),
 }
 
 
@@ -90,14 +90,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     context = launch.context
     stream = launch.stream or context.stream
     # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
-    if launch.blocking or not context.order.owns(stream) or not all(map(_plain, params)):
+    if launch.blocking or not context.order.owns(stream) or not all(map(_can_store, params)):
         return launch.run
     given = {kind.library for kind in map(tensor_kind, args) if kind is not None}
     where = context.device.dlpack[0]
     known = {
         library.name: library
         for library in LIBRARIES.values()
-        if library.device_type == where and library.api in _SECTIONS
+        if library.device_type == where and library.api in _TEMPLATES
     }
     # The libraries of `args` are tested first.
     names = sorted(["own", *known], key=lambda name: name not in given)
@@ -108,14 +108,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     for name in names:
         elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
-    sections = tuple((name, known[name].api if name in known else "") for name in names)
-    make = _maker(sections, params, tuple(values), recording=launch.stream is None)
+    libraries = tuple((name, known[name].api if name in known else "") for name in names)
+    make = _maker(libraries, params, tuple(values), recording=launch.stream is None)
     new_buffer = functools.partial(_buffer, launch.signature)
     made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
     return made
 
 
-def _plain(param: ParamSpec) -> bool:
+def _can_store(param: ParamSpec) -> bool:
     code = "Q" if param.value is None else param.value.code
     return (param.pointer or param.value is not None) and code in _STORABLE
 
@@ -130,7 +130,7 @@ def _buffer(signature: Signature) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _maker(
-    sections: tuple[tuple[str, str], ...],
+    libraries: tuple[tuple[str, str], ...],
     params: tuple[ParamSpec, ...],
     values: tuple[str, ...],
     *,
@@ -138,14 +138,14 @@ def _maker(
 ) -> Any:
     """Return a maker of functions for such parameters and for arrays of these libraries.
 
-    A section is the name of a library and of its API, or "own" and an empty text. With `recording`, the
-    function also records launches with arrays of preheat into captures.
+    A library is given as its name and the name of its API, ours as "own" and an empty text. With
+    `recording`, the function also records launches with arrays of preheat into captures.
     """
     given = [f"a{n}" for n in range(len(params))]
     text = _FUNCTION.format(
         values=", ".join(values),
         parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
-        sections="".join(_section(*each, params, first=each is sections[0]) for each in sections),
+        branches="".join(_branch(*each, params, first=each is libraries[0]) for each in libraries),
         record=_record(params) if recording else "",
         given="".join(f"{name}, " for name in given),
     )
@@ -157,17 +157,17 @@ def _maker(
     return scope["make"]
 
 
-def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
-    section = _SECTIONS[api] if api else _OWN
+def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
+    templates = _TEMPLATES[api] if api else _OWN
     conditions = ["context.lost_or_capturing is None", "not more", "not named"]
     if not first:
         conditions.insert(0, "submit is None")
-    tests, stores = _tests_and_stores(section, name, api, params)
-    return _SECTION.format(
+    tests, stores = _tests_and_stores(templates, name, api, params)
+    return _BRANCH.format(
         tests=" and ".join(conditions + tests),
         views=_views(params),
         stores=stores,
-        submit=section.submit.format(name),
+        submit=templates.submit.format(name),
     )
 
 
@@ -195,7 +195,7 @@ def _views(params: Sequence[ParamSpec]) -> str:
 
 
 def _tests_and_stores(
-    section: _Section, name: str, api: str, params: Sequence[ParamSpec]
+    templates: _Templates, name: str, api: str, params: Sequence[ParamSpec]
 ) -> tuple[list[str], str]:
     """Return expressions that test every argument, and the statements that store them."""
     tests = []
@@ -206,10 +206,12 @@ def _tests_and_stores(
         elements = [f"{name}{element + n}" for n in range(len(param.dtypes or ()))]
         element += len(elements)
         is_number = _number_test(param, given)
-        is_array = _array_test(section, param, given, elements)
-        address, test = section.address.format(given), is_array
+        is_array = _array_test(templates, param, given, elements)
+        address = templates.address.format(given)
+        test = is_array
         if param.value is not None and not param.pointer:
-            test, address = is_number, given
+            address = given
+            test = is_number
         elif param.value is not None and not api:  # An untyped word accepts numbers and arrays.
             test = f"({is_number} or {is_array})"
             address = f"{given} if {is_number} else {address}"
@@ -226,18 +228,18 @@ def _number_test(param: ParamSpec, given: str) -> str:
     return f"type({given}) is {kind}"
 
 
-def _array_test(section: _Section, param: ParamSpec, given: str, elements: Sequence[str]) -> str:
+def _array_test(templates: _Templates, param: ParamSpec, given: str, elements: Sequence[str]) -> str:
     """Return an expression that is true when `given` can be used in the stream without waiting."""
-    tests = [(section.written if param.writes else section.read).format(given)]
+    tests = [(templates.written if param.writes else templates.read).format(given)]
     if elements:  # Without them the parameter accepts any type.
-        fits = " or ".join(section.element.format(given, element) for element in elements)
+        fits = " or ".join(templates.element.format(given, element) for element in elements)
         tests.insert(0, fits if len(elements) == 1 else f"({fits})")
-    if section.complex and (param.dtypes is None or any(each.complex for each in param.dtypes)):
-        tests.append(section.complex.format(given))
+    if templates.complex and (param.dtypes is None or any(each.complex for each in param.dtypes)):
+        tests.append(templates.complex.format(given))
     return " and ".join(tests)
 
 
-_SECTION = """
+_BRANCH = """
         try:
             if {tests}:
                 pointers, {views}owner = buffer = take()
@@ -276,7 +278,7 @@ def make(launch, own_submit, stream, new_buffer, {values}):
     thread_state = context.thread_state
     def fast_launch({parameters}*more, **named):
         submit = buffer = None
-{sections}
+{branches}
         if submit is None:
 {record}
             if not buffers:  # Other threads use them all, or interrupts lost them.
