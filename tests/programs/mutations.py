@@ -101,13 +101,13 @@ MUTATIONS = (
     ),
     Mutation(
         "memory that was given away counts as ours alone", USES,
-        "        return self.exported_by_interface or bool(self.leases)\n",
+        "        return self.exported_by_interface or bool(self.dlpack_exports)\n",
         "        return False\n",
     ),
     Mutation(
         "an array interface is taken for released at once", USES,
-        "        return self.exported_by_interface or bool(self.leases)\n",
-        "        return bool(self.leases)\n",
+        "        return self.exported_by_interface or bool(self.dlpack_exports)\n",
+        "        return bool(self.dlpack_exports)\n",
     ),
     Mutation(
         "a consumer does not wait for what was done before the export", ORDER,

@@ -14,9 +14,7 @@ from preheat.errors import InputError, StaleBufferError, short_repr
 from preheat.runtime import export
 from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
-from preheat.runtime.dlpack import Lease
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.libraries import retained_current_streams
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
@@ -278,10 +276,6 @@ class Array:
         self.require_usable("export")
         versioned = max_version is not None and max_version[0] >= 1
         return export.capsule(self, stream, versioned=versioned)
-
-    def end_lease(self, lease: Lease) -> None:
-        """Note that a consumer released an export in its current streams. Finalizers call this."""
-        self.buffer.uses.release(lease.number, retained_current_streams(self._device))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

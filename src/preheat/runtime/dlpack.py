@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from preheat.dtypes import DType, dtype_of_dlpack
 from preheat.errors import InputError
 
-__all__ = ["Exporter", "Lease", "Tensor", "capsule", "end_dropped_exports", "open_capsule"]
+__all__ = ["Tensor", "capsule", "end_dropped_exports", "export_numbers", "open_capsule"]
 
 
 class _Device(ctypes.Structure):
@@ -72,35 +72,16 @@ _pointer = _api.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 
-_numbers = itertools.count(1)
-
-
-class Exporter(Protocol):
-    """An object that exports memory."""
-
-    def end_lease(self, lease: Lease) -> None:
-        """Note that the consumer has released this lease."""
-
-
-class Lease:
-    """One export of memory, identified by its number, until its consumer releases it."""
-
-    def __init__(self, owner: Exporter) -> None:
-        self.number = next(_numbers)
-        self.owner = owner
-
-    def end(self) -> None:
-        """End the export: the consumer released it, or nobody consumed it."""
-        self.owner.end_lease(self)
+export_numbers = itertools.count(1)
 
 
 class _Export(NamedTuple):
-    """Objects that must stay alive while the consumer may use an export."""
+    """What must stay alive while the consumer may use an export, and what ends the export."""
 
     managed: _Managed | _Versioned
     extents: object
     strides: object
-    lease: Lease
+    release: Callable[[], None]
 
 
 # Exports by number until the consumer calls the deleter.
@@ -123,7 +104,8 @@ class Tensor(NamedTuple):
 
 
 def capsule(
-    lease: Lease,
+    number: int,
+    release: Callable[[], None],
     address: int,
     shape: Sequence[int],
     dtype: DType,
@@ -131,7 +113,11 @@ def capsule(
     *,
     versioned: bool,
 ) -> Any:
-    """Return a capsule for contiguous memory, which keeps `lease` until its consumer releases it."""
+    """Return a capsule for contiguous memory. `number` is a new one of `export_numbers`.
+
+    `release` is called when the consumer releases the memory, or when nobody has consumed the capsule.
+    It keeps the memory alive until then.
+    """
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     strides = (ctypes.c_int64 * max(len(shape), 1))(*steps)
@@ -145,13 +131,12 @@ def capsule(
         0,
     )
     end_dropped_exports()
-    number = lease.number
     managed: _Managed | _Versioned
     if versioned:
         managed = _Versioned(1, 0, number, _delete_versioned, 0, tensor)
     else:
         managed = _Managed(tensor, number, _delete_legacy)
-    _exports[number] = _Export(managed, extents, strides, lease)
+    _exports[number] = _Export(managed, extents, strides, release)
     if _exiting:
         _keep_forever(_exports[number])
     made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
@@ -203,7 +188,7 @@ def open_capsule(given: Any) -> Tensor:
 def _end_export(number: int | None, exports: dict[int, _Export] = _exports) -> None:
     export = exports.pop(number or 0, None)
     if export is not None:
-        export.lease.end()
+        export.release()
 
 
 def _delete(

@@ -25,16 +25,22 @@ def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
         handles = []
     else:
         handles = [_LEGACY_STREAM if stream is None else stream]
-    lease = dlpack.Lease(array)
+    number = next(dlpack.export_numbers)
     shared = uses.shared
-    uses.leases[lease.number] = retained_current_streams(device)  # From here on no stream gets a right.
+    # From here on no stream gets a right.
+    uses.dlpack_exports[number] = retained_current_streams(device)
     try:
         _export(array, handles, shared=shared)
     except BaseException:
-        del uses.leases[lease.number]
+        del uses.dlpack_exports[number]
         raise
-    place = device.dlpack
-    return dlpack.capsule(lease, array.address, array.shape, array.dtype, place, versioned=versioned)
+
+    def release() -> None:
+        array.buffer.uses.release_export(number, retained_current_streams(device))
+
+    return dlpack.capsule(
+        number, release, array.address, array.shape, array.dtype, device.dlpack, versioned=versioned
+    )
 
 
 def cuda_interface(array: Array) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class Uses:
 
     __slots__ = (
         "_dependents", "_last_reads", "_last_writes", "_pending_readers", "_writer_timeline", "closed",
-        "exported_by_interface", "leases", "readers", "released_streams", "retired_parts", "writer",
+        "dlpack_exports", "exported_by_interface", "readers", "released_streams", "retired_parts",
+        "writer",
     )  # fmt: skip
 
     def __init__(self, writer: Timeline | None = None) -> None:
@@ -121,7 +122,7 @@ class Uses:
         self._last_writes: LastUses = {}  # the last writes of streams without a right
         self._last_reads: LastUses = {}  # their reads since then
         self._dependents: weakref.WeakSet[Dependent] | None = None
-        self.leases: dict[int, Sequence[StreamHandle]] = {}  # exports by DLPack, by number
+        self.dlpack_exports: dict[int, Sequence[StreamHandle]] = {}  # current streams, by number
         self.exported_by_interface = False  # Nobody releases such an export.
         self.released_streams: dict[int, StreamHandle] = {}  # of consumers that are done, by handle
         self.retired_parts: dict[int, Uses] = {}  # uses of parts that ended before the whole, by id()
@@ -130,13 +131,13 @@ class Uses:
     @property
     def shared(self) -> bool:
         """Return True while another library may use this memory without telling us."""
-        return self.exported_by_interface or bool(self.leases)
+        return self.exported_by_interface or bool(self.dlpack_exports)
 
     @property
     def grantable(self) -> bool:
         """Return True while a stream of ours may get a right to this memory.
 
-        A release in another thread adds to `released_streams` before it ends the lease.
+        A release in another thread adds to `released_streams` before it ends the export.
         """
         return not self.closed and not self.shared and not self.released_streams
 
@@ -146,14 +147,14 @@ class Uses:
         for part in list(self.retired_parts.values()):
             yield from part.with_retired_parts()
 
-    def release(self, lease: int, streams: Iterable[StreamHandle]) -> None:
-        """End an export. A finalizer calls this: it takes no lock and makes no driver call.
+    def release_export(self, number: int, streams: Iterable[StreamHandle]) -> None:
+        """End an export by DLPack. A finalizer calls this: it takes no lock and makes no driver call.
 
         The next use waits for `streams` and for the streams that were current at the export.
         """
-        for stream in (*streams, *self.leases[lease]):
+        for stream in (*streams, *self.dlpack_exports[number]):
             self.released_streams[stream.handle] = stream
-        del self.leases[lease]
+        del self.dlpack_exports[number]
 
     # The following run under the lock of the device's `Order`.
 

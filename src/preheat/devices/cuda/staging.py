@@ -6,7 +6,9 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from preheat.devices.base import Event
 
 __all__ = ["Chunk", "Staging"]
 
@@ -29,14 +31,6 @@ class Chunk(NamedTuple):
         return memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B")
 
 
-class Completion(Protocol):
-    """An event after which a chunk can be reused."""
-
-    def done(self) -> bool: ...
-    def synchronize(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class Staging:
     """Chunks of pinned memory. A chunk is reused once the copy that uses it has completed."""
 
@@ -47,7 +41,7 @@ class Staging:
         self._allocate = allocate
         self._made = 0
         self._free: list[Chunk] = []
-        self._busy: deque[tuple[Completion, Chunk]] = deque()
+        self._busy: deque[tuple[Event, Chunk]] = deque()
         self._lock = Lock()
 
     def take(self) -> Chunk:
@@ -76,7 +70,7 @@ class Staging:
             self._made = 0
             return [chunk.address for chunk in chunks]
 
-    def release(self, chunk: Chunk, event: Completion | None = None) -> None:
+    def release(self, chunk: Chunk, event: Event | None = None) -> None:
         """Return a chunk for reuse, now or once `event` has completed."""
         with self._lock:
             if event is None:
