@@ -65,6 +65,18 @@ def test_arrays_of_a_frame_expire_at_its_end(device: Gpu) -> None:
             use()
 
 
+def test_a_bound_launch_that_skips_checks_notices_the_end_of_its_frame(device: Gpu) -> None:
+    job, pool = axpy_case(device), device.pool()
+    with pool.frame():
+        into = pool.zeros(job.n, "int32")
+        bound = job.axpy.bind(3, job.x, into, job.n, grid=5, block=64)
+        for _ in range(3):
+            bound()
+        np.testing.assert_array_equal(into.numpy(), 9 * job.xs)
+    with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
+        bound()
+
+
 def test_graphs_of_frames_share_memory_and_stay_valid(device: Gpu) -> None:
     job, pool = axpy_case(device, 1009), device.pool()
     outs = {n: device.zeros(n, "int32") for n in (1009, 257, 31, 1)}

@@ -59,13 +59,10 @@ class ScratchBuffer(PoolBuffer):
         return NO_RIGHTS if self.lost is not None else self.uses
 
     def _close_uses(self) -> None:
-        """End the arrays. Other buffers share the uses, which therefore stay open."""
-        self._end_arrays()
-        self.uses.invalidate_dependents()
-
-    def _end_arrays(self) -> None:
+        """End the arrays, and let prepared work check. Other buffers share the uses, which stay open."""
         for array in self._arrays:
             array.uses = NO_RIGHTS
+        self.uses.invalidate_dependents()
 
     @property
     def lost(self) -> str | None:
@@ -84,7 +81,7 @@ class ScratchBuffer(PoolBuffer):
     def end(self) -> None:
         """Let arrays in this buffer raise from now on: the frame has ended."""
         self._ended = True
-        self.stack.order.run_locked(self._end_arrays)
+        self.stack.order.run_locked(self._close_uses)
 
 
 @dataclass(eq=False)
