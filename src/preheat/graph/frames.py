@@ -59,7 +59,7 @@ class ScratchBuffer(PoolBuffer):
         return NO_RIGHTS if self.lost is not None else self.uses
 
     def _close_uses(self) -> None:
-        """End the arrays, and let prepared work check. Other buffers share the uses, which stay open."""
+        """End the arrays and invalidate prepared work. The uses stay open: other buffers share them."""
         for array in self._arrays:
             array.uses = NO_RIGHTS
         self.uses.invalidate_dependents()
