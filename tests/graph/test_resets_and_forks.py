@@ -151,7 +151,7 @@ def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
-    flaky.seam._part.forks = False
+    flaky.seam._part.survives_fork = False
     made = axpy_case(flaky.gpu)
 
     def work() -> None:

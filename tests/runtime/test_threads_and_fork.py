@@ -86,7 +86,7 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
 
 def test_a_device_that_cannot_fork_is_lost_in_the_child(open_flaky: Callable[..., Flaky]) -> None:
     flaky = open_flaky("emulator")
-    flaky.seam._part.forks = False
+    flaky.seam._part.survives_fork = False
     made = bench(flaky.gpu)
     made.launch(4)
 

@@ -281,7 +281,7 @@ class Device(Protocol):
     arch: Arch
     limits: Limits
     dlpack: tuple[int, int]  # DLPack's device type and number
-    forks: bool  # True if a forked child can use the device
+    survives_fork: bool  # True if a forked child can use the device
     recovers: bool  # True if the device works again after a fault and a `reset`
     on_loss: Callable[[DeviceError], None]  # called with an error that ends the context
 

@@ -399,7 +399,7 @@ class Context:
             thread: one for thread, one in self.captures_by_thread.items() if thread == mine
         }
         self.lost_or_capturing = self.lost or self.captures_by_thread or None
-        if self.device.forks:
+        if self.device.survives_fork:
             self.device.after_fork()
         else:
             self.mark_forked()

@@ -102,7 +102,8 @@ class CudaDevice:
     thread, whatever context another library made current. Other calls push the context first.
     """
 
-    forks = recovers = False
+    survives_fork = False
+    recovers = False
 
     def __init__(self, index: int = 0) -> None:
         available = count()

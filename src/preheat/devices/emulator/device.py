@@ -67,7 +67,8 @@ class EmulatorDevice:
         self.model = "PTX emulator"
         self.limits = base.Limits(cluster=_CLUSTER if self.arch.major >= 9 else 0)
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
-        self.forks = self.recovers = True
+        self.survives_fork = True
+        self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
         self.patience = patience
         self.schedule = schedule
