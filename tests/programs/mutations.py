@@ -212,7 +212,7 @@ def run(mutation: Mutation) -> tuple[bool, float, str]:
         file.write_text(text.replace(mutation.before, mutation.after))
         env = os.environ | {"PYTHONPATH": str(copy), "PREHEAT_TEST_PROGRAMS": "300"}
         env |= {"PREHEAT_TEST_ALL": "1", "PREHEAT_TEST_SHRINK": "0"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=timeline", *TESTS]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=line", *TESTS]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib"]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
