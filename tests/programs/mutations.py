@@ -216,9 +216,7 @@ def run(mutation: Mutation) -> tuple[bool, float, str]:
         command += ["-p", "no:cacheprovider", "--import-mode=importlib"]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    failed = [
-        timeline for timeline in done.stdout.splitlines() if timeline.startswith(("FAILED", "ERROR"))
-    ]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if done.returncode not in (0, 1):
         raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
     return done.returncode == 1, time.perf_counter() - started, (failed or [""])[0][:150]
