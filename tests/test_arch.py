@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preheat.arch import Arch, ladder, mismatch
+from preheat.arch import Arch, mismatch, runnable_archs
 from preheat.errors import InputError
 
 
@@ -59,8 +59,8 @@ def test_strict_demands_equality() -> None:
     assert mismatch(Arch.parse("sm_90"), Arch.parse("sm_90"), strict=True) is None
 
 
-def test_ladder_goes_from_exact_to_lower_minor() -> None:
-    assert [str(a) for a in ladder(Arch.parse("sm_103"))] == [
+def test_runnable_archs_go_from_exact_to_lower_minor() -> None:
+    assert [str(a) for a in runnable_archs(Arch.parse("sm_103"))] == [
         *("sm_103", "sm_103a", "sm_103f", "sm_102f", "sm_101f", "sm_100f"),
         *("sm_102", "sm_101", "sm_100"),
     ]
@@ -69,4 +69,4 @@ def test_ladder_goes_from_exact_to_lower_minor() -> None:
 def test_everything_on_a_ladder_runs() -> None:
     for name in ("sm_80", "sm_86", "sm_90", "sm_103", "sm_121"):
         device = Arch.parse(name)
-        assert all(mismatch(arch, device) is None for arch in ladder(device))
+        assert all(mismatch(arch, device) is None for arch in runnable_archs(device))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from preheat.errors import InputError
 
-__all__ = ["Arch", "ladder", "mismatch"]
+__all__ = ["Arch", "mismatch", "runnable_archs"]
 
 _NAME = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
@@ -58,19 +58,20 @@ def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
     `device` is what a GPU reports, so its own suffix says nothing: an H200 reports sm_90 and runs
     sm_90a code.
     """
-    made, there = (target.major, target.minor), (device.major, device.minor)
+    needed = (target.major, target.minor)
+    available = (device.major, device.minor)
     if strict and target != device:
-        return "strict matching demands the same architecture"
-    if target.suffix == "a" and made != there:
-        return f"an 'a' target runs on compute capability {made[0]}.{made[1]} alone"
-    if target.suffix == "f" and (made[0] != there[0] or made > there):
-        return f"an 'f' target runs on its own family, from {made[0]}.{made[1]} on"
-    if made > there:
+        return "strict matching requires the same architecture"
+    if target.suffix == "a" and needed != available:
+        return f"an 'a' target runs only on compute capability {target.major}.{target.minor}"
+    if target.suffix == "f" and (target.major != device.major or needed > available):
+        return f"an 'f' target runs only on its own family, from {target.major}.{target.minor} on"
+    if needed > available:
         return "the target is newer than the device"
     return None
 
 
-def ladder(device: Arch) -> Iterator[Arch]:
+def runnable_archs(device: Arch) -> Iterator[Arch]:
     """Yield the architectures whose code a device runs: its own, `a`, family, lower minors."""
     major, minor = device.major, device.minor
     yield device if not device.suffix else device.plain

@@ -16,7 +16,8 @@ from preheat.errors import ConfigError, InputError
 __all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ"]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
@@ -48,10 +49,10 @@ class Variable:
     default: str
     help: str
 
-    def read(self, env: Mapping[str, str], otherwise: Any) -> Any:
-        """Return the value, or `otherwise` when unset or empty. An invalid value is a `ConfigError`."""
+    def read(self, env: Mapping[str, str]) -> Any:
+        """Return the value, or None when it is unset or empty. An invalid value is a `ConfigError`."""
         text = env.get(self.name, "")
-        return self.parse(self.name, text) if text.strip() else otherwise
+        return self.parse(self.name, text) if text.strip() else None
 
 
 def boolean(name: str, text: str) -> bool:
@@ -232,7 +233,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
     ),
 )
-_BY_NAME = {variable.name: variable for variable in VARIABLES}
+_BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for variable in VARIABLES}
 
 
 def environ() -> Mapping[str, str]:
@@ -283,39 +284,22 @@ class Config:
         if cache_dir is not None:
             return replace(cls.from_env(env), cache_dirs=(_given_directory(cache_dir),))
 
-        def value(name: str, otherwise: Any) -> Any:
-            return _BY_NAME[name].read(env, otherwise)
-
-        chosen = value("PREHEAT_CACHE_DIR", None)
+        values = {
+            name: value
+            for name, variable in _BY_SETTING.items()
+            if (value := variable.read(env)) is not None
+        }
+        chosen = values.pop("cache_dir", None)
         mine = f"preheat-{os.getuid()}"
+        values.setdefault("lock_dir", _node_local() / mine / "locks")
         return cls(
             cache_dirs=(
                 *([chosen] if chosen else []),
                 *_user_cache_dirs(env),
                 _temporary(env) / mine / "cache",
             ),
-            lock_dir=value("PREHEAT_LOCK_DIR", _node_local() / mine / "locks"),
-            cache=value("PREHEAT_CACHE", cls.cache),
-            cache_limit=value("PREHEAT_CACHE_LIMIT", cls.cache_limit),
-            cache_files=value("PREHEAT_CACHE_FILES", cls.cache_files),
-            memory_limit=value("PREHEAT_MEMORY_LIMIT", cls.memory_limit),
-            layers=value("PREHEAT_LAYERS", cls.layers),
-            bundles=value("PREHEAT_BUNDLE", cls.bundles),
-            sealed=value("PREHEAT_SEALED", cls.sealed),
-            record=value("PREHEAT_RECORD", cls.record),
-            trust_cache_dir=value("PREHEAT_TRUST_CACHE_DIR", cls.trust_cache_dir),
-            lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
-            compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
-            device=value("PREHEAT_DEVICE", cls.device),
-            emulator_sanitize=value("PREHEAT_EMULATOR_SANITIZE", cls.emulator_sanitize),
-            blocking=value("PREHEAT_BLOCKING", cls.blocking),
-            jit=value("PREHEAT_JIT", cls.jit),
-            reload=value("PREHEAT_RELOAD", cls.reload),
-            graph_profile=value("PREHEAT_GRAPH_PROFILE", cls.graph_profile),
-            graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
-            graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),
-            events=value("PREHEAT_EVENTS", cls.events),
-            traceback=value("PREHEAT_TRACEBACK", cls.traceback),
+            bundles=values.pop("bundle", ()),
+            **values,
         )
 
 

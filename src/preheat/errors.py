@@ -149,7 +149,9 @@ class TargetError(InputError):
     """PTX that targets `target` cannot run on `arch`."""
 
     def __init__(self, program: str, target: str, arch: str, why: str) -> None:
-        self.program, self.target, self.arch = program, target, arch
+        self.program = program
+        self.target = target
+        self.arch = arch
         super().__init__(f"{program} targets {target} and cannot run on {arch}: {why}")
 
 
@@ -157,7 +159,10 @@ class PtxError(InputError):
     """PTX text breaks a rule. The error is found before the assembler runs."""
 
     def __init__(self, program: str, rule: str, message: str, line: int, text: str) -> None:
-        self.program, self.rule, self.line, self.text = program, rule, line, text
+        self.program = program
+        self.rule = rule
+        self.line = line
+        self.text = text
         excerpt = f"\n    {text.strip()}" if text.strip() else ""
         super().__init__(f"{program}:{line}: {message}{excerpt}")
 
@@ -170,7 +175,8 @@ class ConfigError(PreheatError):
     """An environment variable has an invalid value."""
 
     def __init__(self, variable: str, value: str, expected: str) -> None:
-        self.variable, self.value = variable, value
+        self.variable = variable
+        self.value = value
         super().__init__(f"{variable}={value!r} is not {expected}")
 
 
@@ -187,8 +193,11 @@ class CompileError(PreheatError):
         log: str,
         rows: Sequence[Diagnostic] = (),
     ) -> None:
-        self.program, self.arch, self.options = program, arch, tuple(options)
-        self.log, self.rows = log, tuple(rows)
+        self.program = program
+        self.arch = arch
+        self.options = tuple(options)
+        self.log = log
+        self.rows = tuple(rows)
         self.count = 1  # number of requests that met this failure; see Builder.failures
         if "Unsupported .version" in log:
             self.hint = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
@@ -253,7 +262,8 @@ class WarmError(PreheatError):
     """
 
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
-        self.failures, self.report = tuple(failures), report
+        self.failures = tuple(failures)
+        self.report = report
         count = f"{len(self.failures)} failure{'' if len(self.failures) == 1 else 's'} in warming up:"
         super().__init__("\n  ".join([count, *(_line(*failure) for failure in self.failures)]))
 
@@ -306,7 +316,8 @@ class LaunchError(InputError):
     def __init__(
         self, kernel: str, message: str, *, argument: int | None = None, hint: str | None = None
     ) -> None:
-        self.kernel, self.argument = kernel, argument
+        self.kernel = kernel
+        self.argument = argument
         where = "" if argument is None else f", argument {argument}"
         super().__init__(f"{kernel}{where}: {message}", hint=hint)
 
@@ -340,7 +351,11 @@ class DriverError(DeviceError):
         sticky: bool = False,
         hint: str | None = None,
     ) -> None:
-        self.call, self.code, self.name, self.meaning, self.sticky = call, code, name, meaning, sticky
+        self.call = call
+        self.code = code
+        self.name = name
+        self.meaning = meaning
+        self.sticky = sticky
         super().__init__(f"{call} failed: {name} ({code}): {meaning}", hint=hint)
 
 
@@ -415,8 +430,13 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         source: Sequence[SourceLine] = (),
         hint: str | None = None,
     ) -> None:
-        self.kernel, self.message, self.line, self.text = kernel, message, line, text
-        self.block, self.thread, self.address = block, thread, address
+        self.kernel = kernel
+        self.message = message
+        self.line = line
+        self.text = text
+        self.block = block
+        self.thread = thread
+        self.address = address
         self.source = tuple(source)
         where = "".join(f", {place}" for place in self.source[:1])
         where += "" if line is None else f", PTX line {line}"
@@ -436,9 +456,9 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
     def _evidence(self) -> Iterator[str]:
         """Yield the text of the source line, the calls around it, and the text of the PTX."""
         for depth, place in enumerate(self.source[: self.SHOWN]):
-            where, text = f"called from {place}" if depth else "", place.text or ""
-            if where or text:
-                yield ": ".join(filter(None, (where, text)))
+            parts = (f"called from {place}" if depth else "", place.text)
+            if text := ": ".join(filter(None, parts)):
+                yield text
         if len(self.source) > self.SHOWN:
             yield f"… and {len(self.source) - self.SHOWN} more calls in .source"
         if self.text:

@@ -25,7 +25,9 @@ from collections.abc import Callable
 __all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_manifest"]
 
 FILE = "{file}"
-_CWD, _CALLER, _PACKAGES = "{cwd}", "{caller}", "{packages}"
+_CWD = "{cwd}"
+_CALLER = "{caller}"
+_PACKAGES = "{packages}"
 _SPELLING = re.compile(r"(?:\{(?:file|cwd|caller|packages)\}(?:/.*)?|/.*)", re.S)
 _BASE = "/" + "x/" * 64  # Stands for the directory of the manifest, deep enough for every `..`.
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
-from preheat.arch import Arch, ladder, mismatch
+from preheat.arch import Arch, mismatch, runnable_archs
 from preheat.build.bundle_tier import BundleEntry, read
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
@@ -147,16 +147,16 @@ class _WarmUp:
 
     def _baked(self, sources: Iterable[Manifest | Bundle]) -> list[_Ready]:
         """Return the programs of the bundles, each for the architecture that runs best here."""
-        rungs = {arch: rung for rung, arch in enumerate(ladder(self._context.device.arch))}
+        ranks = {arch: rank for rank, arch in enumerate(runnable_archs(self._context.device.arch))}
         best: dict[object, BundleEntry] = {}
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
-                found = self._attempt(what, partial(_entry_for, bundle, digest, rungs))
+                found = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
                 if found is None:
                     continue
                 known = best.setdefault(_request(found), found)
-                if rungs[found.artifact.arch] < rungs[known.artifact.arch]:
+                if ranks[found.artifact.arch] < ranks[known.artifact.arch]:
                     best[_request(found)] = found
         self._counts.update(programs=len(best), hits=len(best))
         return [_Ready(Code(each.artifact), each.entries) for each in best.values()]
@@ -282,13 +282,13 @@ def _parallel_compiles(jobs: Any) -> int:
     return jobs
 
 
-def _entry_for(bundle: Bundle, digest: str, rungs: Mapping[Arch, int]) -> BundleEntry | None:
+def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> BundleEntry | None:
     """Return an entry for one of these architectures; None for others and for code."""
     meta = codec.unpack_checked(bundle.get(digest) or b"").meta
-    if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in rungs:
+    if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in ranks:
         return None
     found = read(bundle, digest)
-    return found if found is not None and found.artifact.arch in rungs else None
+    return found if found is not None and found.artifact.arch in ranks else None
 
 
 def _request(entry: BundleEntry) -> object:

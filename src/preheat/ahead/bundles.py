@@ -144,7 +144,8 @@ def merge_entries(a: BundleEntry, b: BundleEntry) -> BundleEntry:
 
 
 def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleError:
-    (one, first), (two, second) = a, b
+    one, first = a
+    two, second = b
     return BundleError(
         "\n  ".join(
             [

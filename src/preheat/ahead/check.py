@@ -11,7 +11,7 @@ from typing import NamedTuple
 from preheat.ahead.bake import Job, plan
 from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.manifest import Manifest, require_programs
-from preheat.arch import Arch, ladder
+from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
@@ -86,7 +86,7 @@ def check(
 def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
     """Return what a device of the architecture would load. A suffix asks for exactly that code."""
     misses = []
-    for arch in (job.arch,) if job.arch.suffix else ladder(job.arch):
+    for arch in (job.arch,) if job.arch.suffix else runnable_archs(job.arch):
         found = builder.why(job.item.program, arch)
         if isinstance(found, Artifact):
             return found

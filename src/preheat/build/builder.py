@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat import fork
-from preheat.arch import Arch, ladder
+from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.bundle_tier import BundleEntry, BundleTier
 from preheat.build.compile import ArtifactCompiler
@@ -248,7 +248,7 @@ class Builder:
         """
         device = Arch.parse(device)
         miss: Miss | None = None
-        for arch in (device,) if exact else ladder(device):
+        for arch in (device,) if exact else runnable_archs(device):
             found = self._find_and_count(self._request(program, arch))
             if isinstance(found, Hit):
                 if record:
@@ -276,9 +276,11 @@ class Builder:
         return self._nearest(self._request(program, arch), namesake=namesake)
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
-        wanted, label = request.bundle_key.table, request.program.label
+        label = request.program.label
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
-        return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
+        return search(
+            request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
+        )
 
     def _find_and_count(self, request: Request) -> Hit | Miss:
         """Look a request up, and count a hit."""

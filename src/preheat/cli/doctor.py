@@ -118,7 +118,7 @@ def _settings() -> Iterator[Finding]:
     for variable in VARIABLES:
         text = env.get(variable.name, "")
         try:
-            variable.read(env, None)
+            variable.read(env)
         except ConfigError as error:
             yield Finding(variable.name, "fail", str(error), f"unset {variable.name} or correct it")
         else:
@@ -309,15 +309,17 @@ def _lock_directory(path: Path) -> Finding:
 
 def _file_system(path: Path) -> str:
     """Return the type of the file system of `path`: that of the longest mount point above it."""
-    best, kind = "", "unknown"
+    best = ""
+    kind = "unknown"
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return kind
     for line in mounts:
-        _, point, this, *_ = line.split()
+        _, point, point_kind, *_ = line.split()
         if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
-            best, kind = point, this
+            best = point
+            kind = point_kind
     return kind
 
 

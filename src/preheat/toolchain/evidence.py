@@ -29,7 +29,8 @@ _MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
 _TRIES = 3  # Attempts to read a file while another process writes it.
 _NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, since Linux 6.8.
-_STATX_SIZE, _MOUNT_ID_AT = 256, 144  # Size and offset in struct statx.
+_STATX_SIZE = 256  # The size of struct statx.
+_MOUNT_ID_AT = 144  # The offset of the mount id in it.
 
 
 class Evidence(NamedTuple):

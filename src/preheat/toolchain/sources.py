@@ -14,7 +14,8 @@ __all__ = ["HOME", "LABELS", "own_texts", "sources_of"]
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
 
 #: The directories of sources and of headers in debug information. See `worker.py`.
-LABELS, HOME = "/preheat", "/proc/self/cwd"
+LABELS = "/preheat"
+HOME = "/proc/self/cwd"
 
 
 def sources_of(

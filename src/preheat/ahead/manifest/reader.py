@@ -216,7 +216,8 @@ class Reader:
     def _read_stored(self, path: str, expected: str = "") -> str:
         """Read a text that is stored under its digest, and verify the digest."""
         text = _read_text(self._resolve(path))
-        name, digest = Path(path).stem, sha256(text)
+        name = Path(path).stem
+        digest = sha256(text)
         named = len(name) >= DIGEST_DIGITS and digest.startswith(name)
         if not named or not digest.startswith(expected.lower()):
             raise InputError(
@@ -264,7 +265,8 @@ _HEADER = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)
 
 def _line_of(text: str, table: _Table | None, key: str) -> int | None:
     """Return the line of `key`, or of its table. A text search finds it: `tomllib` has no positions."""
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     if table is not None:
         headers = list(_HEADER.finditer(text))
         own = [header.start() for header in headers if (header[1], header[2]) == ("[[", table.kind)]
