@@ -89,6 +89,10 @@ class PreheatError(Exception):
 
     _hint: str | None = None
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
     @property
     def hint(self) -> str | None:
         """What to do next. A traceback shows it below the message."""
@@ -107,10 +111,6 @@ class PreheatError(Exception):
 
 class InputError(PreheatError, ValueError):
     """An argument, an option, a path or a file is invalid."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class UnknownEntryError(InputError):
@@ -199,10 +199,10 @@ class CompileError(PreheatError):
         self.log = log
         self.rows = tuple(rows)
         self.count = 1  # number of requests that met this failure; see Builder.failures
-        if "Unsupported .version" in log:
-            self.hint = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
+        newer_ptx = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
         with_options = f" with {' '.join(options)}" if options else ""
-        super().__init__(f"{program} does not compile for {arch}{with_options}\n{self._evidence()}")
+        message = f"{program} does not compile for {arch}{with_options}\n{self._evidence()}"
+        super().__init__(message, hint=newer_ptx if "Unsupported .version" in log else None)
 
     def _evidence(self) -> str:
         errors = [row for row in self.rows if row.severity != "warning"]
@@ -244,8 +244,8 @@ class SealedError(PreheatError):
         lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
-        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]))
-        self.hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
+        hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
+        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:
         """Return the same error for one kernel of the program."""
@@ -281,10 +281,6 @@ def _line(what: str, error: Exception) -> str:
 
 class ToolchainError(PreheatError):
     """The compiler cannot be used. This says nothing about the program."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class ToolchainNotFoundError(ToolchainError):
@@ -328,10 +324,6 @@ class StaleBufferError(LaunchError):
 
 class DeviceError(PreheatError):
     """A device operation failed."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class NoGpuError(DeviceError):

@@ -96,7 +96,9 @@ class _WarmUp:
 
     def _report(self, *, lost: bool) -> WarmReport:
         given: dict[str, Any] = {**self._counts, **self._seconds}
-        report, failures, self._failures = WarmReport(**given), self._failures, []
+        report = WarmReport(**given)
+        failures = self._failures
+        self._failures = []
         for _, error in failures:
             self._clear_frames(error)  # Its outer frames have ended by now, too.
         if failures:

@@ -20,16 +20,7 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
-from preheat.cli.output import (
-    columns,
-    count,
-    duration,
-    print_json,
-    print_line,
-    print_message,
-    progress,
-    size,
-)
+from preheat.cli.output import columns, count, duration, print_json, print_message, progress, size
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -93,7 +84,7 @@ def command(as_json: bool) -> int:
         print_json([asdict(finding) for finding in findings])
         return 1 if failed else 0
     for line in columns((f.verdict, f.what, f.detail) for f in findings):
-        print_line(line)
+        click.echo(line)
     for finding in findings:
         if finding.fix:
             print_message(f"\nhint: {finding.what}: {finding.fix}")

@@ -20,18 +20,12 @@ __all__ = [
     "duration",
     "print_error",
     "print_json",
-    "print_line",
     "print_message",
     "progress",
     "size",
 ]
 
 _EVERY = 10.0  # seconds between two lines without a terminal
-
-
-def print_line(text: str) -> None:
-    """Print a line of data to stdout."""
-    click.echo(text)
 
 
 def print_json(value: Any) -> None:
