@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from preheat.messages import Diagnostic, SourceLine, did_you_mean, kernel_hint, short_repr
+from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
 
 __all__ = [
     "BakedError",
@@ -264,8 +264,8 @@ class WarmError(PreheatError):
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
         self.failures = tuple(failures)
         self.report = report
-        count = f"{len(self.failures)} failure{'' if len(self.failures) == 1 else 's'} in warming up:"
-        super().__init__("\n  ".join([count, *(_line(*failure) for failure in self.failures)]))
+        head = f"{count(len(self.failures), 'failure')} in warming up:"
+        super().__init__("\n  ".join([head, *(_line(*failure) for failure in self.failures)]))
 
 
 def _line(what: str, error: Exception) -> str:

@@ -44,7 +44,7 @@ from preheat.key import Key
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain import Toolchain
-from preheat.tracebacks import shorten
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["Builder", "open_disk"]
 
@@ -148,7 +148,7 @@ class Builder:
         try:
             return self.obtain(program, arch, missed=missed, record=record).artifact
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     def obtain(
@@ -168,7 +168,7 @@ class Builder:
                 self.toolchain.look_again()
                 hit = self._obtain(self._request(program, arch))
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
         if record:
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import click
 
 from preheat.config import environ
+from preheat.messages import count
 
 __all__ = [
     "columns",
@@ -64,12 +65,6 @@ def duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def count(number: int, noun: str) -> str:
-    """Format a count: `1 entry`, `2 entries`, `3 files`."""
-    plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from preheat.files import opened
 from preheat.locks import no_fork
 
-__all__ = ["Evidence", "Memo", "View"]
+__all__ = ["Evidence", "FileHasher", "Memo"]
 
 _SETTLED = 2.0  # Seconds. The time stamps of every file system in use are finer.
 _MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
@@ -100,7 +100,7 @@ class Memo:
         self.changed = True
 
 
-class View:
+class FileHasher:
     """Reads files during one lookup or one step of a build, and queries each mount only once."""
 
     def __init__(self, memo: Memo) -> None:
