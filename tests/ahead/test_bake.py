@@ -398,7 +398,7 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
         "lost.cu None: cannot read lost.cu",
         "a.cu sm_90: option[0]: '-use_fast_math' became '-G'",
         "bb.cu sm_90: bb.cu has no kernel 'cc'; it has: bb",
-        f"clock.cu sm_90: not baked, and no cache keeps it: {CLOCK.uncacheable}",
+        f"clock.cu sm_90: not baked, and not cacheable: {CLOCK.uncacheable}",
         "new.cu sm_90: not baked",
     ]
     builder.close()

@@ -317,7 +317,7 @@ def test_a_damaged_source_stops_its_own_program_alone(suffix: str, manifest_file
     assert digests(manifest) == [digest(good)]
     ((title, error),) = manifest.unreadable
     assert title == "b.cu"
-    assert f"{suffix} is not what was stored: its SHA-256 is " in str(error)
+    assert f"{suffix} does not match its digest: SHA-256 " in str(error)
 
 
 UNREADABLE = {
@@ -327,16 +327,16 @@ UNREADABLE = {
     "empty": ('file = "empty.cu"', "empty.cu: the source is empty"),
     "NUL in a path": (r'file = "a\u0000b"', r"'a\x00b' is not a path"),
     "missing source": ('source = "kernels.sources/0123456789abcdef.cu"', "cannot read"),
-    "a source without digest": ('source = "k.cu"', "k.cu is not what was stored"),
+    "a source without digest": ('source = "k.cu"', "k.cu does not match its digest"),
     "too little of a digest": (
         'source = "2d71.cu"',
-        "2d71.cu is not what was stored: its SHA-256 is 2d71",
+        "2d71.cu does not match its digest: SHA-256 2d71",
     ),
-    "other sha256": ('source = "{stored}"\nsha256 = "00"', "is not what was stored"),
+    "other sha256": ('source = "{stored}"\nsha256 = "00"', "does not match its digest"),
     "binary source": ('source = "binary.cu"', "binary.cu:2: byte 0xff is not UTF-8 text"),
     "a header that is a file": (
         'file = "k.cu"\nheaders = {{ h = "k.cu" }}',
-        "k.cu is not what was stored",
+        "k.cu does not match its digest",
     ),
     "label": ('file = "k.cu"\nlabel = "a/b"', "'a/b' must be a plain name"),
     "language": ('file = "k.cu"\nlanguage = "hip"', "language must be 'cuda' or 'ptx', not 'hip'"),
@@ -378,8 +378,8 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
     "a key twice": ("version = 1\n\nversion = 1\n", ":3: not TOML: Cannot overwrite a value", None),
     "a long number": (f"version = {'1' * 5000}\n", ": not TOML: ", None),
     "deep": (f"version = {'[' * 5000}\n", ": not TOML: ", None),
-    "no version": (K, ": there is no version", "its first line is: version = 1"),
-    "empty": ("", ": there is no version", "its first line is: version = 1"),
+    "no version": (K, ": it has no version", "begin the file with: version = 1"),
+    "empty": ("", ": it has no version", "begin the file with: version = 1"),
     "newer": ("# x\nversion = 2\nnew = 1\n", ":2: version 2 is not known", "update it"),
     "other version": ("version = 0\n", ":1: version 0 is not known", "this preheat reads version 1"),
     "version of text": ('version = "1"\n', ":1: version must be a whole number, not '1'", None),
@@ -710,7 +710,7 @@ def test_a_hand_written_list_is_seen_from_the_file(
     [
         (["a"], ["{file}/a", "{file}/b"], "spelled has 2 texts for 1 include directories"),
         ([], ["{file}/a"], "spelled has 1 texts for 0 include directories"),
-        (["a"], ["a"], "spelled has 'a', which is not how a directory is spelled"),
+        (["a"], ["a"], "spelled has 'a', which is not a spelling of a directory"),
         (["a"], ["{here}/a"], "spelled has '{here}/a', which is not"),
         (["a"], ["{file}a"], "spelled has '{file}a', which is not"),
     ],

@@ -148,7 +148,7 @@ def test_sealed_in_another_place_each_include_list_has_its_own_code(
     for way, (b, a, c) in given.items():
         assert (b, a) == (222, 111), way
         assert isinstance(c, str), way
-        assert "cannot be compiled in this sealed process: no bundle has it" in c, way
+        assert "cannot be compiled in this sealed process: it is in no bundle" in c, way
         assert "/a' became '" in c or "/b' became '" in c, c
 
 

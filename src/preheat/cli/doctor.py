@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -78,7 +78,7 @@ def command(as_json: bool) -> int:
     Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
     Exit status 1 when something preheat needs does not work.
     """
-    findings = [finding for check in _CHECKS for finding in check()]
+    findings = list(_findings())
     failed = sum(finding.verdict == "fail" for finding in findings)
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -91,6 +91,22 @@ def command(as_json: bool) -> int:
     warned = sum(finding.verdict == "warn" for finding in findings)
     print_message(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
     return 1 if failed else 0
+
+
+def _findings() -> Iterator[Finding]:
+    """Yield the results of all checks."""
+    try:
+        config = Config.from_env()
+    except ConfigError:  # `_settings` reports it, and what depends on the settings is not checked.
+        config = None
+    yield from _versions()
+    if config is not None:
+        yield from _compilers(config)
+        yield from _bundles(config)
+    yield from _gpus()
+    if config is not None:
+        yield from _directories(config)
+    yield from _settings()
 
 
 def _versions() -> Iterator[Finding]:
@@ -120,12 +136,10 @@ def _settings() -> Iterator[Finding]:
         yield Finding(name, "warn", "this variable is unknown", hint)
 
 
-def _compilers() -> Iterator[Finding]:
+def _compilers(config: Config) -> Iterator[Finding]:
     try:
-        builder = Builder.open(events=Events())
+        builder = Builder.open(config, events=Events())
         located = builder.toolchain.located
-    except ConfigError:
-        return  # `_settings` reports it.
     except PreheatError as error:
         yield Finding("compilers", "fail", str(error), error.hint or "")
         return
@@ -208,12 +222,8 @@ def _reason(error: PreheatError) -> str:
     return f"{errors[0].file}: {errors[0].message}" if errors else str(error).partition("\n")[0]
 
 
-def _bundles() -> Iterator[Finding]:
+def _bundles(config: Config) -> Iterator[Finding]:
     """Check the bundles of the settings."""
-    try:
-        config = Config.from_env()
-    except ConfigError:
-        return  # `_settings` reports it.
     builder = Builder.open(replace(config, bundles=(), events=None), events=Events())
     for path in config.bundles:
         try:
@@ -244,11 +254,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
 
 
-def _directories() -> Iterator[Finding]:
-    try:
-        config = Config.from_env()
-    except ConfigError:
-        return  # `_settings` reports it.
+def _directories(config: Config) -> Iterator[Finding]:
     if not config.cache:
         yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
     used = False
@@ -312,13 +318,3 @@ def _file_system(path: Path) -> str:
             best = point
             kind = point_kind
     return kind
-
-
-_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _versions,
-    _compilers,
-    _bundles,
-    _gpus,
-    _directories,
-    _settings,
-)
