@@ -90,14 +90,7 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "preheat.default": ("compile", "default_builder"),
     "preheat.arch": ("Arch",),
-    "preheat.artifact": (
-        "Artifact",
-        "EntryPoint",
-        "Header",
-        "Parameter",
-        "Provenance",
-        "Resources",
-    ),
+    "preheat.artifact": ("Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"),
     "preheat.build.builder": ("Builder",),
     "preheat.config": ("Config",),
     "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),

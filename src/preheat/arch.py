@@ -45,8 +45,7 @@ def _parsed(text: str) -> Arch:
     match = _NAME.fullmatch(text.strip().replace(".", ""))
     if match is None or int(match[1]) < 50:
         raise InputError(
-            f"{text!r} is not a GPU architecture",
-            hint="use a name such as sm_90, sm_90a or sm_100f",
+            f"{text!r} is not a GPU architecture", hint="use a name such as sm_90, sm_90a or sm_100f"
         )
     number = int(match[1])
     return Arch(number // 10, number % 10, match[2])

@@ -271,10 +271,7 @@ class Config:
 
     @classmethod
     def from_env(
-        cls,
-        env: Mapping[str, str] | None = None,
-        *,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cls, env: Mapping[str, str] | None = None, *, cache_dir: str | os.PathLike[str] | None = None
     ) -> Config:
         """Read the settings from the environment. Raises `ConfigError` for an invalid value.
 

@@ -186,12 +186,7 @@ class CompileError(PreheatError):
     SHOWN = 8
 
     def __init__(
-        self,
-        program: str,
-        arch: str,
-        options: Sequence[str],
-        log: str,
-        rows: Sequence[Diagnostic] = (),
+        self, program: str, arch: str, options: Sequence[str], log: str, rows: Sequence[Diagnostic] = ()
     ) -> None:
         self.program = program
         self.arch = arch

@@ -47,7 +47,7 @@ EVENTS: Mapping[str, str] = {
 
 #: Events with Python objects as fields. They are not counted, and only sinks that name them get them.
 OBJECT_EVENTS: Mapping[str, str] = {
-    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
+    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]"
 }
 
 Stats = dict[str, float]  # counter name -> value

@@ -142,11 +142,10 @@ def bake(
     outputs, ambiguous = _without_ambiguous(done)
     failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
-    baked = BakeResult(tuple(sorted(each.row for each in outputs)), tuple(failures))
-    if output is not None and (outputs or not failures):
-        nbytes = _write(Path(output), outputs, manifest.graphs)
-        baked = replace(baked, path=Path(output), nbytes=nbytes)
-    return replace(baked, seconds=time.perf_counter() - started)
+    path = Path(output) if output is not None and (outputs or not failures) else None
+    nbytes = 0 if path is None else _write(path, outputs, manifest.graphs)
+    rows = tuple(sorted(each.row for each in outputs))
+    return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
 
 
 def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:

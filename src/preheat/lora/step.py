@@ -12,13 +12,7 @@ from preheat.gpu import Gpu
 from preheat.kernels import axes
 from preheat.kernels.blas import Blas
 from preheat.kernels.nf4 import Nf4
-from preheat.kernels.operands import (
-    ArraySpec,
-    array_argument,
-    foreign_operand,
-    nonnegative,
-    operand,
-)
+from preheat.kernels.operands import ArraySpec, array_argument, foreign_operand, nonnegative, operand
 from preheat.kernels.ops import Ops
 from preheat.lora.shape import ADAPTED, INPUT_OF, Shape, require_shape
 from preheat.runtime.array import Array

@@ -85,12 +85,7 @@ def is_header_list(front: bytes) -> bool:
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
     """Return header states, each with the digest of its entry, in the form that is stored."""
     return [
-        {
-            "entry": digest,
-            "headers": state.headers,
-            "absent": state.absent,
-            "roots": state.roots,
-        }
+        {"entry": digest, "headers": state.headers, "absent": state.absent, "roots": state.roots}
         for state, digest in states
     ]
 
@@ -116,9 +111,7 @@ def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
     if not re.fullmatch("[0-9a-f]{64}", digest):  # The digest becomes a file name.
         raise ValueError(f"{digest!r} is not a digest")
     state = HeaderState(
-        tuple(map(Header._make, headers)),
-        tuple((root, name) for root, name in absent),
-        tuple(roots),
+        tuple(map(Header._make, headers)), tuple((root, name) for root, name in absent), tuple(roots)
     )
     return state, digest
 

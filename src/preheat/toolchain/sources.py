@@ -19,10 +19,7 @@ HOME = "/proc/self/cwd"
 
 
 def sources_of(
-    program: Program,
-    headers: Iterable[Header],
-    roots: Mapping[str, str],
-    toolkit: Collection[str],
+    program: Program, headers: Iterable[Header], roots: Mapping[str, str], toolkit: Collection[str]
 ) -> dict[str, str]:
     """Return the texts that the debug information of `program` refers to, by their names in it.
 
