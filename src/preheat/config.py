@@ -135,22 +135,22 @@ def directories(name: str, text: str) -> tuple[Path, ...]:
 
 #: Every variable that preheat reads, in the order of docs/environment.md.
 VARIABLES: tuple[Variable, ...] = (
-    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "where the cache lives"),
-    Variable("PREHEAT_CACHE", boolean, "on", "off: keep nothing on disk, only in memory"),
-    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "most bytes on disk before old entries go"),
-    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before old ones go"),
-    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "most bytes kept in memory per process"),
+    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "directory of the cache"),
+    Variable("PREHEAT_CACHE", boolean, "on", "off: store nothing on disk, only in memory"),
+    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "largest size on disk before entries are evicted"),
+    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before entries are evicted"),
+    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "largest size in the memory of each process"),
     Variable(
         "PREHEAT_LAYERS",
         directories,
         "none",
-        "read-only cache directories, separated like PATH, asked before the writable one",
+        "read-only cache directories, separated like PATH, searched before the writable one",
     ),
     Variable(
         "PREHEAT_BUNDLE",
         directories,
         "none",
-        "baked bundles, separated like PATH, asked before everything else",
+        "baked bundles, separated like PATH, searched before everything else",
     ),
     Variable(
         "PREHEAT_SEALED",
@@ -162,38 +162,38 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "manifest to which every program that is asked for is added",
+        "manifest to which every requested program is added",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
         boolean,
         "off",
-        "on: use a cache directory that others own or can write (a shared volume)",
+        "on: use a cache directory that other users own or can write, such as a shared volume",
     ),
     Variable(
         "PREHEAT_LOCK_DIR",
         directory,
         "a private directory on this node",
-        "where processes agree on who compiles; must be local to the node",
+        "directory of the locks by which one process compiles a program; must be local to the node",
     ),
     Variable(
         "PREHEAT_LOCK_WAIT",
         seconds,
         "300",
-        "longest wait for another process's compile before compiling here",
+        "longest wait, in seconds, for another process that compiles the same program",
     ),
-    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest a single compile may take"),
+    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest time of one compile in seconds"),
     Variable(
         "PREHEAT_DEVICE",
         word,
         "cuda",
-        "what `preheat.device()` gives: `cuda`, `cuda:1`, `emulator`, or `auto` for whichever there is",
+        "device of `preheat.device()`: `cuda`, `cuda:1`, `emulator`, `auto` (a GPU if there is one)",
     ),
     Variable(
         "PREHEAT_EMULATOR_SANITIZE",
         boolean,
         "off",
-        "on: the emulator stops a kernel at a value that CUDA leaves undefined",
+        "on: the emulator stops a kernel that uses an undefined value",
     ),
     Variable(
         "PREHEAT_BLOCKING",
@@ -205,19 +205,19 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_JIT",
         boolean,
         "off",
-        "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
+        "on: for a GPU newer than the compiler, the driver compiles PTX at every start",
     ),
     Variable(
         "PREHEAT_RELOAD",
         boolean,
         "on",
-        "off: a file is not looked at again once its program is loaded in this process",
+        "off: changes to the files of a loaded program are ignored",
     ),
     Variable(
         "PREHEAT_GRAPH_PROFILE",
         boolean,
         "off",
-        "on: what sampled replays of graphs cost, as JSON lines to `PREHEAT_EVENTS` or standard error",
+        "on: times of sampled graph replays, as JSON lines to `PREHEAT_EVENTS` or standard error",
     ),
     Variable(
         "PREHEAT_GRAPH_UPLOAD", boolean, "off", "on: upload a graph again before every replay of it"
