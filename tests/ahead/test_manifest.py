@@ -403,7 +403,7 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
     "nothing like it": (
         f"version = 1\n{K}zzz = 1\n",
         ":4: k.cu: unknown key 'zzz'",
-        "there are: label, file",
+        "the keys are label, file",
     ),
     "quoted key": (f'version = 1\n{K}"a b" = 1\n', ":4: k.cu: unknown key 'a b'", None),
     "graph key": (

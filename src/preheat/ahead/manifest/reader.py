@@ -190,7 +190,7 @@ class Reader:
                 f"it {wrong}",
                 table,
                 "source",
-                hint="keep one of them: it names the file with the source",
+                hint="name one of them: the file with the source",
             )
 
     def _program(self, values: Mapping[str, Any]) -> Program:
