@@ -276,7 +276,7 @@ def _naming_spool(spool: Path | None) -> Iterator[None]:
         if spool is None:
             raise
         raise InputError(
-            f"{error}; the recording stays in {spool} for the next merge", hint=error.hint
+            f"{error}; the recording is kept in {spool} for the next merge", hint=error.hint
         ) from None
 
 
