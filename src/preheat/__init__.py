@@ -18,7 +18,7 @@ import importlib
 from preheat._version import __version__
 from preheat.locks import no_fork
 
-TYPE_CHECKING = False  # type checkers take it for true; `typing` alone would triple the import time
+TYPE_CHECKING = False  # Type checkers assume True. An import of `typing` would triple the import time.
 if TYPE_CHECKING:
     from preheat import lora as lora
     from preheat.ahead.bake import BakeResult, bake
@@ -85,56 +85,16 @@ if TYPE_CHECKING:
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
 
-# Where each public name lives; loaded when it is first used.
-_HOME = {
+# The public names of each module, which is imported when one of them is first used. All other names in
+# `__all__` are those of `preheat.errors`.
+_NAMES_OF = {
     "preheat.default": ("compile", "default_builder"),
     "preheat.arch": ("Arch",),
-    "preheat.artifact": (
-        "Artifact",
-        "EntryPoint",
-        "Header",
-        "Parameter",
-        "Provenance",
-        "Resources",
-    ),
+    "preheat.artifact": ("Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"),
     "preheat.build.builder": ("Builder",),
     "preheat.config": ("Config",),
     "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
-    "preheat.errors": (
-        "BakedError",
-        "BundleError",
-        "CaptureError",
-        "CaptureWarning",
-        "CompileError",
-        "CompilerCrashError",
-        "CompilerTimeoutError",
-        "ConfigError",
-        "ContextLostError",
-        "DeviceError",
-        "Diagnostic",
-        "DriverError",
-        "EmulatorFault",
-        "GraphError",
-        "InputError",
-        "InvalidCodeError",
-        "LaunchError",
-        "NoGpuError",
-        "OutOfMemoryError",
-        "PoolSealedError",
-        "PreheatError",
-        "PtxError",
-        "SealedError",
-        "StaleBufferError",
-        "StaleGraphError",
-        "TargetError",
-        "ToolchainChangedError",
-        "ToolchainError",
-        "ToolchainNotFoundError",
-        "UnknownEntryError",
-        "UnsupportedInstructionError",
-        "WarmError",
-    ),
     "preheat.events": ("Events",),
     "preheat.gpu": ("Gpu", "device"),
     "preheat.graph.buckets": ("bucket", "buckets", "padded"),
@@ -159,7 +119,6 @@ _HOME = {
     "preheat.ahead.report": ("WarmReport",),
 }
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Arch",
@@ -249,6 +208,9 @@ __all__ = [
     "strided",
     "unseal",
 ]
+
+_MODULE_OF = dict.fromkeys(__all__, "preheat.errors")
+_MODULE_OF |= {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

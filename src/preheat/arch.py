@@ -45,8 +45,7 @@ def _parsed(text: str) -> Arch:
     match = _NAME.fullmatch(text.strip().replace(".", ""))
     if match is None or int(match[1]) < 50:
         raise InputError(
-            f"{text!r} is not a GPU architecture",
-            hint="use a name such as sm_90, sm_90a or sm_100f",
+            f"{text!r} is not a GPU architecture", hint="use a name such as sm_90, sm_90a or sm_100f"
         )
     number = int(match[1])
     return Arch(number // 10, number % 10, match[2])
@@ -58,14 +57,15 @@ def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
     `device` is what a GPU reports, so its own suffix says nothing: an H200 reports sm_90 and runs
     sm_90a code.
     """
-    made, there = (target.major, target.minor), (device.major, device.minor)
+    needed = (target.major, target.minor)
+    available = (device.major, device.minor)
     if strict and target != device:
-        return "strict matching demands the same architecture"
-    if target.suffix == "a" and made != there:
-        return f"an 'a' target runs on compute capability {made[0]}.{made[1]} alone"
-    if target.suffix == "f" and (made[0] != there[0] or made > there):
-        return f"an 'f' target runs on its own family, from {made[0]}.{made[1]} on"
-    if made > there:
+        return "strict matching requires the same architecture"
+    if target.suffix == "a" and needed != available:
+        return f"an 'a' target runs only on compute capability {target.major}.{target.minor}"
+    if target.suffix == "f" and (target.major != device.major or needed > available):
+        return f"an 'f' target runs only on its own family, from {target.major}.{target.minor} on"
+    if needed > available:
         return "the target is newer than the device"
     return None
 

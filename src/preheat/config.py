@@ -16,7 +16,8 @@ from preheat.errors import ConfigError, InputError
 __all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ"]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
@@ -48,10 +49,10 @@ class Variable:
     default: str
     help: str
 
-    def read(self, env: Mapping[str, str], otherwise: Any) -> Any:
-        """Return the value, or `otherwise` when unset or empty. An invalid value is a `ConfigError`."""
+    def read(self, env: Mapping[str, str]) -> Any:
+        """Return the value, or None when it is unset or empty. An invalid value is a `ConfigError`."""
         text = env.get(self.name, "")
-        return self.parse(self.name, text) if text.strip() else otherwise
+        return self.parse(self.name, text) if text.strip() else None
 
 
 def boolean(name: str, text: str) -> bool:
@@ -134,22 +135,22 @@ def directories(name: str, text: str) -> tuple[Path, ...]:
 
 #: Every variable that preheat reads, in the order of docs/environment.md.
 VARIABLES: tuple[Variable, ...] = (
-    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "where the cache lives"),
-    Variable("PREHEAT_CACHE", boolean, "on", "off: keep nothing on disk, only in memory"),
-    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "most bytes on disk before old entries go"),
-    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before old ones go"),
-    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "most bytes kept in memory per process"),
+    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "directory of the cache"),
+    Variable("PREHEAT_CACHE", boolean, "on", "off: store nothing on disk, only in memory"),
+    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "largest size on disk before entries are evicted"),
+    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before entries are evicted"),
+    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "largest size in the memory of each process"),
     Variable(
         "PREHEAT_LAYERS",
         directories,
         "none",
-        "read-only cache directories, separated like PATH, asked before the writable one",
+        "read-only cache directories, separated like PATH, searched before the writable one",
     ),
     Variable(
         "PREHEAT_BUNDLE",
         directories,
         "none",
-        "baked bundles, separated like PATH, asked before everything else",
+        "baked bundles, separated like PATH, searched before everything else",
     ),
     Variable(
         "PREHEAT_SEALED",
@@ -161,38 +162,38 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "manifest to which every program that is asked for is added",
+        "manifest to which every requested program is added",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
         boolean,
         "off",
-        "on: use a cache directory that others own or can write (a shared volume)",
+        "on: use a cache directory that other users own or can write, such as a shared volume",
     ),
     Variable(
         "PREHEAT_LOCK_DIR",
         directory,
         "a private directory on this node",
-        "where processes agree on who compiles; must be local to the node",
+        "directory of the locks by which one process compiles a program; must be local to the node",
     ),
     Variable(
         "PREHEAT_LOCK_WAIT",
         seconds,
         "300",
-        "longest wait for another process's compile before compiling here",
+        "longest wait, in seconds, for another process that compiles the same program",
     ),
-    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest a single compile may take"),
+    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest time of one compile in seconds"),
     Variable(
         "PREHEAT_DEVICE",
         word,
         "cuda",
-        "what `preheat.device()` gives: `cuda`, `cuda:1`, `emulator`, or `auto` for whichever there is",
+        "device of `preheat.device()`: `cuda`, `cuda:1`, `emulator`, `auto` (a GPU if there is one)",
     ),
     Variable(
         "PREHEAT_EMULATOR_SANITIZE",
         boolean,
         "off",
-        "on: the emulator stops a kernel at a value that CUDA leaves undefined",
+        "on: the emulator stops a kernel that uses an undefined value",
     ),
     Variable(
         "PREHEAT_BLOCKING",
@@ -204,19 +205,19 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_JIT",
         boolean,
         "off",
-        "on: a GPU newer than the compiler gets PTX, compiled by its driver at every start",
+        "on: for a GPU newer than the compiler, the driver compiles PTX at every start",
     ),
     Variable(
         "PREHEAT_RELOAD",
         boolean,
         "on",
-        "off: a file is not looked at again once its program is loaded in this process",
+        "off: changes to the files of a loaded program are ignored",
     ),
     Variable(
         "PREHEAT_GRAPH_PROFILE",
         boolean,
         "off",
-        "on: what sampled replays of graphs cost, as JSON lines to `PREHEAT_EVENTS` or standard error",
+        "on: times of sampled graph replays, as JSON lines to `PREHEAT_EVENTS` or standard error",
     ),
     Variable(
         "PREHEAT_GRAPH_UPLOAD", boolean, "off", "on: upload a graph again before every replay of it"
@@ -232,7 +233,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
     ),
 )
-_BY_NAME = {variable.name: variable for variable in VARIABLES}
+_BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for variable in VARIABLES}
 
 
 def environ() -> Mapping[str, str]:
@@ -270,10 +271,7 @@ class Config:
 
     @classmethod
     def from_env(
-        cls,
-        env: Mapping[str, str] | None = None,
-        *,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cls, env: Mapping[str, str] | None = None, *, cache_dir: str | os.PathLike[str] | None = None
     ) -> Config:
         """Read the settings from the environment. Raises `ConfigError` for an invalid value.
 
@@ -283,39 +281,22 @@ class Config:
         if cache_dir is not None:
             return replace(cls.from_env(env), cache_dirs=(_given_directory(cache_dir),))
 
-        def value(name: str, otherwise: Any) -> Any:
-            return _BY_NAME[name].read(env, otherwise)
-
-        chosen = value("PREHEAT_CACHE_DIR", None)
+        values = {
+            name: value
+            for name, variable in _BY_SETTING.items()
+            if (value := variable.read(env)) is not None
+        }
+        chosen = values.pop("cache_dir", None)
         mine = f"preheat-{os.getuid()}"
+        values.setdefault("lock_dir", _node_local() / mine / "locks")
         return cls(
             cache_dirs=(
                 *([chosen] if chosen else []),
                 *_user_cache_dirs(env),
                 _temporary(env) / mine / "cache",
             ),
-            lock_dir=value("PREHEAT_LOCK_DIR", _node_local() / mine / "locks"),
-            cache=value("PREHEAT_CACHE", cls.cache),
-            cache_limit=value("PREHEAT_CACHE_LIMIT", cls.cache_limit),
-            cache_files=value("PREHEAT_CACHE_FILES", cls.cache_files),
-            memory_limit=value("PREHEAT_MEMORY_LIMIT", cls.memory_limit),
-            layers=value("PREHEAT_LAYERS", cls.layers),
-            bundles=value("PREHEAT_BUNDLE", cls.bundles),
-            sealed=value("PREHEAT_SEALED", cls.sealed),
-            record=value("PREHEAT_RECORD", cls.record),
-            trust_cache_dir=value("PREHEAT_TRUST_CACHE_DIR", cls.trust_cache_dir),
-            lock_wait=value("PREHEAT_LOCK_WAIT", cls.lock_wait),
-            compile_timeout=value("PREHEAT_COMPILE_TIMEOUT", cls.compile_timeout),
-            device=value("PREHEAT_DEVICE", cls.device),
-            emulator_sanitize=value("PREHEAT_EMULATOR_SANITIZE", cls.emulator_sanitize),
-            blocking=value("PREHEAT_BLOCKING", cls.blocking),
-            jit=value("PREHEAT_JIT", cls.jit),
-            reload=value("PREHEAT_RELOAD", cls.reload),
-            graph_profile=value("PREHEAT_GRAPH_PROFILE", cls.graph_profile),
-            graph_upload=value("PREHEAT_GRAPH_UPLOAD", cls.graph_upload),
-            graph_sync=value("PREHEAT_GRAPH_SYNC", cls.graph_sync),
-            events=value("PREHEAT_EVENTS", cls.events),
-            traceback=value("PREHEAT_TRACEBACK", cls.traceback),
+            bundles=values.pop("bundle", ()),
+            **values,
         )
 
 

@@ -14,7 +14,7 @@ from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
-from preheat.tracebacks import shorten
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["compile", "default_builder"]
 
@@ -72,5 +72,5 @@ def compile(
         )
         return default_builder(cache_dir).build(program, arch)
     except PreheatError as error:
-        shorten(error)
+        shorten_traceback(error)
         raise

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from preheat.messages import Diagnostic, SourceLine, did_you_mean, kernel_hint, short_repr
+from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
 
 __all__ = [
     "BakedError",
@@ -89,6 +89,10 @@ class PreheatError(Exception):
 
     _hint: str | None = None
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
     @property
     def hint(self) -> str | None:
         """What to do next. A traceback shows it below the message."""
@@ -107,10 +111,6 @@ class PreheatError(Exception):
 
 class InputError(PreheatError, ValueError):
     """An argument, an option, a path or a file is invalid."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class UnknownEntryError(InputError):
@@ -149,7 +149,9 @@ class TargetError(InputError):
     """PTX that targets `target` cannot run on `arch`."""
 
     def __init__(self, program: str, target: str, arch: str, why: str) -> None:
-        self.program, self.target, self.arch = program, target, arch
+        self.program = program
+        self.target = target
+        self.arch = arch
         super().__init__(f"{program} targets {target} and cannot run on {arch}: {why}")
 
 
@@ -157,7 +159,10 @@ class PtxError(InputError):
     """PTX text breaks a rule. The error is found before the assembler runs."""
 
     def __init__(self, program: str, rule: str, message: str, line: int, text: str) -> None:
-        self.program, self.rule, self.line, self.text = program, rule, line, text
+        self.program = program
+        self.rule = rule
+        self.line = line
+        self.text = text
         excerpt = f"\n    {text.strip()}" if text.strip() else ""
         super().__init__(f"{program}:{line}: {message}{excerpt}")
 
@@ -170,7 +175,8 @@ class ConfigError(PreheatError):
     """An environment variable has an invalid value."""
 
     def __init__(self, variable: str, value: str, expected: str) -> None:
-        self.variable, self.value = variable, value
+        self.variable = variable
+        self.value = value
         super().__init__(f"{variable}={value!r} is not {expected}")
 
 
@@ -180,20 +186,18 @@ class CompileError(PreheatError):
     SHOWN = 8
 
     def __init__(
-        self,
-        program: str,
-        arch: str,
-        options: Sequence[str],
-        log: str,
-        rows: Sequence[Diagnostic] = (),
+        self, program: str, arch: str, options: Sequence[str], log: str, rows: Sequence[Diagnostic] = ()
     ) -> None:
-        self.program, self.arch, self.options = program, arch, tuple(options)
-        self.log, self.rows = log, tuple(rows)
+        self.program = program
+        self.arch = arch
+        self.options = tuple(options)
+        self.log = log
+        self.rows = tuple(rows)
         self.count = 1  # number of requests that met this failure; see Builder.failures
-        if "Unsupported .version" in log:
-            self.hint = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
+        newer_ptx = "this PTX is newer than nvJitLink: pip install -U nvidia-nvjitlink"
         with_options = f" with {' '.join(options)}" if options else ""
-        super().__init__(f"{program} does not compile for {arch}{with_options}\n{self._evidence()}")
+        message = f"{program} does not compile for {arch}{with_options}\n{self._evidence()}"
+        super().__init__(message, hint=newer_ptx if "Unsupported .version" in log else None)
 
     def _evidence(self) -> str:
         errors = [row for row in self.rows if row.severity != "warning"]
@@ -235,8 +239,8 @@ class SealedError(PreheatError):
         lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
-        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]))
-        self.hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
+        hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
+        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:
         """Return the same error for one kernel of the program."""
@@ -253,9 +257,10 @@ class WarmError(PreheatError):
     """
 
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
-        self.failures, self.report = tuple(failures), report
-        count = f"{len(self.failures)} failure{'' if len(self.failures) == 1 else 's'} in warming up:"
-        super().__init__("\n  ".join([count, *(_line(*failure) for failure in self.failures)]))
+        self.failures = tuple(failures)
+        self.report = report
+        head = f"{count(len(self.failures), 'failure')} in warming up:"
+        super().__init__("\n  ".join([head, *(_line(*failure) for failure in self.failures)]))
 
 
 def _line(what: str, error: Exception) -> str:
@@ -271,10 +276,6 @@ def _line(what: str, error: Exception) -> str:
 
 class ToolchainError(PreheatError):
     """The compiler cannot be used. This says nothing about the program."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class ToolchainNotFoundError(ToolchainError):
@@ -306,7 +307,8 @@ class LaunchError(InputError):
     def __init__(
         self, kernel: str, message: str, *, argument: int | None = None, hint: str | None = None
     ) -> None:
-        self.kernel, self.argument = kernel, argument
+        self.kernel = kernel
+        self.argument = argument
         where = "" if argument is None else f", argument {argument}"
         super().__init__(f"{kernel}{where}: {message}", hint=hint)
 
@@ -317,10 +319,6 @@ class StaleBufferError(LaunchError):
 
 class DeviceError(PreheatError):
     """A device operation failed."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class NoGpuError(DeviceError):
@@ -340,7 +338,11 @@ class DriverError(DeviceError):
         sticky: bool = False,
         hint: str | None = None,
     ) -> None:
-        self.call, self.code, self.name, self.meaning, self.sticky = call, code, name, meaning, sticky
+        self.call = call
+        self.code = code
+        self.name = name
+        self.meaning = meaning
+        self.sticky = sticky
         super().__init__(f"{call} failed: {name} ({code}): {meaning}", hint=hint)
 
 
@@ -415,8 +417,13 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         source: Sequence[SourceLine] = (),
         hint: str | None = None,
     ) -> None:
-        self.kernel, self.message, self.line, self.text = kernel, message, line, text
-        self.block, self.thread, self.address = block, thread, address
+        self.kernel = kernel
+        self.message = message
+        self.line = line
+        self.text = text
+        self.block = block
+        self.thread = thread
+        self.address = address
         self.source = tuple(source)
         where = "".join(f", {place}" for place in self.source[:1])
         where += "" if line is None else f", PTX line {line}"
@@ -436,9 +443,9 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
     def _evidence(self) -> Iterator[str]:
         """Yield the text of the source line, the calls around it, and the text of the PTX."""
         for depth, place in enumerate(self.source[: self.SHOWN]):
-            where, text = f"called from {place}" if depth else "", place.text or ""
-            if where or text:
-                yield ": ".join(filter(None, (where, text)))
+            parts = (f"called from {place}" if depth else "", place.text)
+            if text := ": ".join(filter(None, parts)):
+                yield text
         if len(self.source) > self.SHOWN:
             yield f"… and {len(self.source) - self.SHOWN} more calls in .source"
         if self.text:

@@ -47,7 +47,7 @@ EVENTS: Mapping[str, str] = {
 
 #: Events with Python objects as fields. They are not counted, and only sinks that name them get them.
 OBJECT_EVENTS: Mapping[str, str] = {
-    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
+    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]"
 }
 
 Stats = dict[str, float]  # counter name -> value
@@ -185,7 +185,8 @@ class JsonLines:
             warn(f"events are not written to {self._path}: {fault}")
 
 
-_INFO, _DEBUG = 20, 10  # the levels of `logging`
+_INFO = 20  # the levels of `logging`
+_DEBUG = 10
 
 #: The level and the message of events that are not problems.
 _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
@@ -231,15 +232,16 @@ def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | Non
     """Return the kind of problem of an event, its place, and the message for the log."""
     match name:
         case "fault":
-            what, where = f"cannot {fields['verb']}", str(fields["where"])
+            what = f"cannot {fields['verb']}"
+            where = str(fields["where"])
             return what, where, f"{where}: {what}: {fields['error']}"
         case "refused":
             where = str(fields["path"])
             return "refused", where, f"{where} is not used: {fields['reason']}"
         case "sealed" if fields["mode"] != "error":  # The caller gets an error in that mode.
             where = f"{fields['program']} for {fields['arch']}"
-            message = f"{fields['caller']}: {where} is compiled, though sealed: {fields['reason']}"
-            return "sealed", where, message
+            what = f"{where} is compiled although this process is sealed"
+            return "sealed", where, f"{fields['caller']}: {what}: {fields['reason']}"
         case "damaged":
             where = str(fields["tier"])
             message = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"

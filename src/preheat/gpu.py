@@ -40,7 +40,7 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record_event
-from preheat.tracebacks import shorten
+from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
@@ -160,7 +160,7 @@ class Gpu:
         except SealedError as error:
             raise error.naming(name) from None
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     def module(
@@ -186,7 +186,7 @@ class Gpu:
             request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             return self._session.module(request).value
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
@@ -204,7 +204,7 @@ class Gpu:
         try:
             return warm(self, sources, jobs)
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     # Memory

@@ -67,7 +67,8 @@ class Piece(NamedTuple):
 def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
     """Yield the comments and literals of `text` in order. The text between them is code."""
     opening = _PTX_START if ptx else _CPP_START
-    at, raw_strings = 0, True
+    at = 0
+    raw_strings = True
     while found := opening.search(text, at):
         at = found.end()
         match found.lastgroup:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Diagnostic", "SourceLine", "did_you_mean", "kernel_hint", "short_repr"]
+__all__ = ["Diagnostic", "SourceLine", "count", "did_you_mean", "kernel_hint", "short_repr"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,12 @@ class SourceLine(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+
+def count(number: int, noun: str) -> str:
+    """Format a count: `1 entry`, `2 entries`, `3 files`."""
+    plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

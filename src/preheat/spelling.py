@@ -25,7 +25,9 @@ from collections.abc import Callable
 __all__ = ["FILE", "format_spellings", "is_spelling", "spelled", "spelled_in_manifest"]
 
 FILE = "{file}"
-_CWD, _CALLER, _PACKAGES = "{cwd}", "{caller}", "{packages}"
+_CWD = "{cwd}"
+_CALLER = "{caller}"
+_PACKAGES = "{packages}"
 _SPELLING = re.compile(r"(?:\{(?:file|cwd|caller|packages)\}(?:/.*)?|/.*)", re.S)
 _BASE = "/" + "x/" * 64  # Stands for the directory of the manifest, deep enough for every `..`.
 
@@ -36,16 +38,16 @@ def spelled(written: str, file: str | None, caller: Callable[[], str | None] | N
     `file` is the file of the program. `caller` returns the Python file that makes the request.
     """
     directory = os.path.abspath(written)
-    if file is not None and (steps := _steps(file, directory)) is not None:
-        return _joined(FILE, steps)
+    if file is not None and (path := _path_from(file, directory)) is not None:
+        return _join(FILE, path)
     if not os.path.isabs(written):
-        return _joined(_CWD, os.path.normpath(written))
+        return _join(_CWD, os.path.normpath(written))
     asking = caller() if caller is not None else None
-    if asking is not None and (steps := _steps(asking, directory)) is not None:
-        return _joined(_CALLER, steps)
+    if asking is not None and (path := _path_from(asking, directory)) is not None:
+        return _join(_CALLER, path)
     packages = _packages_above(directory)
     if packages and _is_first(packages, directory[len(packages) + 1 :]):
-        return _joined(_PACKAGES, directory[len(packages) + 1 :])
+        return _join(_PACKAGES, directory[len(packages) + 1 :])
     return directory
 
 
@@ -58,10 +60,10 @@ def spelled_in_manifest(directory: str, file: str | None) -> str:
     if os.path.isabs(directory):
         return os.path.normpath(directory)
     if file is None:
-        return _joined(_CWD, os.path.normpath(directory))
+        return _join(_CWD, os.path.normpath(directory))
     if os.path.isabs(file):
         return ""  # There is no spelling that holds on another machine.
-    return _joined(FILE, os.path.relpath(_BASE + directory, os.path.dirname(_BASE + file)))
+    return _join(FILE, os.path.relpath(_BASE + directory, os.path.dirname(_BASE + file)))
 
 
 def is_spelling(text: str) -> bool:
@@ -75,11 +77,11 @@ def format_spellings(spellings: tuple[str, ...]) -> str:
     return ", ".join(each.removeprefix(FILE + "/").removeprefix(_CWD + "/") for each in own)
 
 
-def _joined(start: str, steps: str) -> str:
-    return start if steps == "." else f"{start}/{steps}"
+def _join(start: str, path: str) -> str:
+    return start if path == "." else f"{start}/{path}"
 
 
-def _steps(file: str, directory: str) -> str | None:
+def _path_from(file: str, directory: str) -> str | None:
     """Return the relative path from `file` to `directory`, or None when they share only the root.
 
     The same holds for an installed package and a project, because each can move without the other.
@@ -89,15 +91,15 @@ def _steps(file: str, directory: str) -> str | None:
         return "."
     if _packages_above(file) != _packages_above(directory):
         return None
-    lexical = _way(home, directory)
+    lexical = _relative_path(home, directory)
     if lexical is not None and lexical.split(os.sep)[0] != os.pardir:
         return lexical
-    ways = [way for way in (lexical, _real_way(home, directory)) if way is not None]
-    return min(ways, key=lambda way: way.split(os.sep).count(os.pardir), default=None)
+    paths = [path for path in (lexical, _resolved_path(home, directory)) if path is not None]
+    return min(paths, key=lambda path: path.split(os.sep).count(os.pardir), default=None)
 
 
 @functools.lru_cache(maxsize=256)
-def _way(home: str, directory: str) -> str | None:
+def _relative_path(home: str, directory: str) -> str | None:
     if home != os.sep and directory.startswith(home + os.sep):
         return directory[len(home) + 1 :]
     near = os.path.commonpath((home, directory)) != os.sep
@@ -105,16 +107,16 @@ def _way(home: str, directory: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=256)  # `realpath` reads every directory of the path.
-def _real_way(home: str, directory: str) -> str | None:
+def _resolved_path(home: str, directory: str) -> str | None:
     """Return the relative path with links resolved, if it is also right from `home` as written.
 
     A working directory never has links in its path. `__file__` often has.
     """
     real = os.path.realpath(directory)
-    way = _way(os.path.realpath(home), real)
-    if way is None or os.path.realpath(os.path.normpath(os.path.join(home, way))) != real:
+    path = _relative_path(os.path.realpath(home), real)
+    if path is None or os.path.realpath(os.path.normpath(os.path.join(home, path))) != real:
         return None
-    return way
+    return path
 
 
 def _packages_above(path: str) -> str:

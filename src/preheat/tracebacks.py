@@ -5,10 +5,10 @@ from __future__ import annotations
 from preheat.config import environ
 from preheat.errors import PreheatError
 
-__all__ = ["shorten"]
+__all__ = ["shorten_traceback"]
 
 
-def shorten(error: PreheatError) -> None:
+def shorten_traceback(error: PreheatError) -> None:
     """Remove the frames of preheat from the traceback, unless `PREHEAT_TRACEBACK` is `full`.
 
     The error is about the program of the user, and frames inside of preheat do not help to find it.

@@ -21,8 +21,7 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
-from preheat.build.bundle_tier import BundleEntry, read
-from preheat.cache import codec
+from preheat.build.bundle_tier import BundleEntry, decode_entry, entry_meta
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
@@ -289,11 +288,11 @@ def _parallel_compiles(jobs: Any) -> int:
 
 def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> BundleEntry | None:
     """Return an entry for one of these architectures; None for others and for code."""
-    meta = codec.unpack_checked(bundle.get(digest) or b"").meta
-    if meta.get("kind") != "promise" or Arch.parse(meta.get("arch", "")) not in ranks:
+    meta = entry_meta(bundle, digest)
+    if meta is None or Arch.parse(meta.get("arch", "")) not in ranks:
         return None
-    found = read(bundle, digest)
-    return found if found is not None and found.artifact.arch in ranks else None
+    found = decode_entry(bundle, digest, meta)
+    return found if found.artifact.arch in ranks else None
 
 
 def _request_without_arch(entry: BundleEntry) -> object:

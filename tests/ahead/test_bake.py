@@ -243,7 +243,7 @@ def test_an_executor_that_breaks_fails_its_jobs_and_not_the_bake(config: Config)
     assert [(type(failed.error), failed.title) for failed in (*baked.failures, *late.failures)] == [
         *((ToolchainError, "a.cu"), (ToolchainError, "bb.cu"), (ToolchainError, "a.cu"))
     ]
-    assert "its executor is gone" in str(baked.failures[0].error)
+    assert "its executor failed" in str(baked.failures[0].error)
 
 
 def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> None:
@@ -398,7 +398,7 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
         "lost.cu None: cannot read lost.cu",
         "a.cu sm_90: option[0]: '-use_fast_math' became '-G'",
         "bb.cu sm_90: bb.cu has no kernel 'cc'; it has: bb",
-        f"clock.cu sm_90: not baked, and no cache keeps it: {CLOCK.uncacheable}",
+        f"clock.cu sm_90: not baked, and not cacheable: {CLOCK.uncacheable}",
         "new.cu sm_90: not baked",
     ]
     builder.close()

@@ -132,7 +132,7 @@ for graphs in (gpu.graphs(name="decode"), gpu.graphs()):
     made = Manifest.read(manifest)
     assert [row.entries for row in made.programs] == [("k",)]
     assert made.graphs == (GraphKeys("decode", ("(1, 'prefill')", "32")),)
-    assert err.count("is no Python literal and is not recorded") == 1
+    assert err.count("is not a Python literal and is not recorded") == 1
     assert "graph 'decode'" in err
 
 
@@ -359,7 +359,7 @@ def test_a_file_that_is_no_recording_is_kept_and_named(record: Recorder, manifes
     (file,) = spools(manifest)
     alien = file.with_name("alien.jsonl")
     alien.write_text('{"of": 7, "arch": "sm_90"}\n')
-    with pytest.raises(InputError, match=r"alien\.jsonl was not recorded by this preheat"):
+    with pytest.raises(InputError, match=r"alien\.jsonl was recorded by another release"):
         merge_into(manifest)
     assert alien.exists()
     alien.unlink()

@@ -181,7 +181,7 @@ def test_text_that_opens_no_file_looks_at_none(
     def changed(_: object) -> bool:
         raise AssertionError("a file was looked at")
 
-    monkeypatch.setattr(reload.Files, "changed", changed)
+    monkeypatch.setattr(reload.TrackedFiles, "changed", changed)
     assert device.kernel(PLAIN.format(1), "k") is kernel
 
 

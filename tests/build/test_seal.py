@@ -334,7 +334,7 @@ def test_a_warning_seal_counts_logs_and_compiles(
     builder.close()
     (line,) = caplog.messages
     assert line.startswith("test_seal.py:")
-    assert "saxpy.cu for sm_90 is compiled, though sealed: absent" in line
+    assert "saxpy.cu for sm_90 is compiled although this process is sealed: absent" in line
     assert builder.stats()["process"]["sealed"] == 1
 
 

@@ -126,7 +126,7 @@ def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) ->
         ran = cli(*args, "-o", output)
         assert (ran.code, ran.out) == (2, "")
         assert f"error: cannot write {output}: it exists and is not a " in ran.err
-        assert "hint: name another place for the bundle" in ran.err
+        assert "hint: name another file for the bundle" in ran.err
     assert (Path("k.toml").read_text(), Path("a.cu").read_text()) == before
 
 
@@ -398,7 +398,7 @@ def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> N
         lines,
         (
             "is missing",
-            "no entry leads to it",
+            "no entry refers to it",
             "no kernel 'nope'",
             "checksum mismatch",
             "not a valid",
@@ -433,7 +433,7 @@ def test_bundle_merge_refuses_two_answers_to_one_request_unless_told_whose_to_ta
     ran = cli("bundle", "merge", "old.heat", "new.heat", "-o", "m.heat")
     assert ran.code == 2
     assert ran.err.splitlines()[:3] == [
-        "error: a.cu for sm_90 is not the same in old.heat and new.heat:",
+        "error: a.cu for sm_90 differs between old.heat and new.heat:",
         "  compiler: NVRTC 13.0.1 and NVRTC 13.4.92",
         "  header util.h differs",
     ]

@@ -151,7 +151,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "two files would be written as out/saxpy.*",
         "",
     ),
-    "three things to compare": (["cache", "why", "a", "b", "c"], "one file, or two keys", ""),
+    "three things to compare": (["cache", "why", "a", "b", "c"], "one file or two keys", ""),
     "why without architecture": (["cache", "why", "saxpy.cu"], "no architecture", "--arch"),
 }
 
@@ -411,7 +411,7 @@ def test_doctor_says_which_package_brings_a_header_that_is_missing(
     )
     assert rows["mma.h"]["fix"].startswith("pip install nvidia-cuda-crt, or 'preheat[cu13]'")
     assert "no such type" in rows["cuda_fp16.h"]["detail"]
-    assert "do not suit the compiler" in rows["cuda_fp16.h"]["fix"]
+    assert "of different releases" in rows["cuda_fp16.h"]["fix"]
 
 
 @pytest.mark.usefixtures("quick_doctor")

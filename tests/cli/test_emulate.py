@@ -58,7 +58,7 @@ def test_every_form_is_listed_with_its_count(emulate: Emulate) -> None:
         ["ret", "1", "yes"],
         ["st.global.u32", "1", "yes"],
     ]
-    assert err == "5 forms supported\n"
+    assert err == "5 instructions supported\n"
 
 
 def test_what_cannot_run_is_named_with_its_line(emulate: Emulate) -> None:

@@ -184,7 +184,7 @@ def test_a_place_where_no_manifest_can_be_is_refused(plan: Run, place: str) -> N
 def test_a_file_in_the_place_of_a_directory_is_not_to_be_made_one(plan: Run) -> None:
     Path("notes.txt").write_text("remember the milk")
     _, _, err = plan("--model", "qwen2-0.5b", "-o", "notes.txt/k.toml")
-    assert "hint: name another place" in err
+    assert "hint: name another file" in err
 
 
 def test_only_a_dash_alone_is_standard_output(plan: Run, tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_help_has_every_element_type_and_says_what_no_choice_means(plan: Run) ->
     out = "".join(plan("--help")[1].split())
     assert f"Elementtype:{types[0]},{types[1]}or{types[2]}." in out
     assert "[default:no-blas]" in out
-    assert "Positionsofasequence:exactlysomany,unlessthereis--shorter." in out
+    assert "Exactnumberofpositionsofasequence;thelargestwith--shorter." in out

@@ -28,13 +28,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for rank in ("x", 0.0, False, np.zeros(2))
     ),
     *(
-        ({name: flag}, f"{name} {flag!r} is neither True nor False")
+        ({name: flag}, f"{name} {flag!r} is not True or False")
         for name in ("frozen", "nf4")
         for flag in ("no", 2, 0, None)
     ),
     ({"heads": 5}, "heads 5 does not divide q_dim 12"),
     ({"kv_dim": 4}, "kv_dim 4 is not a multiple of the size of a head, 3"),
-    ({"kv_dim": 9}, "kv_dim 9 is that of 3 heads, which heads 4 cannot share evenly"),
+    ({"kv_dim": 9}, "kv_dim 9 gives 3 heads of keys and values, which does not divide heads 4"),
     ({"kv_dim": 24}, "kv_dim 24 is that of 8 heads, which heads 4 cannot share"),
     ({"max_seq": LARGE}, f"heads 4 by max_seq {LARGE} is {4 * LARGE}, which is more than"),
     ({"max_seq": 2**20}, f"heads 4 by max_seq {2**20} by max_seq {2**20} is"),
@@ -53,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_dimensions_that_cannot_be_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         backward_plan(**asdict(GQA) | change)
-    assert "lora_rank" not in change or "0 is no LoRA" in (caught.value.hint or "")
+    assert "lora_rank" not in change or "0 means no LoRA" in (caught.value.hint or "")
 
 
 def test_numbers_and_types_of_numpy_make_the_same_plan() -> None:

@@ -301,7 +301,7 @@ PROGRAMS = (
         TargetError, ("targets sm_120 and cannot run on", "sm_90", "newer than the device")),
     Misuse('gpu.kernel(ptx, "keep", strict=True)  # with .target sm_80',
         lambda b: b.gpu.kernel(PTX, "keep", strict=True),
-        TargetError, ("targets sm_80", "sm_90", "strict matching demands the same architecture")),
+        TargetError, ("targets sm_80", "sm_90", "strict matching requires the same architecture")),
 )  # fmt: skip
 
 DEVICES = (

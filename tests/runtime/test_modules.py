@@ -407,10 +407,10 @@ def test_code_for_the_a_variant_runs_on_its_own_device(device: Gpu) -> None:
         ("sm_90", False, None),
         ("sm_90a", False, None),
         ("sm_90", True, None),
-        ("sm_80", True, "strict matching demands the same architecture"),
-        ("sm_90a", True, "strict matching demands the same architecture"),
+        ("sm_80", True, "strict matching requires the same architecture"),
+        ("sm_90a", True, "strict matching requires the same architecture"),
         ("sm_100", False, "the target is newer than the device"),
-        ("sm_100a", False, "an 'a' target runs on compute capability 10.0 alone"),
+        ("sm_100a", False, "an 'a' target runs only on compute capability 10.0"),
     ],
 )
 def test_ptx_runs_where_its_target_allows(

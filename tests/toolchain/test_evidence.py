@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from preheat.toolchain.evidence import Evidence, Memo, View
+from preheat.toolchain.evidence import Evidence, FileHasher, Memo
 
 
 class Clock:
@@ -30,7 +30,7 @@ def header(tmp_path: Path) -> Path:
 
 
 def look(memo: Memo, path: Path) -> Evidence:
-    return View(memo).evidence(str(path))
+    return FileHasher(memo).evidence(str(path))
 
 
 def settled(path: Path) -> Memo:

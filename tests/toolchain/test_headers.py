@@ -18,7 +18,7 @@ from preheat.errors import CompileError, InputError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain
-from preheat.toolchain.evidence import Memo, View
+from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.headers import (
     HeaderState,
     Unexpected,
@@ -539,7 +539,7 @@ def test_a_header_that_lies_behind_another_root_now_must_be_the_same(tmp_path: P
         (tmp_path / name).mkdir()
         (tmp_path / name / "v.h").write_text(text)
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    digest = View(Memo()).evidence(f"{a}/v.h").digest
+    digest = FileHasher(Memo()).evidence(f"{a}/v.h").digest
     state = HeaderState((Header("0", "v.h", digest),), (), ("0",))
     assert mismatch(state, {"0": a}, Memo()) is None
     assert mismatch(state, {"0": str(tmp_path), "1": a}, Memo()) is None

@@ -133,7 +133,7 @@ def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> No
         assert len(list(entries_of(bundle))) == 2 * WAYS
         assert faults(bundle) == []
     told = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
-    assert f"{2 * WAYS} programs, 1 architecture: all covered" in told
+    assert f"{2 * WAYS} programs, 1 architecture: everything is in" in told
 
 
 def test_sealed_in_another_place_each_include_list_has_its_own_code(
@@ -148,7 +148,7 @@ def test_sealed_in_another_place_each_include_list_has_its_own_code(
     for way, (b, a, c) in given.items():
         assert (b, a) == (222, 111), way
         assert isinstance(c, str), way
-        assert "cannot be compiled in this sealed process: no bundle has it" in c, way
+        assert "cannot be compiled in this sealed process: it is in no bundle" in c, way
         assert "/a' became '" in c or "/b' became '" in c, c
 
 

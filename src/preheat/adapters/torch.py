@@ -110,12 +110,14 @@ class _RmsNorm:
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, Tensor, None]:
-        (x, gamma), width = ctx.saved_tensors, gy.shape[-1]
-        ops, out = _ops(x), (_new(x), _new(gamma))
+        x, gamma = ctx.saved_tensors
+        width = gy.shape[-1]
+        ops = _ops(x)
         shape = ops.rms_norm_workspace(gy.numel() // width, width, x.dtype)
-        room = x.new_empty(shape, dtype=_torch().float32)
+        workspace = x.new_empty(shape, dtype=_torch().float32)
+        out = (_new(x), _new(gamma))
         gx, g_gamma = ops.rms_norm_backward(
-            gy.contiguous(), x, gamma, eps=ctx.eps, out=out, workspace=room
+            gy.contiguous(), x, gamma, eps=ctx.eps, out=out, workspace=workspace
         )
         return gx, g_gamma, None
 
@@ -128,8 +130,10 @@ class _Matmul:
 
     @staticmethod
     def backward(ctx: Any, gc: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (a, b), gc = ctx.saved_tensors, gc.contiguous()
-        ops, (for_a, for_b) = _ops(a), ctx.needs_input_grad
+        a, b = ctx.saved_tensors
+        gc = gc.contiguous()
+        ops = _ops(a)
+        for_a, for_b = ctx.needs_input_grad
         return (
             ops.gemm_backward_a(gc, b, out=_new(a)) if for_a else None,
             ops.gemm_backward_b(a, gc, out=_new(b)) if for_b else None,
@@ -145,8 +149,10 @@ class _Linear:
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (x, weight), gy = ctx.saved_tensors, gy.contiguous()
-        ops, (for_x, for_weight) = _ops(x), ctx.needs_input_grad
+        x, weight = ctx.saved_tensors
+        gy = gy.contiguous()
+        ops = _ops(x)
+        for_x, for_weight = ctx.needs_input_grad
         return (
             ops.gemm(gy, weight, out=_new(x)) if for_x else None,
             ops.gemm_backward_b(gy, x, out=_new(weight)) if for_weight else None,

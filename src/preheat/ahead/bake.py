@@ -128,8 +128,8 @@ def bake(
     failures = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     config = _able_to_compile(config or Config.from_env())
     with (
-        _open_worker(builder, config, executor) as worker,
-        _submitted(todo, worker, executor, jobs) as futures,
+        _builder_opener(builder, config, executor) as open_builder,
+        _submitted(todo, open_builder, executor, jobs) as futures,
     ):
         for job, future in _completed(todo, futures, on_start):
             result = _result(job, future)
@@ -142,11 +142,10 @@ def bake(
     outputs, ambiguous = _without_ambiguous(done)
     failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
-    baked = BakeResult(tuple(sorted(each.row for each in outputs)), tuple(failures))
-    if output is not None and (outputs or not failures):
-        nbytes = _write(Path(output), outputs, manifest.graphs)
-        baked = replace(baked, path=Path(output), nbytes=nbytes)
-    return replace(baked, seconds=time.perf_counter() - started)
+    path = Path(output) if output is not None and (outputs or not failures) else None
+    nbytes = 0 if path is None else _write(path, outputs, manifest.graphs)
+    rows = tuple(sorted(each.row for each in outputs))
+    return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
 
 
 def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:
@@ -186,8 +185,8 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
     program = jobs[0].item.program
     lists = sorted(", ".join(job.item.program.include) for job in jobs)
     return InputError(
-        f"{jobs[0]} is listed {len(jobs)} times with include directories that hold different headers, "
-        f"and a bundle cannot tell them apart: {' | '.join(lists)} (each asked for as "
+        f"{jobs[0]} is listed {len(jobs)} times with include directories that have different headers, "
+        f"and a bundle cannot distinguish them: {' | '.join(lists)} (all requested as "
         f"{', '.join(program.asked_include) or 'none'})",
         hint="give the programs different labels, or the directories different names",
     )
@@ -208,34 +207,31 @@ def _able_to_compile(config: Config) -> Config:
     return replace(config, bundles=(), sealed=SealMode.OFF, record=None)
 
 
-# One program, in whatever thread or process it is compiled
+# One program
 
 
-class _Worker:
-    """Builds the entries of a bundle."""
+def _run(open_builder: Callable[[], Builder], job: Job) -> _Output:
+    """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest.
 
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
-
-    def run(self, job: Job) -> _Output:
-        """Build the program of a job. A kernel that it should have and has not is an error."""
-        program = job.item.program
-        entry, tier = self.builder.bundle_entry(program, job.arch, job.item.entries)
-        artifact = entry.artifact
-        for name in entry.entries:
-            _require_entry(artifact, name, program)
-        row = BakedProgram(
-            label=program.label,
-            arch=job.arch,
-            key=entry.artifact.digest,
-            source=tier,
-            seconds=artifact.provenance.seconds,
-            bytes=sum(map(len, entry.encode().values())),
-            note=entry.note,
-            changed=job.item.changed,
-            include=program.asked_include,
-        )
-        return _Output(row, entry)
+    An executor may run this function in another process, so its arguments can be pickled.
+    """
+    program = job.item.program
+    entry, tier = open_builder().bundle_entry(program, job.arch, job.item.entries)
+    artifact = entry.artifact
+    for name in entry.entries:
+        _require_entry(artifact, name, program)
+    row = BakedProgram(
+        label=program.label,
+        arch=job.arch,
+        key=artifact.digest,
+        source=tier,
+        seconds=artifact.provenance.seconds,
+        bytes=sum(map(len, entry.encode().values())),
+        note=entry.note,
+        changed=job.item.changed,
+        include=program.asked_include,
+    )
+    return _Output(row, entry)
 
 
 def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
@@ -244,43 +240,41 @@ def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
     except UnknownEntryError as unknown:
         if "<" not in name or name in program.names:
             raise
-        hint = f"a template becomes a kernel by `names`: add names = [{name!r}] to the program"
+        hint = f"name the template instance: add names = [{name!r}] to the program"
         raise copy_error(unknown, hint=hint) from None
 
 
 @functools.cache
-def _worker_of_process(config: Config) -> _Worker:
-    """Return the worker of a process that an executor of the caller runs."""
-    return _Worker(Builder.open(config))
-
-
-def _run(worker: Callable[[], _Worker], job: Job) -> _Output:
-    """Run a job in an executor. The function, its arguments, results and errors can be pickled."""
-    return worker().run(job)
+def _builder_of_process(config: Config) -> Builder:
+    """Return the builder of a process that an executor of the caller runs."""
+    return Builder.open(config)
 
 
 @contextmanager
-def _open_worker(
+def _builder_opener(
     builder: Builder | None, config: Config, executor: Executor | None
-) -> Iterator[Callable[[], _Worker]]:
-    """Yield a function that returns the worker of the thread or process that calls it."""
+) -> Iterator[Callable[[], Builder]]:
+    """Yield a function that returns the builder of the thread or process that calls it."""
     if executor is not None:
-        yield functools.partial(_worker_of_process, config)
+        yield functools.partial(_builder_of_process, config)
         return
-    worker = _Worker(builder or Builder.open(config))
+    used = builder or Builder.open(config)
     try:
-        yield lambda: worker
+        yield lambda: used
     finally:
         if builder is None:
-            worker.builder.close()
+            used.close()
 
 
-# All programs, in whatever executor
+# All programs
 
 
 @contextmanager
 def _submitted(
-    todo: Sequence[Job], worker: Callable[[], _Worker], executor: Executor | None, jobs: int | None
+    todo: Sequence[Job],
+    open_builder: Callable[[], Builder],
+    executor: Executor | None,
+    jobs: int | None,
 ) -> Iterator[list[Future[_Output]]]:
     """Submit all jobs. On exit, cancel those that have not started."""
     from concurrent.futures import ThreadPoolExecutor
@@ -290,7 +284,7 @@ def _submitted(
     futures: list[Future[_Output]] = []
     try:
         for job in todo:
-            futures.append(_submit(runner, worker, job))
+            futures.append(_submit(runner, open_builder, job))
         yield futures
     finally:
         for future in futures:
@@ -299,11 +293,11 @@ def _submitted(
             runner.shutdown(wait=False)
 
 
-def _submit(executor: Executor, worker: Callable[[], _Worker], job: Job) -> Future[_Output]:
+def _submit(executor: Executor, open_builder: Callable[[], Builder], job: Job) -> Future[_Output]:
     from concurrent.futures import BrokenExecutor, Future
 
     try:
-        return executor.submit(_run, worker, job)
+        return executor.submit(_run, open_builder, job)
     except BrokenExecutor as broken:
         future: Future[_Output] = Future()
         future.set_exception(broken)
@@ -348,6 +342,6 @@ def _result(job: Job, future: Future[_Output]) -> _Output | FailedProgram:
     except PreheatError as error:
         return FailedProgram(job.item.title, job.arch, error)
     except (BrokenExecutor, CancelledError) as broken:
-        why = f"{job} was not baked, its executor is gone: {broken or type(broken).__name__}"
-        lost = ToolchainError(why, hint="bake again: what was finished is found in the cache")
+        why = f"{job} was not baked, because its executor failed: {broken or type(broken).__name__}"
+        lost = ToolchainError(why, hint="bake again: programs that were finished are in the cache")
         return FailedProgram(job.item.title, job.arch, lost)

@@ -64,7 +64,7 @@ def all_entries(bundle: Bundle) -> Iterator[BundleEntry]:
     try:
         yield from entries_of(bundle)
     except DamagedEntryError as bad:
-        hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy it again or bake anew"
+        hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy or bake it again"
         raise BundleError(f"bundle {bundle.path} is damaged: {bad}", hint=hint) from None
 
 
@@ -92,7 +92,7 @@ def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
             reached.add(digest)
             yield digest, str(bad)
     yield from (
-        (digest, "no entry leads to it") for digest in bundle.digests() if digest not in reached
+        (digest, "no entry refers to it") for digest in bundle.digests() if digest not in reached
     )
 
 
@@ -100,7 +100,7 @@ def require_place(output: str | os.PathLike[str]) -> None:
     """Raise `InputError` unless a bundle can be written to `output`, new or in place of another."""
     path = Path(output)
     if why := unwritable_reason(path) or _not_to_replace(path):
-        raise InputError(f"cannot write {output}: {why}", hint="name another place for the bundle")
+        raise InputError(f"cannot write {output}: {why}", hint="name another file for the bundle")
 
 
 def _not_to_replace(path: Path) -> str | None:
@@ -144,15 +144,16 @@ def merge_entries(a: BundleEntry, b: BundleEntry) -> BundleEntry:
 
 
 def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleError:
-    (one, first), (two, second) = a, b
+    one, first = a
+    two, second = b
     return BundleError(
         "\n  ".join(
             [
-                f"{one.label} for {one.arch} is not the same in {first.path} and {second.path}:",
+                f"{one.label} for {one.arch} differs between {first.path} and {second.path}:",
                 *(_differences(one, two) or ["the same request was compiled to different code"]),
             ]
         ),
-        hint="bake both alike, or say whose code to take: --prefer first or --prefer last",
+        hint="bake both in the same way, or choose one: --prefer first or --prefer last",
     )
 
 

@@ -114,12 +114,12 @@ def _reason(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, 
     if any(isinstance(builder.why(program, arch), Artifact) for arch in others - {job.arch}):
         return _OTHER_ARCH
     if program.uncacheable:
-        return f"not baked, and no cache keeps it: {program.uncacheable}"
+        return f"not baked, and not cacheable: {program.uncacheable}"
     near = builder.nearest(program, job.arch, namesake=True) if explain else None
     if near is None:
         return "not baked"
     if not near.differences:
-        return f"not baked by this compiler, only by {near.artifact.toolchain}"
+        return f"baked only by another compiler: {near.artifact.toolchain}"
     if [difference.partition(": ")[0] for difference in near.differences] == ["arch"]:
         return _OTHER_ARCH
     return "; ".join(near.differences)

@@ -142,7 +142,7 @@ class Recorder:
             if (literal := key_literal(key)) is not None:
                 self._write({"graph": name, "key": literal})
             elif self._first("skipped", name):
-                warn(f"graph {name!r}: key {key} is no Python literal and is not recorded")
+                warn(f"graph {name!r}: key {key} is not a Python literal and is not recorded")
 
     def _end(self) -> None:
         with self._lock:
@@ -239,7 +239,7 @@ def read_existing(manifest: Path) -> Manifest:
     found = Manifest.read(manifest)
     if found.unreadable:
         title, error = found.unreadable[0]
-        hint = "put it back, or take its [[program]] out of the manifest"
+        hint = "restore the file, or remove its [[program]] from the manifest"
         raise InputError(f"{manifest}: {title}: {error}", hint=hint)
     return found
 
@@ -276,8 +276,7 @@ def _naming_spool(spool: Path | None) -> Iterator[None]:
         if spool is None:
             raise
         raise InputError(
-            f"{error}; the recording is kept in {spool}, and the next merge takes it",
-            hint=error.hint,
+            f"{error}; the recording is kept in {spool} for the next merge", hint=error.hint
         ) from None
 
 
@@ -329,8 +328,8 @@ def _read_spool(file: Path) -> Manifest:
                 programs[row["number"]] = _program(row["program"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"{file} was not recorded by this preheat: {error!r}",
-                hint="merge it with the one that wrote it, or remove it",
+                f"{file} was recorded by another release of preheat: {error!r}",
+                hint="merge it with that release, or remove it",
             ) from error
     return Manifest(tuple(items), tuple(graphs))
 

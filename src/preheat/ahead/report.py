@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from preheat.messages import count
+
 __all__ = ["WarmReport"]
 
 
@@ -30,14 +32,10 @@ class WarmReport(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{_count(self.programs, 'program')}: {self.hits} found, {self.compiles} compiled "
+            f"{count(self.programs, 'program')}: {self.hits} found, {self.compiles} compiled "
             f"({self.compiling:.3f} s)\n"
-            f"{_count(self.modules, 'module')} loaded: {_count(self.nbytes, 'byte')}, "
-            f"{_count(self.entries, 'kernel')} resolved ({self.loading:.3f} s)\n"
-            f"{_count(self.graphs, 'graph')} captured ({self.capturing:.3f} s)\n"
+            f"{count(self.modules, 'module')} loaded: {count(self.nbytes, 'byte')}, "
+            f"{count(self.entries, 'kernel')} resolved ({self.loading:.3f} s)\n"
+            f"{count(self.graphs, 'graph')} captured ({self.capturing:.3f} s)\n"
             f"{self.seconds:.3f} s in all"
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

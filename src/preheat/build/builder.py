@@ -44,7 +44,7 @@ from preheat.key import Key
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain import Toolchain
-from preheat.tracebacks import shorten
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["Builder", "open_disk"]
 
@@ -148,7 +148,7 @@ class Builder:
         try:
             return self.obtain(program, arch, missed=missed, record=record).artifact
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     def obtain(
@@ -168,7 +168,7 @@ class Builder:
                 self.toolchain.look_again()
                 hit = self._obtain(self._request(program, arch))
         except PreheatError as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
         if record:
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
@@ -276,9 +276,11 @@ class Builder:
         return self._nearest(self._request(program, arch), namesake=namesake)
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
-        wanted, label = request.bundle_key.table, request.program.label
+        label = request.program.label
         caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
-        return search(wanted, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
+        return search(
+            request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
+        )
 
     def _find_and_count(self, request: Request) -> Hit | Miss:
         """Look a request up, and count a hit."""

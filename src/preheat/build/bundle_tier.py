@@ -64,10 +64,7 @@ class BundleEntry:
             "include": None if self.include is None else [*map(_writable, self.include)],
             "states": encode_states([(self.state, artifact.digest)]),
         }
-        return {
-            self.key: codec.pack(self.key, meta, {}),
-            artifact.digest: artifact.encode(),
-        }
+        return {self.key: codec.pack(self.key, meta, {}), artifact.digest: artifact.encode()}
 
 
 def _writable(spelling: str) -> str:

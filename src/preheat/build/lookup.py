@@ -43,7 +43,7 @@ class Miss(NamedTuple):
 
 
 _ABSENT = Miss("absent: nothing is stored under this key")
-_IN_NO_BUNDLE = Miss("absent: no bundle has it, and no cache")
+_IN_NO_BUNDLE = Miss("absent: it is in no bundle and in no cache")
 
 
 class Lookup:
@@ -159,7 +159,7 @@ class Lookup:
                 digest = current
                 code = self.cache.get(digest)
                 if code is None:
-                    return Miss("evicted: its headers are known, its code is gone")
+                    return Miss("evicted: its headers are known, but its code was removed")
                 if (artifact := self.in_use.get(digest)) is not None:
                     return artifact
                 meta, sections = codec.unpack_checked(code.blob)

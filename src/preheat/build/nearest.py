@@ -18,7 +18,7 @@ from preheat.key import Part, explain
 
 __all__ = ["Near", "nearest", "search"]
 
-_NO_INCLUDE = "include: the bundle does not say for which directories it was baked; bake it anew"
+_NO_INCLUDE = "include: the bundle does not say for which directories it was baked; bake it again"
 
 
 class Near(NamedTuple):

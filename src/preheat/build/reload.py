@@ -11,16 +11,16 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.config import SealMode
 from preheat.program import Program
-from preheat.toolchain.evidence import Memo, View
+from preheat.toolchain.evidence import FileHasher, Memo
 
-__all__ = ["Files"]
+__all__ = ["TrackedFiles"]
 
 _EVERY = 1.0  # seconds between two comparisons of the headers of one program
 
 _sources = Memo()  # hashes of the source files of this process
 
 
-class Files:
+class TrackedFiles:
     """The files that a loaded program was made from.
 
     The source file is compared at each call of `changed`, the headers at most once a second. The
@@ -36,7 +36,7 @@ class Files:
         self._due = 0.0
         self._changed = False
 
-    def track(self, program: Program, artifact: Artifact) -> Files | None:
+    def track(self, program: Program, artifact: Artifact) -> TrackedFiles | None:
         """Compare the headers of `artifact` as well. Return None when there is no file to compare."""
         self._header_change = self._builder.header_change(program, artifact)
         self._due = monotonic() + _EVERY
@@ -65,6 +65,6 @@ def _digest(path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        return View(_sources).evidence(path).digest
+        return FileHasher(_sources).evidence(path).digest
     except (OSError, ValueError):  # A name with a NUL character raises ValueError.
         return None

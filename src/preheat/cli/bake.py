@@ -13,16 +13,8 @@ from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bak
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
 from preheat.cli.check import run_check
-from preheat.cli.output import (
-    columns,
-    duration,
-    print_error,
-    print_json,
-    print_line,
-    print_message,
-    progress,
-    size,
-)
+from preheat.cli.output import columns, duration, print_error, print_json, print_message, progress, size
+from preheat.cli.programs import archs_option
 from preheat.errors import InputError, PreheatError
 
 __all__ = ["command"]
@@ -41,13 +33,7 @@ others. Exit status 2 when the manifest lists nothing.
 
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option(
-    "--arch",
-    "archs",
-    multiple=True,
-    metavar="ARCH",
-    help="Architecture, such as sm_90a; repeatable. Default: as recorded.",
-)
+@archs_option("as recorded")
 @click.option(
     "-j",
     "--jobs",
@@ -119,7 +105,7 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
         print_json(_as_dict(baked))
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
-            print_line(line)
+            click.echo(line)
     for item in manifest.programs:
         if item.changed:
             file = os.path.relpath(item.program.path or item.program.label)

@@ -12,7 +12,7 @@ from preheat.ahead.bundles import all_entries, faults, graphs, merge
 from preheat.arch import Arch
 from preheat.build.bundle_tier import BundleEntry
 from preheat.cache.bundle import Bundle
-from preheat.cli.output import columns, count, print_json, print_line, print_message, size
+from preheat.cli.output import columns, count, print_json, print_message, size
 from preheat.errors import BundleError
 from preheat.spelling import format_spellings
 
@@ -52,7 +52,7 @@ def ls(file: Path, as_json: bool) -> None:
             print_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
             return
         for line in _listed(bundle, rows):
-            print_line(line)
+            click.echo(line)
         what = f"{count(len(rows), 'entry')}, {size(bundle.nbytes)}"
         by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
         print_message(f"{what}, made by {by}" if by else what)
@@ -131,7 +131,7 @@ def verify(files: tuple[Path, ...], as_json: bool) -> int:
         print_json(found)
     for file, wrong in () if as_json else found.items():
         for line in wrong:
-            print_line(f"{file}: {line}")
+            click.echo(f"{file}: {line}")
     damaged = sum(map(bool, found.values()))
     print_message(f"Checked {count(len(found), 'bundle')}: {damaged} damaged")
     return 1 if damaged else 0

@@ -16,16 +16,7 @@ from preheat.build.builder import Builder, open_disk
 from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskTier, codec
 from preheat.cache.layer import Item
-from preheat.cli.output import (
-    columns,
-    count,
-    duration,
-    print_json,
-    print_line,
-    print_message,
-    progress,
-    size,
-)
+from preheat.cli.output import columns, count, duration, print_json, print_message, progress, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
@@ -51,7 +42,7 @@ def command() -> None:
 @command.command("dir")
 def directory() -> None:
     """Print the directory of the cache."""
-    print_line(str(_open().root))
+    click.echo(str(_open().root))
 
 
 @command.command()
@@ -81,7 +72,7 @@ def stats(reset: bool, as_json: bool) -> None:
         *_counter_rows(counters),
     ]
     for line in columns(rows):
-        print_line(line)
+        click.echo(line)
 
 
 def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
@@ -130,7 +121,7 @@ def ls(as_json: bool) -> None:
         for item, artifact in rows
     )
     for line in columns([("KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"), *table], right=(3,)):
-        print_line(line)
+        click.echo(line)
     print_message(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
 
 
@@ -156,7 +147,7 @@ def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
     """Print the details of one entry."""
     artifact = artifact_at(key)
     if ptx:
-        print_line(artifact.ptx.decode("utf-8", "replace"))
+        click.echo(artifact.ptx.decode("utf-8", "replace"))
     elif as_json:
         print_json(
             {
@@ -176,7 +167,7 @@ def show(key: str, ptx: bool, headers: bool, as_json: bool) -> None:
         )
     else:
         for line in _described(artifact, all_headers=headers):
-            print_line(line)
+            click.echo(line)
 
 
 def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
@@ -252,7 +243,7 @@ def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json:
             print_json({"differences": list(differences)})
             return
         for line in differences:
-            print_line(line)
+            click.echo(line)
         if not differences:
             print_message("The two entries have the same key parts")
         return
@@ -273,7 +264,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         if as_json:
             print_json({"hit": True, "key": found.digest})
         else:
-            print_line(f"{program.label} for {arch} is cached: {found.digest[:12]}")
+            click.echo(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
@@ -286,12 +277,12 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
         print_json(row)
         return
-    print_line(f"not cached: {reason}")
+    click.echo(f"not cached: {reason}")
     if near is None:
         return
-    print_line(f"nearest entry: {near}")
+    click.echo(f"nearest entry: {near}")
     for line in near.differences or ("all key parts are equal; a header file differs",):
-        print_line(f"  {line}")
+        click.echo(f"  {line}")
 
 
 @command.command()
@@ -314,7 +305,7 @@ def verify(repair: bool, as_json: bool) -> int:
         print_json({"checked": len(items), "damaged": damaged, "repaired": repair})
     else:
         for digest, reason in damaged.items():
-            print_line(f"{digest}  {reason}")
+            click.echo(f"{digest}  {reason}")
         removed = ", removed" if repair and damaged else ""
         print_message(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
     return 1 if damaged and not repair else 0

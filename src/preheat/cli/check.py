@@ -11,7 +11,8 @@ import click
 from preheat.ahead.check import CheckResult, check
 from preheat.ahead.manifest import require_programs
 from preheat.build.builder import Builder
-from preheat.cli.output import count, print_json, print_line, print_message
+from preheat.cli.output import count, print_json, print_message
+from preheat.cli.programs import archs_option
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -30,13 +31,7 @@ program is missing, 2 when the manifest lists nothing.
 
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option(
-    "--arch",
-    "archs",
-    multiple=True,
-    metavar="ARCH",
-    help="Architecture, such as sm_90; repeatable. Default: as recorded.",
-)
+@archs_option("as recorded")
 @click.option(
     "--bundle",
     "bundles",
@@ -78,7 +73,7 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
         )
     else:
         for title, arch, reason in checked.missing:
-            print_line(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
+            click.echo(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
     if checked.unchecked_headers:
         here = count(len(checked.unchecked_headers), "header file")
         example = checked.unchecked_headers[0]

@@ -13,17 +13,8 @@ import click
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit
-from preheat.cli.output import (
-    count,
-    duration,
-    print_error,
-    print_json,
-    print_line,
-    print_message,
-    progress,
-    size,
-)
-from preheat.cli.programs import ProgramOptions, program_options, targets
+from preheat.cli.output import count, duration, print_error, print_json, print_message, progress, size
+from preheat.cli.programs import ProgramOptions, archs_option, program_options, targets
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, log_events
 
@@ -44,13 +35,7 @@ _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer"
 
 @click.command(epilog=_EPILOG)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--arch",
-    "archs",
-    multiple=True,
-    metavar="ARCH",
-    help="Architecture, such as sm_90a; repeatable. Default: that of the first GPU.",
-)
+@archs_option("that of the first GPU")
 @program_options
 @click.option(
     "-o",
@@ -146,7 +131,7 @@ def _report(
             if row["from"] == "compiler"
             else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
         )
-        print_line(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
+        click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
             print_message(f"{row['file']} was not cached: {row['uncached']}")
     for _, _, error in failures:

@@ -11,7 +11,7 @@ import click
 
 from preheat.artifact import Artifact
 from preheat.cli.cache import artifact_at, artifacts
-from preheat.cli.output import columns, count, print_json, print_line, print_message
+from preheat.cli.output import columns, count, print_json, print_message
 from preheat.errors import InputError, PreheatError
 from preheat.toolchain.sources import HOME, LABELS
 
@@ -63,7 +63,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
     for line in columns(
         [(row["key"][:12], row["program"], row["arch"], _summary(row)) for row in rows]
     ):
-        print_line(line)
+        click.echo(line)
     print_message(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
     for name, place in places.items():
         print_message(f"  set substitute-path {name} {place}")
@@ -80,9 +80,7 @@ def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
         return
     found = [artifact for _, artifact in artifacts("reading") if artifact.sources]
     if not found:
-        error = PreheatError("no program in the cache has line information")
-        error.hint = _HINT
-        raise error
+        raise PreheatError("no program in the cache has line information", hint=_HINT)
     yield from found
 
 

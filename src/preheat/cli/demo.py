@@ -21,7 +21,7 @@ import click
 
 from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
-from preheat.cli.output import columns, count, duration, print_json, print_line, print_message, size
+from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.config import environ
 from preheat.errors import PreheatError
 
@@ -80,7 +80,7 @@ def command(archs: tuple[str, ...], as_json: bool) -> None:
         print_json({**demo.facts, "steps": [row._asdict() for row in rows]})
         return
     for line in closing(rows, demo.facts):
-        print_line(line)
+        click.echo(line)
 
 
 class Row(NamedTuple):

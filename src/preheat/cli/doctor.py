@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,16 +20,7 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
-from preheat.cli.output import (
-    columns,
-    count,
-    duration,
-    print_json,
-    print_line,
-    print_message,
-    progress,
-    size,
-)
+from preheat.cli.output import columns, count, duration, print_json, print_message, progress, size
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -87,19 +78,35 @@ def command(as_json: bool) -> int:
     Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
     Exit status 1 when something preheat needs does not work.
     """
-    findings = [finding for check in _CHECKS for finding in check()]
+    findings = list(_findings())
     failed = sum(finding.verdict == "fail" for finding in findings)
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return 1 if failed else 0
     for line in columns((f.verdict, f.what, f.detail) for f in findings):
-        print_line(line)
+        click.echo(line)
     for finding in findings:
         if finding.fix:
             print_message(f"\nhint: {finding.what}: {finding.fix}")
     warned = sum(finding.verdict == "warn" for finding in findings)
     print_message(f"\n{count(failed, 'problem')}, {count(warned, 'warning')}")
     return 1 if failed else 0
+
+
+def _findings() -> Iterator[Finding]:
+    """Yield the results of all checks."""
+    try:
+        config = Config.from_env()
+    except ConfigError:  # `_settings` reports it, and what depends on the settings is not checked.
+        config = None
+    yield from _versions()
+    if config is not None:
+        yield from _compilers(config)
+        yield from _bundles(config)
+    yield from _gpus()
+    if config is not None:
+        yield from _directories(config)
+    yield from _settings()
 
 
 def _versions() -> Iterator[Finding]:
@@ -118,7 +125,7 @@ def _settings() -> Iterator[Finding]:
     for variable in VARIABLES:
         text = env.get(variable.name, "")
         try:
-            variable.read(env, None)
+            variable.read(env)
         except ConfigError as error:
             yield Finding(variable.name, "fail", str(error), f"unset {variable.name} or correct it")
         else:
@@ -129,12 +136,10 @@ def _settings() -> Iterator[Finding]:
         yield Finding(name, "warn", "this variable is unknown", hint)
 
 
-def _compilers() -> Iterator[Finding]:
+def _compilers(config: Config) -> Iterator[Finding]:
     try:
-        builder = Builder.open(events=Events())
+        builder = Builder.open(config, events=Events())
         located = builder.toolchain.located
-    except ConfigError:
-        return  # `_settings` reports it.
     except PreheatError as error:
         yield Finding("compilers", "fail", str(error), error.hint or "")
         return
@@ -217,12 +222,8 @@ def _reason(error: PreheatError) -> str:
     return f"{errors[0].file}: {errors[0].message}" if errors else str(error).partition("\n")[0]
 
 
-def _bundles() -> Iterator[Finding]:
+def _bundles(config: Config) -> Iterator[Finding]:
     """Check the bundles of the settings."""
-    try:
-        config = Config.from_env()
-    except ConfigError:
-        return  # `_settings` reports it.
     builder = Builder.open(replace(config, bundles=(), events=None), events=Events())
     for path in config.bundles:
         try:
@@ -253,11 +254,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(gpu.name, "ok", f"{gpu.model}, {gpu.arch}")
 
 
-def _directories() -> Iterator[Finding]:
-    try:
-        config = Config.from_env()
-    except ConfigError:
-        return  # `_settings` reports it.
+def _directories(config: Config) -> Iterator[Finding]:
     if not config.cache:
         yield Finding("cache directory", "warn", "the cache is off", "unset PREHEAT_CACHE")
     used = False
@@ -309,23 +306,15 @@ def _lock_directory(path: Path) -> Finding:
 
 def _file_system(path: Path) -> str:
     """Return the type of the file system of `path`: that of the longest mount point above it."""
-    best, kind = "", "unknown"
+    best = ""
+    kind = "unknown"
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return kind
     for line in mounts:
-        _, point, this, *_ = line.split()
+        _, point, point_kind, *_ = line.split()
         if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
-            best, kind = point, this
+            best = point
+            kind = point_kind
     return kind
-
-
-_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _versions,
-    _compilers,
-    _bundles,
-    _gpus,
-    _directories,
-    _settings,
-)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import click
 
 from preheat.config import environ
+from preheat.messages import count
 
 __all__ = [
     "columns",
@@ -20,18 +21,12 @@ __all__ = [
     "duration",
     "print_error",
     "print_json",
-    "print_line",
     "print_message",
     "progress",
     "size",
 ]
 
 _EVERY = 10.0  # seconds between two lines without a terminal
-
-
-def print_line(text: str) -> None:
-    """Print a line of data to stdout."""
-    click.echo(text)
 
 
 def print_json(value: Any) -> None:
@@ -70,12 +65,6 @@ def duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def count(number: int, noun: str) -> str:
-    """Format a count: `1 entry`, `2 entries`, `3 files`."""
-    plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iterator[str]:

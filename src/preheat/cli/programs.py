@@ -15,7 +15,7 @@ from preheat.errors import DeviceError, InputError
 from preheat.program import Program
 from preheat.toolchain import ptx
 
-__all__ = ["ProgramOptions", "program_options", "targets"]
+__all__ = ["ProgramOptions", "archs_option", "program_options", "targets"]
 
 _OPTION = "Option for the compiler, such as -X=-use_fast_math; repeatable."
 _NAME = "Template instance to compile, such as 'tk<float>'; repeatable."
@@ -75,6 +75,12 @@ def _own_gpu(label: str) -> Arch:
     if not gpus:
         raise InputError(f"{label}: no architecture was given, and there is no GPU", hint=hint)
     return gpus[0].arch
+
+
+def archs_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--arch`, with its `default` in words."""
+    text = f"Architecture, such as sm_90a; repeatable. Default: {default}."
+    return click.option("--arch", "archs", multiple=True, metavar="ARCH", help=text)
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:

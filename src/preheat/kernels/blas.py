@@ -17,7 +17,7 @@ from preheat.devices.base import ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.op import Op, cpp_of, dimension, notify_traces
+from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
@@ -46,7 +46,7 @@ MATH = {
     "default": _Math(("DEFAULT_MATH", _WHOLE), "COMPUTE_32F", "COMPUTE_32F"),
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-_RECREATE = "make it again: preheat.Blas(gpu)"
+_RECREATE = "create it again: preheat.Blas(gpu)"
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS selects the algorithm.
 _FOREIGN_HANDLES = 4  # handles kept for streams of other libraries, whose end is not reported
 
@@ -108,9 +108,8 @@ class Blas:
         self._library = _Library(gpu._context, found.cublas)
         self._making = threading.RLock()
         self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
-        self._captured: list[
-            tuple[weakref.ref[ActiveCapture], _Handle]
-        ] = []  # with the captures that use them
+        # With the captures that use them.
+        self._captured: list[tuple[weakref.ref[ActiveCapture], _Handle]] = []
         # Handles that graphs of other libraries keep, by the id of the stream during the capture.
         self._retained: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
         self._ready: list[_Handle] = []
@@ -199,14 +198,14 @@ class Blas:
         The op is appended to all open traces.
         """
         _Product(self, op, dtype, add, stream).run(a, b, c)
-        notify_traces(by_cublas(op))
+        add_to_traces(by_cublas(op))
 
 
 def _no_workspace() -> CaptureError:
     return CaptureError(
         "cuBLAS has no workspace ready for this capture: every graph keeps one",
         where=caller(),
-        hint="multiply once before each capture, or blas.reserve(n) before n of them",
+        hint="compute a product before each capture, or call blas.reserve(n) before n captures",
     )
 
 
@@ -245,7 +244,8 @@ class _RawHandle:
         self._library.call("destroy", self.number)
 
     def __del__(self) -> None:
-        context, call = self._library.context, self._library.call
+        context = self._library.context
+        call = self._library.call
         if hasattr(self, "number") and context.lost is None:
             number = self.number
             context.deferred_cleanups.append(lambda: call("destroy", number))
@@ -346,13 +346,13 @@ class _Product(Call):
         rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
         kind = _TYPES[self._dtype.name]
         compute = math.shorter if self._dtype.size < 4 else math.float32
-        one, old = ctypes.c_float(1), ctypes.c_float(self._add)
+        alpha, beta = ctypes.c_float(1), ctypes.c_float(self._add)
         library.call(
             "gemm_ex", handle.number, operation(int(axes.b)), operation(int(axes.a)),
-            columns, rows, length, ctypes.addressof(one),
+            columns, rows, length, ctypes.addressof(alpha),
             b, kind, length if axes.b else columns,
             a, kind, rows if axes.a else length,
-            ctypes.addressof(old), c, kind, columns,
+            ctypes.addressof(beta), c, kind, columns,
             getattr(library.cublas.ComputeType, compute), _ALGORITHM,
         )  # fmt: skip
 

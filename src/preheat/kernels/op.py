@@ -16,7 +16,7 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 
-__all__ = ["MAX_BLOCKS", "Op", "cpp_of", "dimension", "memoize", "notify_traces", "trace_ops"]
+__all__ = ["MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "trace_ops"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +67,7 @@ class Op(NamedTuple):
             kernel.launch(*args, block=self.block, stream=stream, **self._fitted(gpu))
         else:
             kernel.launch(*args, grid=self.grid, block=self.block, stream=stream)
-        notify_traces(self)
+        add_to_traces(self)
         if self.slow_reason:
             self._report_slow_path(gpu, self.slow_reason)
         elif not aligned:
@@ -113,7 +113,7 @@ def trace_ops() -> Iterator[list[Op]]:
         _traces.reset(token)
 
 
-def notify_traces(op: Op) -> None:
+def add_to_traces(op: Op) -> None:
     """Append `op` to every trace that is open in this thread."""
     for ops in _traces.get():
         ops.append(op)

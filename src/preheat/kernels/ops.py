@@ -181,7 +181,7 @@ class Ops:
         rows, width = row_dimensions(rows, width)
         return (rms_norm.workspace(rows, width, dtype),)
 
-    # GemmOperands
+    # Matrix products
 
     @property
     def blas(self) -> Blas | None:

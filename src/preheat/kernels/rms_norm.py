@@ -78,9 +78,10 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
         return Op(name, dims, _SOURCE, entry, grid, block, slow_reason=reason), *more
     strips = -(-width // _STRIP[element.size])
     block = (_STRIP_THREADS,)
-    entry, grid = f"rms_norm_strips<{cpp}>", (strips * rows,)
-    first = Op("rms_norm_strips", dims, _SOURCE, entry, grid, block, slow_reason=reason)
-    entry, grid = f"{name}_strips<{cpp}>", (strips * number,)
+    entry = f"rms_norm_strips<{cpp}>"
+    first = Op("rms_norm_strips", dims, _SOURCE, entry, (strips * rows,), block, slow_reason=reason)
+    entry = f"{name}_strips<{cpp}>"
+    grid = (strips * number,)
     return first, Op(name, dims, _SOURCE, entry, grid, block, slow_reason=_READ_TWICE), *more
 
 

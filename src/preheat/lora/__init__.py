@@ -1,4 +1,4 @@
-"""The backward step of a transformer block with LoRA: all that it launches, and a step that does it.
+"""The backward step of a transformer block with LoRA: a plan of its launches, and the step itself.
 
     import preheat
 
@@ -7,13 +7,13 @@
     )
     plan.warm(gpu)                              # or plan.manifest().write("kernels.toml")
 
-The block is, with `h` for what is normalised and `q = h W + (h A) B`, and `k` and `v` alike:
+The block computes, with `h` for the normalised input, `q = h W + (h A) B`, and `k` and `v` likewise:
 
     middle = x + softmax(scale q k^T) v o       scale = 1 / sqrt(q_dim / heads), for each head
     y      = middle + swiglu(h gate, h up) down
 
-Masks are in the probabilities that the forward pass kept. Rotary embeddings, biases and norms of single
-heads, which some models have besides, are not part of it; nor are dropout and batches of sequences.
+Masks are contained in the probabilities that the forward pass saved. Rotary embeddings, biases, norms
+of single heads, dropout and batches of sequences are not part of the step.
 """
 
 from preheat.lora.plan import Plan, Request, backward_plan

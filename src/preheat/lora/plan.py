@@ -32,8 +32,8 @@ class Request(NamedTuple):
 class Plan:
     """The operations of one backward step of a block, for sequences of exactly `max_seq` positions.
 
-    With a `blas` of True products of matrices are cuBLAS's, with False the shipped kernels'; "auto"
-    leaves that to the device, and plans for the shipped kernels until there is one.
+    With a `blas` of True, cuBLAS computes matrix products; with False, shipped kernels do. "auto" uses
+    cuBLAS where the device has it, and the shipped kernels as long as no device is known.
     """
 
     shape: Shape
@@ -42,7 +42,7 @@ class Plan:
     def __post_init__(self) -> None:
         require_shape(self.shape)
         if not isinstance(self.blas, bool) and not (isinstance(self.blas, str) and self.blas == "auto"):
-            raise InputError(f"blas {self.blas!r} is neither 'auto', nor True, nor False")
+            raise InputError(f"blas {self.blas!r} is not 'auto', True or False")
 
     @lazy
     def operations(self) -> tuple[Op, ...]:
@@ -78,7 +78,8 @@ class Plan:
         """
         if not lengths:
             return
-        first, last = self._of_length(lengths[0]), self._of_length(lengths[-1])
+        first = self._of_length(lengths[0])
+        last = self._of_length(lengths[-1])
         yield from first.requests
         if first._entries != last._entries:
             middle = len(lengths) // 2
@@ -137,9 +138,9 @@ def backward_plan(
 ) -> Plan:
     """Return the plan of a backward step. Raises `InputError` that names an invalid parameter.
 
-    The sizes are those of `Shape`: a plan is of sequences of exactly `max_seq` positions, and has the
-    kernels of shorter ones where that is asked for. With a `lora_rank` of 0 all that LoRA adds is left
-    out; with a `frozen` base, and with `nf4`, the gradients of the base's weights are.
+    The sizes are those of `Shape`. The plan is for sequences of exactly `max_seq` positions, and has
+    the kernels of shorter ones on request. With a `lora_rank` of 0, it has no LoRA. With a `frozen`
+    base, or with `nf4`, the weights of the base have no gradients.
     """
     shape = Shape(
         hidden=hidden, q_dim=q_dim, kv_dim=kv_dim, max_seq=max_seq, lora_rank=lora_rank,
@@ -150,23 +151,24 @@ def backward_plan(
 
 def _backward(s: Shape) -> Iterator[Op]:
     """Yield the operations of `LoraBlock.step`."""
-    yield from _through(s, "down")
+    yield from _linear_backward(s, "down")
     yield elementwise.swiglu_backward(s.max_seq * s.intermediate, s.dtype)
-    yield from _through(s, "gate")
-    yield from _through(s, "up")
-    yield from _norm(s)
-    yield from _through(s, "o")
+    yield from _linear_backward(s, "gate")
+    yield from _linear_backward(s, "up")
+    yield from _norm_backward(s)
+    yield from _linear_backward(s, "o")
     yield from _attention(s)
     for name in ADAPTED:
         yield axes.swap_axes(s.base[name][1] // s.head, s.max_seq, s.head, s.dtype)
-        yield from _through(s, name)
+        yield from _linear_backward(s, name)
         yield from _lora(s, name)
-    yield from _norm(s)
+    yield from _norm_backward(s)
 
 
-def _through(s: Shape, name: str) -> Iterator[Op]:
+def _linear_backward(s: Shape, name: str) -> Iterator[Op]:
     """Yield the gradients of the input of a base weight and, unless frozen, of the weight."""
-    (k, n), m = s.base[name], s.max_seq
+    k, n = s.base[name]
+    m = s.max_seq
     yield (gemm.gemm_backward_a_nf4 if s.nf4 else gemm.gemm_backward_a)(m, n, k, s.dtype)
     if not s.frozen:
         yield gemm.gemm_backward_b(m, n, k, s.dtype)
@@ -176,7 +178,8 @@ def _lora(s: Shape, name: str) -> Iterator[Op]:
     """Yield the gradients of B, of its input, of A, and of its input."""
     if not s.lora_rank:
         return
-    (k, n), m, rank = s.base[name], s.max_seq, s.lora_rank
+    k, n = s.base[name]
+    m, rank = s.max_seq, s.lora_rank
     yield gemm.gemm_backward_b(m, n, rank, s.dtype)
     yield gemm.gemm_backward_a(m, n, rank, s.dtype)
     yield gemm.gemm_backward_b(m, rank, k, s.dtype)
@@ -185,14 +188,15 @@ def _lora(s: Shape, name: str) -> Iterator[Op]:
 
 def _attention(s: Shape) -> Iterator[Op]:
     """Yield the gradients of probabilities, values, scores, queries and keys for each head."""
-    seq, sizes = s.max_seq, (s.max_seq, s.head, s.max_seq, s.dtype)
+    seq = s.max_seq
+    sizes = (seq, s.head, seq, s.dtype)
     yield axes.swap_axes(seq, s.heads, s.head, s.dtype)
     yield from (gemm.gemm_backward_a(*sizes), gemm.gemm_backward_b(*sizes)) * s.heads
     yield softmax.softmax_backward(s.heads * seq, seq, s.dtype)
     yield from (gemm.gemm(*sizes), gemm.gemm_backward_b(*sizes)) * s.heads
 
 
-def _norm(s: Shape) -> Iterator[Op]:
+def _norm_backward(s: Shape) -> Iterator[Op]:
     """Yield the gradient of the input of a norm, added to that of the residual branch."""
     yield from rms_norm.rms_norm_backward(s.max_seq, s.hidden, s.dtype)
     yield axes.add(s.max_seq, s.hidden, s.dtype)

@@ -22,8 +22,8 @@ INPUT_OF = {
 #: The weights that have LoRA adapters.
 ADAPTED = ("q", "k", "v")
 
-# The most that products of sizes can be: kernels take the first five as one number each, and the last
-# two are weights, whose gradients have to come to no more tiles than a launch of `gemm` has.
+# The largest products of sizes. Kernels take each of the first five products as one number. The last
+# two are sizes of weights, whose gradients must not have more tiles than one launch of `gemm` computes.
 _PRODUCTS = {
     ("heads", "max_seq"): axes.MAX_LINES,
     ("heads", "max_seq", "max_seq"): elementwise.MAX_ELEMENTS,
@@ -65,11 +65,10 @@ MODELS = {
 class Shape:
     """The sizes of a block and of its input: `max_seq` positions of `hidden` elements.
 
-    `max_seq` is the very length of the sequence: shorter ones can need other kernels, which a plan has
-    when it is asked for them, as in `plan.warm(gpu, shorter=True)`.
-    `q_dim` is that of all `heads`, `kv_dim` that of all heads of keys and values, which may be fewer.
-    A `lora_rank` of 0 is no LoRA. The weights of a `frozen` base have no gradients; with `nf4` it is
-    frozen, and quantised.
+    `max_seq` is the exact length of the sequence. Shorter ones can need other kernels, which a plan has
+    on request, as in `plan.warm(gpu, shorter=True)`. `q_dim` is the size of all `heads` together, and
+    `kv_dim` that of all heads of keys and values, which may be fewer. A `lora_rank` of 0 means no LoRA.
+    The weights of a `frozen` base have no gradients. With `nf4`, the base is frozen and quantised.
     """
 
     hidden: int
@@ -102,17 +101,17 @@ class Shape:
             raise InputError(f"heads {self.heads} does not divide q_dim {self.q_dim}")
         if self.kv_dim % self.head:
             message = f"kv_dim {self.kv_dim} is not a multiple of the size of a head, {self.head}"
-            raise InputError(message, hint="that is q_dim over heads")
+            raise InputError(message, hint="the size of a head is q_dim / heads")
         if self.heads % self.kv_heads:
-            message = f"kv_dim {self.kv_dim} is that of {self.kv_heads} heads"
-            raise InputError(f"{message}, which heads {self.heads} cannot share evenly")
+            message = f"kv_dim {self.kv_dim} gives {self.kv_heads} heads of keys and values"
+            raise InputError(f"{message}, which does not divide heads {self.heads}")
 
     def _checked_rank(self) -> int:
         most = min(self.hidden, self.q_dim, self.kv_dim)
         try:
             return dimension("lora_rank", self.lora_rank, most, least=0)
         except InputError as error:
-            error.hint = "0 is no LoRA; a rank is at most hidden, q_dim and kv_dim"
+            error.hint = "0 means no LoRA; a rank is at most hidden, q_dim and kv_dim"
             raise
 
     def _check_products(self) -> None:
@@ -159,8 +158,9 @@ class Shape:
 
         docs/lora.md describes each of them.
         """
-        seq, inner = self.max_seq, (self.max_seq, self.intermediate)
-        keys = self.kv_heads, seq, self.head
+        seq = self.max_seq
+        inner = (seq, self.intermediate)
+        keys = (self.kv_heads, seq, self.head)
         saved: dict[str, tuple[int, ...]] = {
             "x": (seq, self.hidden), "middle": (seq, self.hidden),
             "queries": (self.heads, seq, self.head), "keys": keys, "values": keys,
@@ -202,5 +202,5 @@ def _flag(name: str, value: Any) -> bool:
     import numpy as np
 
     if not isinstance(value, np.bool_):
-        raise InputError(f"{name} {value!r} is neither True nor False")
+        raise InputError(f"{name} {value!r} is not True or False")
     return bool(value)

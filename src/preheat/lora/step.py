@@ -12,13 +12,7 @@ from preheat.gpu import Gpu
 from preheat.kernels import axes
 from preheat.kernels.blas import Blas
 from preheat.kernels.nf4 import Nf4
-from preheat.kernels.operands import (
-    ArraySpec,
-    array_argument,
-    foreign_operand,
-    nonnegative,
-    operand,
-)
+from preheat.kernels.operands import ArraySpec, array_argument, foreign_operand, nonnegative, operand
 from preheat.kernels.ops import Ops
 from preheat.lora.shape import ADAPTED, INPUT_OF, Shape, require_shape
 from preheat.runtime.array import Array
@@ -46,9 +40,13 @@ class LoraBlock:
         eps: float = 1e-6,
         blas: Blas | bool | Literal["auto"] = "auto",
     ) -> None:
-        self.gpu, self.shape, self.ops = gpu, shape, Ops(gpu, blas=blas)
-        self._given, self._eps = _checked(gpu, shape, arrays), nonnegative("eps", eps)
-        s, seq, kind = shape, shape.max_seq, shape.dtype
+        self.gpu = gpu
+        self.shape = s = shape
+        self.ops = Ops(gpu, blas=blas)
+        self._given = _checked(gpu, shape, arrays)
+        self._eps = nonnegative("eps", eps)
+        seq = shape.max_seq
+        kind = shape.dtype
         self.gradients = {name: gpu.empty(size, kind) for name, size in s.trained.items()}
         self._gx, self._g_middle, self._g_normed = (gpu.empty((seq, s.hidden), kind) for _ in range(3))
         self._g_gated, self._g_lifted = (gpu.empty((seq, s.intermediate), kind) for _ in range(2))
@@ -57,7 +55,7 @@ class LoraBlock:
         self._g_scores = gpu.empty((s.heads, seq, seq), kind)
         self._g_wide, self._g_narrow = (gpu.empty((seq, size), kind) for size in (s.q_dim, s.kv_dim))
         self._g_low = gpu.empty((seq, s.lora_rank), kind) if s.lora_rank else None
-        self._room = gpu.empty(self.ops.rms_norm_workspace(seq, s.hidden, kind))
+        self._workspace = gpu.empty(self.ops.rms_norm_workspace(seq, s.hidden, kind))
 
     def step(self, gy: Any) -> Array:
         """Compute the gradient of `x` from that of the output, and those in `gradients`.
@@ -67,21 +65,23 @@ class LoraBlock:
         s = self.shape
         _check_array(self.gpu, "gy", gy, (s.max_seq, s.hidden), s.dtype)
         self._ffn(gy)
-        self._norm("norm2", self._given["middle"], gy, self._g_middle)
+        self._norm_backward("norm2", self._given["middle"], gy, self._g_middle)
         self._attention(self._g_middle)
-        self._norm("norm1", self._given["x"], self._g_middle, self._gx)
+        self._norm_backward("norm1", self._given["x"], self._g_middle, self._gx)
         return self._gx
 
     def _ffn(self, gy: Any) -> None:
-        given, gated, lifted = self._given, self._g_gated, self._g_lifted
-        self._through("down", gy, gated)
+        given = self._given
+        gated, lifted = self._g_gated, self._g_lifted
+        self._linear_backward("down", gy, gated)
         self.ops.swiglu_backward(gated, given["gated"], given["lifted"], out=(gated, lifted))
-        self._through("gate", gated, self._g_normed)
-        self._through("up", lifted, self._g_normed, add=True)
+        self._linear_backward("gate", gated, self._g_normed)
+        self._linear_backward("up", lifted, self._g_normed, add=True)
 
     def _attention(self, g: Array) -> None:
-        s, scale = self.shape, self.shape.head**-0.5
-        self._through("o", g, self._g_wide)
+        s = self.shape
+        scale = s.head**-0.5
+        self._linear_backward("o", g, self._g_wide)
         self._swap(self._g_wide, self._g_heads, s.max_seq, s.heads)
         self._probabilities()
         self.ops.softmax_backward(self._g_scores, self._given["probabilities"], out=self._g_scores)
@@ -92,7 +92,8 @@ class LoraBlock:
 
     def _probabilities(self) -> None:
         """Compute the gradients of probabilities and values from those of the heads."""
-        values, probabilities = self._given["values"], self._given["probabilities"]
+        values = self._given["values"]
+        probabilities = self._given["probabilities"]
         for head, (kv, add) in enumerate(self._shared()):
             g = self._g_heads[head]
             self.ops.gemm_backward_a(g, values[kv], out=self._g_scores[head])
@@ -114,29 +115,33 @@ class LoraBlock:
     def _projection(self, name: str, heads: Array, g: Array, scale: float) -> None:
         """Compute the gradients of a base weight and its LoRA adapter from those of the heads."""
         self._swap(heads, g, len(heads), self.shape.max_seq, scale)
-        self._through(name, g, self._g_normed, add=name != ADAPTED[0])
+        self._linear_backward(name, g, self._g_normed, add=name != ADAPTED[0])
         if not self.shape.lora_rank:
             return
-        given, ops, low = self._given, self.ops, self._g_low
+        given = self._given
+        ops = self.ops
+        low = self._g_low
         a, b = f"{name}_a", f"{name}_b"
         ops.gemm_backward_b(given[f"{name}_low"], g, out=self.gradients[b])
         ops.gemm_backward_a(g, given[b], out=low)
         ops.gemm_backward_b(given["normed1"], low, out=self.gradients[a])
         ops.gemm_backward_a(low, given[a], out=self._g_normed, accumulate=True)
 
-    def _through(self, name: str, g: Any, out: Array, *, add: bool = False) -> None:
+    def _linear_backward(self, name: str, g: Any, out: Array, *, add: bool = False) -> None:
         """Compute the gradients of the input of a base weight and, unless frozen, of the weight."""
         self.ops.gemm_backward_a(g, self._given[name], out=out, accumulate=add)
         if not self.shape.frozen:
             self.ops.gemm_backward_b(self._given[INPUT_OF[name]], g, out=self.gradients[name])
 
-    def _norm(self, name: str, x: Any, around: Any, out: Array) -> None:
+    def _norm_backward(self, name: str, x: Any, residual: Any, out: Array) -> None:
         """Compute the gradient of the input of a norm, added to that of the residual branch."""
-        to, seq, hidden = (out, self.gradients[name]), self.shape.max_seq, self.shape.hidden
-        gamma, eps, room = self._given[name], self._eps, self._room
-        self.ops.rms_norm_backward(self._g_normed, x, gamma, eps=eps, out=to, workspace=room)
+        self.ops.rms_norm_backward(
+            self._g_normed, x, self._given[name],
+            eps=self._eps, out=(out, self.gradients[name]), workspace=self._workspace,
+        )  # fmt: skip
+        seq, hidden = self.shape.max_seq, self.shape.hidden
         op = axes.add(seq, hidden, self.shape.dtype)
-        op.launch(self.gpu, around, out, 1.0, seq, 1, hidden, True)
+        op.launch(self.gpu, residual, out, 1.0, seq, 1, hidden, True)
 
     def _swap(self, x: Array, y: Array, rows: int, columns: int, scale: float = 1.0) -> None:
         width = self.shape.head
@@ -190,7 +195,8 @@ def _require_here(gpu: Gpu, name: str, array: Any) -> None:
     if isinstance(array, Array):
         if array.buffer.lost is not None:
             raise StaleBufferError(name, f"{array!r}: {array.buffer.lost}")
-        usable, what = array.buffer.context is context, repr(array)
+        usable = array.buffer.context is context
+        what = repr(array)
     else:
         found = foreign_operand(name, array)
         usable = found.reaches(context.device.dlpack)

@@ -12,7 +12,7 @@ from preheat import fork
 from preheat.arch import Arch
 from preheat.artifact import without_types
 from preheat.build.builder import Builder
-from preheat.build.reload import Files
+from preheat.build.reload import TrackedFiles
 from preheat.build.source_lines import source_lines
 from preheat.config import SealMode
 from preheat.devices import base
@@ -36,7 +36,7 @@ class Entry(NamedTuple, Generic[T]):
     """A loaded module or kernel, and the files that it was compiled from, if any."""
 
     value: T
-    files: Files | None = None
+    files: TrackedFiles | None = None
 
     @property
     def current(self) -> bool:
@@ -129,14 +129,14 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _files(self, request: ModuleRequest) -> Files | None:
+    def _files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
-        return Files(self.builder, request.source if isinstance(request.source, Path) else None)
+        return TrackedFiles(self.builder, request.source if isinstance(request.source, Path) else None)
 
     def _remember(
-        self, request: ModuleRequest, module: Module, program: Program, files: Files | None
+        self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
     ) -> Entry[Module]:
         """Answer equal requests with this module until a file that it was made from changes."""
         if files is not None:

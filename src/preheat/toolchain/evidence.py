@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 from preheat.files import opened
 from preheat.locks import no_fork
 
-__all__ = ["Evidence", "Memo", "View"]
+__all__ = ["Evidence", "FileHasher", "Memo"]
 
 _SETTLED = 2.0  # Seconds. The time stamps of every file system in use are finer.
 _MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
 _TRIES = 3  # Attempts to read a file while another process writes it.
 _NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, since Linux 6.8.
-_STATX_SIZE, _MOUNT_ID_AT = 256, 144  # Size and offset in struct statx.
+_STATX_SIZE = 256  # The size of struct statx.
+_MOUNT_ID_AT = 144  # The offset of the mount id in it.
 
 
 class Evidence(NamedTuple):
@@ -99,7 +100,7 @@ class Memo:
         self.changed = True
 
 
-class View:
+class FileHasher:
     """Reads files during one lookup or one step of a build, and queries each mount only once."""
 
     def __init__(self, memo: Memo) -> None:

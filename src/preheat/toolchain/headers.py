@@ -21,7 +21,7 @@ from preheat.artifact import Header
 from preheat.cache import codec
 from preheat.lexer import joined, pasted
 from preheat.program import clock_macro
-from preheat.toolchain.evidence import Memo, View
+from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.includes import QUERIES, Include, has_include_queries
 from preheat.toolchain.survey import ABSOLUTE, HOME, Place, Survey
 
@@ -85,12 +85,7 @@ def is_header_list(front: bytes) -> bool:
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
     """Return header states, each with the digest of its entry, in the form that is stored."""
     return [
-        {
-            "entry": digest,
-            "headers": state.headers,
-            "absent": state.absent,
-            "roots": state.roots,
-        }
+        {"entry": digest, "headers": state.headers, "absent": state.absent, "roots": state.roots}
         for state, digest in states
     ]
 
@@ -116,9 +111,7 @@ def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
     if not re.fullmatch("[0-9a-f]{64}", digest):  # The digest becomes a file name.
         raise ValueError(f"{digest!r} is not a digest")
     state = HeaderState(
-        tuple(map(Header._make, headers)),
-        tuple((root, name) for root, name in absent),
-        tuple(roots),
+        tuple(map(Header._make, headers)), tuple((root, name) for root, name in absent), tuple(roots)
     )
     return state, digest
 
@@ -130,7 +123,7 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
     """Return what has changed since `state` was observed, or None if nothing has."""
     if tuple(roots) != state.roots:
         return "the include directories differ, and another one may hide a tracked header"
-    view = View(memo)
+    view = FileHasher(memo)
     for root, name, digest in state.headers:
         path = _path(roots, root, name)
         if path is None:
@@ -148,7 +141,7 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
 
     A header that is not found at all is not a mismatch: this machine need not have it.
     """
-    view = View(memo)
+    view = FileHasher(memo)
     for root, name, digest in state.headers:
         # With the same include roots, look where it was found: it may lie beside another header.
         same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
@@ -197,7 +190,7 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
     names = _AbsentNames(survey)
     headers = {place: Header(*place, survey.files[place].evidence.digest) for place in places}
     _require_no_clock_macro(survey, places)
-    view = View(memo)
+    view = FileHasher(memo)
     for place in names.has_include_queries(places):
         if place not in headers:
             headers[place] = Header(*place, _digest(survey, place, view))
@@ -208,7 +201,7 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
     return HeaderState(tuple(headers.values()), tuple(sorted(names.absent)), tuple(survey.roots))
 
 
-def _same(survey: Survey, place: Place, view: View) -> bool:
+def _same(survey: Survey, place: Place, view: FileHasher) -> bool:
     """Return whether a file has the content and the identity that it had before the compile."""
     try:
         return view.evidence(survey.path(place)) == survey.files[place].evidence
@@ -216,7 +209,7 @@ def _same(survey: Survey, place: Place, view: View) -> bool:
         return False
 
 
-def _digest(survey: Survey, place: Place, view: View) -> str:
+def _digest(survey: Survey, place: Place, view: FileHasher) -> str:
     """Return the content hash of a file whose existence `__has_include` tested."""
     try:
         return view.evidence(survey.path(place)).digest

@@ -305,10 +305,14 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
         outside.append((bisect_left(breaks, at) + 1, clean[at : match.start()]))
         end = _head_end(clean, match.end())
         line = bisect_left(breaks, match.start("kind")) + 1
-        body, body_start, at = None, end, end + 1
+        body = None
+        body_start = end
+        at = end + 1
         if clean[end : end + 1] == "{":
             close = _matching_brace(clean, end)
-            body, body_start, at = clean[end + 1 : close], end + 1, close + 1
+            body_start = end + 1
+            body = clean[body_start:close]
+            at = close + 1
         yield Function(
             name=match["name"],
             kind=match["kind"],

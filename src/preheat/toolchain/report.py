@@ -141,7 +141,7 @@ def split_timing(log: str) -> tuple[str, str]:
 
 def resources(log: str) -> dict[str, Resources]:
     """Return registers, memory and spills of each entry, from the output of `ptxas -v`."""
-    entry, about = "", ""
+    entry = about = ""
     found: dict[str, dict[str, int]] = {}
     for line in log.split("\n"):
         if match := _ENTRY.search(line):

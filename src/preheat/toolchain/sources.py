@@ -14,14 +14,12 @@ __all__ = ["HOME", "LABELS", "own_texts", "sources_of"]
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
 
 #: The directories of sources and of headers in debug information. See `worker.py`.
-LABELS, HOME = "/preheat", "/proc/self/cwd"
+LABELS = "/preheat"
+HOME = "/proc/self/cwd"
 
 
 def sources_of(
-    program: Program,
-    headers: Iterable[Header],
-    roots: Mapping[str, str],
-    toolkit: Collection[str],
+    program: Program, headers: Iterable[Header], roots: Mapping[str, str], toolkit: Collection[str]
 ) -> dict[str, str]:
     """Return the texts that the debug information of `program` refers to, by their names in it.
 

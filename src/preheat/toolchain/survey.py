@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.toolchain.evidence import Evidence, Memo, View
+from preheat.toolchain.evidence import Evidence, FileHasher, Memo
 from preheat.toolchain.includes import QUERIES, Include, includes, line_names, wrappers
 
 __all__ = ["ABSOLUTE", "HOME", "Place", "Survey"]
@@ -65,12 +65,12 @@ class Survey:
         self.files: dict[Place, _File] = {}
         self.macros: set[str] = set()  # Macros of the toolkit that wrap `__has_include`.
         self._is_file: dict[str, bool] = {}
-        self._view = View(memo)
+        self._view = FileHasher(memo)
         self._scan_includes(self.texts)
 
     def add(self, places: Iterable[Place]) -> None:
         """Scan files that no include of the texts led to. Existence checks are repeated."""
-        self._view = View(self._memo)
+        self._view = FileHasher(self._memo)
         self._is_file.clear()
         texts = []
         for place in places:

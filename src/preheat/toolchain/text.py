@@ -11,7 +11,7 @@ _DEPTH = {**dict.fromkeys("([{<", 1), **dict.fromkeys(")]}>", -1)}
 
 def split_commas(text: str) -> Iterator[str]:
     """Yield the parts of `text` between commas outside brackets, without surrounding white space."""
-    depth, start = 0, 0
+    depth = start = 0
     for at, char in enumerate(text):
         depth += _DEPTH.get(char, 0)
         if char == "," and depth == 0:

@@ -87,11 +87,7 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
 
 
 def _nvrtc(
-    pool: WorkerPool,
-    program: Program,
-    arch: Arch,
-    roots: Mapping[str, str],
-    probes: Mapping[str, str],
+    pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
 ) -> Compiled:
     message = {
         "do": "cuda",

@@ -55,7 +55,8 @@ class _Block:
         _assign(self.table, values)
 
     def __str__(self) -> str:
-        document, tables = tomlkit.document(), tomlkit.aot()
+        document = tomlkit.document()
+        tables = tomlkit.aot()
         tables.append(self.table)
         document.append(self.kind, tables)
         return self.above + document.as_string()

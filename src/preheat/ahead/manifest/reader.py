@@ -118,7 +118,7 @@ class Reader:
             last = len(self.text.splitlines()) if position.startswith("end of document") else None
             raise self._error(f"not TOML: {why}", line=int(line[1]) if line else last) from None
         if "version" not in top:
-            raise self._error("there is no version", hint=f"its first line is: version = {VERSION}")
+            raise self._error("it has no version", hint=f"begin the file with: version = {VERSION}")
         version = top["version"]
         self._check({"version": version}, _TOP)  # Before other keys: a later version may have more.
         if version != VERSION:
@@ -142,7 +142,7 @@ class Reader:
         """Raise for the first key that is unknown or has a value of another type."""
         for key, value in values.items():
             if key not in known:
-                hint = did_you_mean(key, known) or f"there are: {', '.join(known)}"
+                hint = did_you_mean(key, known) or f"the keys are {', '.join(known)}"
                 raise self._error(f"unknown key {key!r}", table, key, hint=hint)
             if not _TYPES[known[key]](value):
                 raise self._error(f"{key} must be {known[key]}, not {reprlib.repr(value)}", table, key)
@@ -186,7 +186,12 @@ class Reader:
         given = [key for key in ("file", "source") if key in table.values]
         if len(given) != 1:
             wrong = "has both `file` and `source`" if given else "has neither `file` nor `source`"
-            raise self._error(f"it {wrong}", table, "source", hint="name one: where its text is")
+            raise self._error(
+                f"it {wrong}",
+                table,
+                "source",
+                hint="name one of them: the file with the source",
+            )
 
     def _program(self, values: Mapping[str, Any]) -> Program:
         """Read the program that a table describes."""
@@ -216,11 +221,12 @@ class Reader:
     def _read_stored(self, path: str, expected: str = "") -> str:
         """Read a text that is stored under its digest, and verify the digest."""
         text = _read_text(self._resolve(path))
-        name, digest = Path(path).stem, sha256(text)
+        name = Path(path).stem
+        digest = sha256(text)
         named = len(name) >= DIGEST_DIGITS and digest.startswith(name)
         if not named or not digest.startswith(expected.lower()):
             raise InputError(
-                f"{printable(path)} is not what was stored: its SHA-256 is {digest[:DIGEST_DIGITS]}…",
+                f"{printable(path)} does not match its digest: SHA-256 {digest[:DIGEST_DIGITS]}…",
                 hint="record again; a text that you edit belongs in `file` or `include`",
             )
         return text
@@ -251,11 +257,11 @@ def _spellings(values: Mapping[str, Any]) -> list[str]:
     if len(spelled) != len(include):
         raise InputError(
             f"spelled has {len(spelled)} texts for {len(include)} include directories",
-            hint="it has one for each; without it they are spelled as the row says where they are",
+            hint="list one for each directory, or remove `spelled`",
         )
     if bad := [text for text in spelled if not is_spelling(text)]:
         hint = "such as {file}/include, {cwd}/include, {caller}/include, {packages}/x/include or /opt/x"
-        raise InputError(f"spelled has {bad[0]!r}, which is not how a directory is spelled", hint=hint)
+        raise InputError(f"spelled has {bad[0]!r}, which is not a spelling of a directory", hint=hint)
     return spelled
 
 
@@ -264,7 +270,8 @@ _HEADER = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)
 
 def _line_of(text: str, table: _Table | None, key: str) -> int | None:
     """Return the line of `key`, or of its table. A text search finds it: `tomllib` has no positions."""
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     if table is not None:
         headers = list(_HEADER.finditer(text))
         own = [header.start() for header in headers if (header[1], header[2]) == ("[[", table.kind)]
@@ -288,7 +295,7 @@ def _read_text(path: str, hint: str | None = None) -> str:
         raise InputError(f"cannot read {path}: {fault.strerror or fault}", hint=hint) from None
     except UnicodeDecodeError as bad:
         if raw.startswith(MAGIC):
-            hint = "name the manifest that it was baked from; 'preheat bundle ls' shows what it holds"
+            hint = "name the manifest that it was baked from; 'preheat bundle ls' lists its programs"
             raise InputError(f"{path} is a bundle, not text", hint=hint) from None
         line = raw.count(b"\n", 0, bad.start) + 1
         raise InputError(f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text") from None

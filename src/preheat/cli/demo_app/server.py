@@ -57,9 +57,7 @@ class Server:
         """Return the probability of each class, for each of the rows."""
         size = preheat.bucket(len(rows), SIZES)
         self.rows[size].write(preheat.padded(rows, size))
-        self.graphs.run(
-            size, lambda: self.step(size)
-        )  # The first runs launch and capture, later ones replay.
+        self.graphs.run(size, lambda: self.step(size))  # launches first, then captures, then replays
         return self.answers[size].numpy()[: len(rows)]
 
     def expected(self, rows: np.ndarray) -> np.ndarray:
