@@ -139,12 +139,13 @@ def test_dynamic_memory_is_watched_too_and_blocks_have_their_own() -> None:
 
 
 def test_every_function_that_touches_memory_has_its_check() -> None:
-    """A function of generated code that is given a place reads or writes there."""
+    """A function of generated code that takes addresses reads or writes memory there."""
     touching = {
         name
         for name, function in emit.NAMESPACE.items()
         if inspect.isfunction(function)
-        and {"Place", "Where"} & {p.annotation for p in inspect.signature(function).parameters.values()}
+        and {"Addresses", "AddressOperand"}
+        & {p.annotation for p in inspect.signature(function).parameters.values()}
     }
     assert touching
     assert touching <= sanitize.NAMESPACE.keys()
@@ -156,7 +157,7 @@ def test_without_sanitize_no_check_is_generated() -> None:
     for on in (False, True):  # a block is compiled when it first runs
         Machine(text, sanitize=on)(1, 32, np.zeros(64, np.int32))
     plain, checked = (
-        [step.run for step in image(text, sanitize=on).code("k").blocks.values()]
+        [block.run for block in image(text, sanitize=on).code("k").blocks.values()]
         for on in (False, True)
     )
     assert not any("check_shuffle" in run.__code__.co_names for run in plain)

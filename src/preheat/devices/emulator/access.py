@@ -155,7 +155,7 @@ def _check_parts(
 ) -> None:
     for chosen, part in at.parts:
         try:
-            _check_access(group.part(chosen), part, offset, size, site, write=write)
+            _check_access(group.subgroup(chosen), part, offset, size, site, write=write)
         except Violation as bad:
             bad.position = int(chosen[bad.position])
             raise
@@ -166,7 +166,7 @@ def _check_blocks(
 ) -> None:
     """Raise `Violation` unless all blocks that addresses name exist, still run, and may be named."""
     count = group.wave.layout.cluster_blocks
-    remote = (blocks != group.of("row")) & (at.space == "shared")
+    remote = (blocks != group.per_thread("block_index")) & (at.space == "shared")
     checks = (
         (blocks < 0, f"which has {count} blocks" if count > 1 else "which is one block", None),
         (group.wave.alive[blocks] == 0, "which has exited", _STAY_HINT),

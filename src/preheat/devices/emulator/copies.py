@@ -88,7 +88,7 @@ def _subgroup(
     if len(chosen) == group.count:
         return group, operand
     at, offset = operand
-    one = group.part(chosen)
+    one = group.subgroup(chosen)
     values = np.broadcast_to(at.values, (group.count,))[chosen]
     function = resolve_shared if at.space in ("shared", "cluster") else resolve
     return one, (function(one, values, at.space), offset)

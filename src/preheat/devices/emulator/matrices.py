@@ -122,7 +122,7 @@ def row_owners(
     chosen = None
     if 8 * count < WARP:
         chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
-        part = group.part(chosen)
+        part = group.subgroup(chosen)
         values = np.broadcast_to(at.values, (group.count,))[chosen]
         if at.space in ("shared", "cluster"):
             addresses = resolve_shared(part, values, "shared")

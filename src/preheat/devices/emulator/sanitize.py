@@ -91,12 +91,12 @@ def _atomic(
     offset: int,
     dtype: DType,
     site: int,
-    how: atomics.Update,
-    wants: bool,
+    update: atomics.Update,
+    returns_old: bool,
     *values: Any,
 ) -> Any:
-    found = atomics.atomic(group, at, offset, dtype, site, how, wants, *values)
-    if wants or how is not atomics.EXCHANGE:  # An exchange whose result is unused is a store.
+    found = atomics.atomic(group, at, offset, dtype, site, update, returns_old, *values)
+    if returns_old or update is not atomics.EXCHANGE:  # An exchange whose result is unused is a store.
         _require_written(group, at, offset, dtype, site)
     _mark_written(group, at, offset, dtype)
     return found
@@ -185,7 +185,7 @@ def _check_member(group: Group, mask: Any, site: int) -> None:
     """Raise `Violation` if a thread executes an instruction whose mask does not contain it."""
     if _is_whole(mask):
         return
-    lane = group.of("lane")
+    lane = group.per_thread("lane")
     out = np.broadcast_to(mask >> lane & 1 == 0, (group.count,))
     if out.any():
         position = int(np.argmax(out))
@@ -199,14 +199,14 @@ def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int
     if _is_whole(mask) and group.warps.slot is None:
         return
     _check_member(group, mask, site)
-    source, _ = warp.sources(mode, group.of("lane").astype(np.int64), b, c)
+    source, _ = warp.sources(mode, group.per_thread("lane").astype(np.int64), b, c)
     there = warp.active(group) & mask
     undefined = there >> source.astype(np.uint32) & 1 == 0
     if undefined.any():
         position = int(np.argmax(undefined))
         lane = int(source[position])
         named = int(np.broadcast_to(mask, source.shape)[position])
-        thread = int(group.of("thread")[position]) // WARP * WARP + lane
+        thread = int(group.per_thread("thread_index")[position]) // WARP * WARP + lane
         why = "which has exited"
         if not named >> lane & 1:
             why = f"which its mask {named:#010x} leaves out"

@@ -71,13 +71,13 @@ def _cluster_ctaid(axis: int) -> Callable[[Wave], Any]:
         if cluster[axis] == 1:
             return np.uint32(0)
         below = math.prod(cluster[:axis])
-        return (wave.layout.rank // below % cluster[axis]).astype(np.uint32)
+        return (wave.layout.cluster_rank // below % cluster[axis]).astype(np.uint32)
 
     return block
 
 
 def _cluster_ctarank(wave: Wave) -> Any:
-    return wave.layout.rank.astype(np.uint32) if wave.layout.cluster_blocks > 1 else 0
+    return wave.layout.cluster_rank.astype(np.uint32) if wave.layout.cluster_blocks > 1 else 0
 
 
 def _clusters(wave: Wave) -> list[int]:
@@ -134,7 +134,7 @@ _VALUES: dict[str, Callable[[Wave], Any]] = {
     "%cluster_nctarank": lambda wave: wave.layout.cluster_blocks,
     "%is_explicit_cluster": lambda wave: wave.geometry.cluster is not None,
     "%laneid": lambda wave: wave.layout.lane,
-    "%warpid": lambda wave: wave.layout.thread // np.uint32(WARP),
+    "%warpid": lambda wave: wave.layout.thread_index // np.uint32(WARP),
     "%nwarpid": lambda wave: wave.layout.warps_per_block,
     "%smid": _fixed(0),
     "%nsmid": _fixed(1),

@@ -48,12 +48,12 @@ class Warps:
         layout = group.wave.layout
         self.slot: Array | None = None
         self.present: Any = _ALL  # The lanes of each row that are there.
-        if group.lanes is None and layout.whole:
+        if group.lanes is None and layout.full_warps:
             self.count, self.row = layout.warps, layout.warp
             return
-        warps = group.of("warp")
+        warps = group.per_thread("warp")
         if (
-            layout.whole
+            layout.full_warps
             and group.count % WARP == 0
             and (warps[::WARP] == warps[WARP - 1 :: WARP]).all()
         ):
@@ -62,7 +62,7 @@ class Warps:
             return
         self.count = layout.warps
         self.row = warps
-        self.slot = group.of("slot")
+        self.slot = group.per_thread("padded_index")
         self.present = _bits(self.rows(np.bool_(True)))
 
     def rows(self, values: Any) -> Array:
@@ -91,7 +91,7 @@ def absent(group: Group, mask: Any) -> Any:
         return np.uint32(0)
     layout = group.wave.layout
     there = np.zeros(layout.warps * WARP, np.bool_)
-    there[layout.slot] = ~group.wave.exited
+    there[layout.padded_index] = ~group.wave.exited
     return warps.of_each(_bits(there.reshape(-1, WARP)) & ~warps.present) & mask
 
 
@@ -118,10 +118,10 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
         if warps.slot is None:
             found = value.take(_permutation(source.tobytes(), group.count)) if value.ndim else value
             return found, np.bool_(True) if valid.all() else np.tile(valid, warps.count)
-        lane = group.of("lane")
+        lane = group.per_thread("lane")
         source, valid = source.take(lane), valid.take(lane)
     else:
-        source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
+        source, valid = sources(mode, group.per_thread("lane").astype(np.int64), b, c)
     if not value.ndim:  # The same in all lanes, as in a uniform register on a GPU.
         return value, valid
     at = warps.row * WARP + source
@@ -212,4 +212,4 @@ def elect(group: Group, mask: Any) -> tuple[Any, Array]:
     named = active(group) & mask
     lowest = named & (~named + np.uint32(1))
     leader = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.uint32)
-    return leader, leader == group.of("lane")
+    return leader, leader == group.per_thread("lane")
