@@ -110,7 +110,8 @@ class Image:
             }
             named = (self.module.variables.get(name) for _, name in code.symbol_slots)
             rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
-        offsets, top = {}, reserved
+        offsets = {}
+        top = reserved
         for name, variable in rows.items():
             if variable.size:
                 offsets[name] = top = -(-top // variable.align) * variable.align

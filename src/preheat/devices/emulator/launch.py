@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from preheat.devices.base import Geometry, Limits
+from preheat.devices.base import Dim3, Geometry, Limits
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
@@ -20,7 +20,7 @@ from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import Buffer, Violation
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.devices.emulator.wave import Program, Wave, block_of, thread_of
+from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
 
@@ -170,8 +170,8 @@ class Launch:
             str(bad),
             line=op.line,
             text=op.text,
-            block=block_of(wave, lane),
-            thread=thread_of(wave, lane),
+            block=_block_of(wave, lane),
+            thread=_thread_of(wave, lane),
             address=bad.address,
             hint=bad.hint,
         )
@@ -201,3 +201,23 @@ def _may_recurse(functions: dict[str, CompiledFunction]) -> bool:
         for name in leaves:
             del remaining[name]
     return bool(remaining) or any(code.has_indirect_calls for code in functions.values())
+
+
+def _block_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread's block in the grid."""
+    cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
+    cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
+    width, height, depth = wave.geometry.grid
+    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
+    inner = _coordinates(rank, (cx, cy, cz))
+    return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
+
+
+def _thread_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread in its block."""
+    return _coordinates(lane % wave.layout.threads, wave.layout.block)
+
+
+def _coordinates(number: int, extent: Dim3) -> Dim3:
+    x, y, _ = extent
+    return number % x, number // x % y, number // (x * y)

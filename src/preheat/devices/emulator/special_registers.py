@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
-_U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
+_U32, _U64, _BOOL = (np.dtype(t) for t in (np.uint32, np.uint64, np.bool_))
 
 #: RegisterSlots that change at every read. Here they are deterministic counters.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
@@ -25,7 +25,7 @@ DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %glo
 RESERVED = 1024
 
 _AXES = "xyz"
-_OF_WAVE = ("%ctaid", "%clusterid")  # The others are the same in every wave of a launch.
+_PER_WAVE = ("%ctaid", "%clusterid")  # The others are the same in every wave of a launch.
 
 
 def _tid(axis: int) -> Callable[[Wave], Any]:
@@ -41,12 +41,10 @@ def _ctaid(axis: int) -> Callable[[Wave], Any]:
         grid = wave.geometry.grid
         layout = wave.layout
         cluster = wave.geometry.cluster
-        if cluster is not None and cluster[1:] != (
-            1,
-            1,
-        ):  # Without clusters, blocks are in the order of their indices.
-            inside, outside = _cluster_ctaid(axis)(wave), _clusterid(axis)(wave)
-            return (outside * cluster[axis] + inside).astype(np.uint32)
+        # Without clusters, or with clusters along x, blocks are in the order of their indices.
+        if cluster is not None and cluster[1:] != (1, 1):
+            first = _clusterid(axis)(wave) * cluster[axis]
+            return (first + _cluster_ctaid(axis)(wave)).astype(np.uint32)
         below = math.prod(grid[:axis])
         return _coordinates(wave.first, layout.blocks, layout.threads, below, grid[axis])
 
@@ -55,7 +53,8 @@ def _ctaid(axis: int) -> Callable[[Wave], Any]:
 
 def _clusterid(axis: int) -> Callable[[Wave], Any]:
     def cluster(wave: Wave) -> Any:
-        layout, clusters = wave.layout, _clusters(wave)
+        layout = wave.layout
+        clusters = _clusters(wave)
         size = layout.cluster_blocks
         below = math.prod(clusters[:axis])
         first = wave.first // size
@@ -170,7 +169,7 @@ SPECIAL: dict[str, np.dtype[Any]] = {
 def value(wave: Wave, name: str) -> Any:
     """Return a special register of all threads of a wave: an array, or a scalar if all are equal."""
     known = wave.layout.special
-    if name not in known or name.startswith(_OF_WAVE):
+    if name not in known or name.startswith(_PER_WAVE):
         found = _VALUES[name](wave)
         known[name] = found if isinstance(found, np.ndarray) else SPECIAL[name].type(found)
     return known[name]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from preheat.devices.base import Dim3, Geometry, Symbol
+from preheat.devices.base import Geometry, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.addresses import StateSpace, host_view
 from preheat.devices.emulator.barrier import Arrival, Barriers
@@ -25,7 +25,7 @@ from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
-__all__ = ["Program", "Wave", "block_of", "thread_of"]
+__all__ = ["Program", "Wave"]
 
 Array = np.ndarray[Any, Any]
 
@@ -62,6 +62,11 @@ class Program:
 class Wave:
     """Thread blocks that run together."""
 
+    program: Program
+    geometry: Geometry
+    layout: Layout
+    shared_bytes: int  # Of a block.
+
     def __init__(
         self,
         program: Program,
@@ -78,7 +83,7 @@ class Wave:
         self.memory = program.memory
         self.first = first
         self.parameters_at = parameters
-        self.shared_bytes = shared  # Of a block.
+        self.shared_bytes = shared
         self.shape = layout.shape
         stride = _align_16(shared)
         self._shared = np.full(layout.blocks * stride, POISON, np.uint8)
@@ -419,21 +424,6 @@ class Wave:
         return self._ticks + self.blocks_run
 
 
-def block_of(wave: Wave, lane: int) -> Dim3:
-    """Return the coordinates of a thread's block in the grid."""
-    cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
-    cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
-    width, height, depth = wave.geometry.grid
-    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
-    inner = _coordinates(rank, (cx, cy, cz))
-    return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
-
-
-def thread_of(wave: Wave, lane: int) -> Dim3:
-    """Return the coordinates of a thread in its block."""
-    return _coordinates(lane % wave.layout.threads, wave.layout.block)
-
-
 _TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None]] = {
     "next": Wave._fall_through,
     "warp_barrier": Wave._fall_through,
@@ -490,8 +480,3 @@ def _program_order(key: tuple[Frame, int]) -> tuple[int, ...]:
 
 def _align_16(size: int) -> int:
     return -(-size // 16) * 16
-
-
-def _coordinates(number: int, extent: Dim3) -> Dim3:
-    x, y, _ = extent
-    return number % x, number // x % y, number // (x * y)
