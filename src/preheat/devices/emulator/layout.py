@@ -31,7 +31,7 @@ class Layout:
         self.full_warps = self.threads % WARP == 0  # Every warp has all its threads.
         inner = WARP if block[0] % WARP == 0 else block[0]
         self.shape = (blocks, self.threads // inner, inner)
-        self.special: dict[str, Any] = {}  # Special registers that depend on nothing else.
+        self.special_registers: dict[str, Any] = {}  # A cache of `special_registers.value`.
 
     @lazy
     def thread_index(self) -> Array:
