@@ -12,7 +12,7 @@ import numpy as np
 
 from preheat.devices.base import Limits
 from preheat.devices.emulator.addresses import BLOCK_WINDOW, Addresses, host_array, host_view
-from preheat.devices.emulator.memory import Violation
+from preheat.devices.emulator.memory import Violation, positions_in
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.group import Group
@@ -154,11 +154,8 @@ def _check_parts(
     group: Group, at: Addresses, offset: int, size: int, site: int, *, write: bool
 ) -> None:
     for chosen, part in at.parts:
-        try:
+        with positions_in(chosen):
             _check_access(group.subgroup(chosen), part, offset, size, site, write=write)
-        except Violation as bad:
-            bad.position = int(chosen[bad.position])
-            raise
 
 
 def _check_blocks(

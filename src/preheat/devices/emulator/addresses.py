@@ -195,12 +195,12 @@ def _resolve_cluster(group: Group, plain: Addresses, space: str) -> Addresses:
     """Resolve shared addresses of which some name a block of the cluster."""
     values = np.broadcast_to(plain.values, (group.count,))
     base = group.wave.state_space("shared")
-    row = group.per_thread("block_index")
+    own_block = group.per_thread("block_index")
     count = group.wave.layout.cluster_blocks
     # A window of 0 or less is the thread's own block.
     window = values >> (BLOCK_WINDOW.bit_length() - 1)
     within = np.where(window > 0, values & (BLOCK_WINDOW - 1), values)
-    blocks = np.where(window > 0, row - group.per_thread("cluster_rank") + window - 1, row)
+    blocks = np.where(window > 0, own_block - group.per_thread("cluster_rank") + window - 1, own_block)
     blocks = np.where(window > count, -1, blocks)
     if space == "shared" and (blocks < 0).any():
         return plain  # An address beyond the shared memory of the block.

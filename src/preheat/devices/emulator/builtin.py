@@ -12,7 +12,7 @@ import numpy as np
 
 from preheat.devices.emulator import access
 from preheat.devices.emulator.addresses import Addresses, resolve_generic, to_int64
-from preheat.devices.emulator.memory import Violation
+from preheat.devices.emulator.memory import Violation, align_up, positions_in
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.generate import CompiledBlock
@@ -40,13 +40,11 @@ def _printf(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
     formats, lists = (_argument(group, at, 8) for at in arguments)
     counts = np.zeros(group.count, np.int32)
     for position, (pattern, values) in enumerate(zip(formats, lists, strict=True)):
-        thread = group.subgroup(np.array([position]))
-        try:
+        chosen = np.array([position])
+        thread = group.subgroup(chosen)
+        with positions_in(chosen):
             text = _string(thread, int(pattern), call.site)
             line, counts[position] = _formatted(thread, text, int(values), call.site)
-        except Violation as bad:
-            bad.position = position
-            raise
         sys.stdout.write(line.decode(errors="replace"))
     _return(group, call, counts)
 
@@ -117,7 +115,7 @@ def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
 
 def _next_argument(thread: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
     """Return the next argument of a list, and where the following one begins."""
-    at = -(-at // size) * size
+    at = align_up(at, size)
     addresses = _resolve(thread, at)
     value = access.load(thread, addresses, 0, np.dtype(code), site)
     return at + size, np.atleast_1d(value)[0].item()

@@ -20,7 +20,7 @@ from preheat.devices.emulator.capture import Capture, Captures
 from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
-from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
 from preheat.devices.emulator.module import EmulatorModule, invalid_ptx
 from preheat.devices.emulator.quarantine import Allocation, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
@@ -370,7 +370,7 @@ def _new_allocation(size: int) -> Allocation:
         array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
     except MemoryError:
         raise _out_of_memory(size) from None
-    start = -(-array.ctypes.data // _ALIGN) * _ALIGN
+    start = align_up(array.ctypes.data, _ALIGN)
     return Allocation(Buffer(start, start + size, True), array)
 
 

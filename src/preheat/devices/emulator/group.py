@@ -165,7 +165,7 @@ class Group:
         return Group(self.frame, self.pc, self.all_lanes[positions])
 
     def per_thread(self, name: str) -> Array:
-        """Return an array of the layout for these threads: "row", "rank", "lane", "warp", …"""
+        """Return an array of the layout for these threads: "block_index", "lane", "warp", …"""
         found: Array = getattr(self.wave.layout, name)
         if self.lanes is None:
             return found

@@ -17,7 +17,7 @@ from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
-from preheat.devices.emulator.memory import Buffer, Violation
+from preheat.devices.emulator.memory import Buffer, Violation, align_up
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
 from preheat.devices.emulator.wave import Program, Wave
@@ -77,7 +77,7 @@ class Launch:
         self._layouts: dict[int, Layout] = {}
         self._parameters_size = max((p.offset + p.size for p in parameters), default=0)
         self._buffer = np.zeros(self._parameters_size + 128, np.uint8)
-        self._parameters_at = -(-self._buffer.ctypes.data // 64) * 64
+        self._parameters_at = align_up(self._buffer.ctypes.data, 64)
         self._grid = np.zeros(8, np.uint64)  # Where a cooperative grid counts its blocks.
         if geometry.cooperative:
             program = replace(program, addresses={**program.addresses, "%grid": self._grid.ctypes.data})

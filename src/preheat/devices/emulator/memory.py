@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation"]
+__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation", "align_up", "positions_in"]
 
 POISON = 0xCD  # The value of every byte that was never written.
 FREED = 0xDD  # The value of every byte that a deferred stream freed.
@@ -31,6 +33,21 @@ class Violation(Exception):  # noqa: N818  (It becomes an EmulatorFault.)
         self.position = position
         self.address = address
         self.hint = hint
+
+
+@contextmanager
+def positions_in(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
+    """Translate the position in a `Violation` of the chosen threads to that among all threads."""
+    try:
+        yield
+    except Violation as violation:
+        violation.position = int(chosen[violation.position])
+        raise
+
+
+def align_up(number: int, step: int) -> int:
+    """Return the next multiple of `step`."""
+    return -(-number // step) * step
 
 
 class Buffer(NamedTuple):

@@ -16,7 +16,7 @@ from preheat.devices import base
 from preheat.devices.emulator.decode import Immediate
 from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, LaunchDevice
-from preheat.devices.emulator.memory import Buffer, Memory
+from preheat.devices.emulator.memory import Buffer, Memory, align_up
 from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.wave import Program
 from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
@@ -81,12 +81,12 @@ class EmulatorModule:
         top = 0
         for variable in variables:
             step = max(variable.align, _GAP)
-            top = -(-top // step) * step
+            top = align_up(top, step)
             offsets.append(top)
             top += variable.size + _GAP
         widest = max((v.align for v in variables), default=1)
         arena = np.zeros(top + widest, np.uint8)
-        start = -(-arena.ctypes.data // widest) * widest
+        start = align_up(arena.ctypes.data, widest)
         for variable, offset in zip(variables, offsets, strict=True):
             self._symbols[variable.name] = base.Symbol(start + offset, variable.size)
             writable = variable.space != "const"
@@ -229,7 +229,7 @@ class EmulatorFunction:
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """Return how many blocks fit the threads, registers and shared memory of a multiprocessor."""
-        whole = -(-max(threads, 1) // 32) * 32
+        whole = align_up(max(threads, 1), 32)
         each = self.attributes.shared + shared
         blocks = min(
             _BLOCKS,

@@ -22,7 +22,7 @@ from preheat.devices.emulator.generate import CompiledBlock, CompiledFunction
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
-from preheat.devices.emulator.memory import POISON, Memory, Violation
+from preheat.devices.emulator.memory import POISON, Memory, Violation, align_up
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 __all__ = ["Program", "Wave"]
@@ -85,7 +85,7 @@ class Wave:
         self.parameters_at = parameters
         self.shared_bytes = shared
         self.shape = layout.shape
-        stride = _align_16(shared)
+        stride = align_up(shared, 16)
         self._shared = np.full(layout.blocks * stride, POISON, np.uint8)
         self.shadow = len(self._shared)  # The distance in bytes from shared memory to its shadow.
         if program.sanitize:
@@ -368,7 +368,7 @@ class Wave:
             raise Violation(f"more than {_MAX_CALL_DEPTH} nested calls", block.site)
         code = self.program.functions[name]
         top = caller.base + caller.code.frame_bytes
-        base = -(-top // code.local_align) * code.local_align
+        base = align_up(top, code.local_align)
         for names, expected in ((block.arguments, code.arguments), (block.returns, code.returns)):
             _check_sizes(caller.code, block, name, names, tuple(size for _, size in expected))
         try:
@@ -394,7 +394,7 @@ class Wave:
         """Provide at least `top` bytes of local memory for every thread."""
         have = self.local.shape[1]
         if top > have:
-            grown = np.full((self.layout.count, max(_align_16(top), 2 * have)), POISON, np.uint8)
+            grown = np.full((self.layout.count, max(align_up(top, 16), 2 * have)), POISON, np.uint8)
             grown[:, :have] = self.local
             self.local = grown
         width = self.local.shape[1]
@@ -476,7 +476,3 @@ def _check_sizes(
 
 def _program_order(key: tuple[Frame, int]) -> tuple[int, ...]:
     return (*key[0].call_path, key[1])
-
-
-def _align_16(size: int) -> int:
-    return -(-size // 16) * 16
