@@ -175,7 +175,7 @@ _Binding = Register | Vector | str
 class _Scope:
     number: int
     outer: _Scope | None
-    names: dict[str, _Binding] = field(default_factory=dict)  # RegisterSlots, variables, labels.
+    names: dict[str, _Binding] = field(default_factory=dict)  # Registers, variables, labels.
     register_ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # Such as `%r<5>`.
 
     def unique(self, name: str) -> str:

@@ -19,7 +19,7 @@ __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
 _U32, _U64, _BOOL = (np.dtype(t) for t in (np.uint32, np.uint64, np.bool_))
 
-#: RegisterSlots that change at every read. Here they are deterministic counters.
+#: Registers that change at every read. Here they are deterministic counters.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
 
 #: Bytes at the beginning of shared memory that kernels can use through special registers.
