@@ -229,7 +229,7 @@ def test_the_time_of_an_event_is_known_once_it_happened() -> None:
     for seed in range(20):
         stream = deferred(seed).stream()
         first, second = stream.record(timing=True), stream.record(timing=True)
-        if second.mark.at is None:  # type: ignore[attr-defined]
+        if second.position.reached_at is None:  # type: ignore[attr-defined]
             with pytest.raises(DriverError, match="600"):
                 second.elapsed(first)
             return

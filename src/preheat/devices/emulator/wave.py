@@ -311,9 +311,6 @@ class Wave:
             self.make_ready(group)
         return None
 
-    def _trap(self, _group: Group, block: CompiledBlock, _result: Any) -> None:
-        raise Violation("the kernel trapped", block.site)
-
     def _exit(self, group: Group, _step: CompiledBlock | None = None, _result: Any = None) -> None:
         self.alive_total -= group.count
         if not self.alive_total:
@@ -424,6 +421,10 @@ class Wave:
         return self._ticks + self.blocks_run
 
 
+def _trap(_wave: Wave, _group: Group, block: CompiledBlock, _result: Any) -> None:
+    raise Violation("the kernel trapped", block.site)
+
+
 _TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None]] = {
     "next": Wave._fall_through,
     "warp_barrier": Wave._fall_through,
@@ -434,7 +435,7 @@ _TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None
     "call": Wave._call,
     "ret": Wave._return,
     "exit": Wave._exit,
-    "trap": Wave._trap,
+    "trap": _trap,
 }
 
 
