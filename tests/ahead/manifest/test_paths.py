@@ -92,7 +92,7 @@ def test_a_hand_written_list_is_seen_from_the_file(
     [
         (["a"], ["{file}/a", "{file}/b"], "spelled has 2 texts for 1 include directories"),
         ([], ["{file}/a"], "spelled has 1 texts for 0 include directories"),
-        (["a"], ["a"], "spelled has 'a', which is not how a directory is spelled"),
+        (["a"], ["a"], "spelled has 'a', which is not a spelling of a directory"),
         (["a"], ["{here}/a"], "spelled has '{here}/a', which is not"),
         (["a"], ["{file}a"], "spelled has '{file}a', which is not"),
     ],

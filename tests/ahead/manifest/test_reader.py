@@ -23,8 +23,8 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
     "a key twice": ("version = 1\n\nversion = 1\n", ":3: not TOML: Cannot overwrite a value", None),
     "a long number": (f"version = {'1' * 5000}\n", ": not TOML: ", None),
     "deep": (f"version = {'[' * 5000}\n", ": not TOML: ", None),
-    "no version": (K, ": there is no version", "its first line is: version = 1"),
-    "empty": ("", ": there is no version", "its first line is: version = 1"),
+    "no version": (K, ": it has no version", "begin the file with: version = 1"),
+    "empty": ("", ": it has no version", "begin the file with: version = 1"),
     "newer": ("# x\nversion = 2\nnew = 1\n", ":2: version 2 is not known", "update it"),
     "other version": ("version = 0\n", ":1: version 0 is not known", "this preheat reads version 1"),
     "version of text": ('version = "1"\n', ":1: version must be a whole number, not '1'", None),
@@ -48,7 +48,7 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
     "nothing like it": (
         f"version = 1\n{K}zzz = 1\n",
         ":4: k.cu: unknown key 'zzz'",
-        "there are: label, file",
+        "the keys are label, file",
     ),
     "quoted key": (f'version = 1\n{K}"a b" = 1\n', ":4: k.cu: unknown key 'a b'", None),
     "graph key": (

@@ -181,7 +181,7 @@ def test_a_damaged_source_stops_its_own_program_alone(suffix: str, manifest_file
     assert digests(manifest) == [digest(good)]
     ((title, error),) = manifest.unreadable
     assert title == "b.cu"
-    assert f"{suffix} is not what was stored: its SHA-256 is " in str(error)
+    assert f"{suffix} does not match its digest: SHA-256 " in str(error)
 
 
 UNREADABLE = {
@@ -191,16 +191,16 @@ UNREADABLE = {
     "empty": ('file = "empty.cu"', "empty.cu: the source is empty"),
     "NUL in a path": (r'file = "a\u0000b"', r"'a\x00b' is not a path"),
     "missing source": ('source = "kernels.sources/0123456789abcdef.cu"', "cannot read"),
-    "a source without digest": ('source = "k.cu"', "k.cu is not what was stored"),
+    "a source without digest": ('source = "k.cu"', "k.cu does not match its digest"),
     "too little of a digest": (
         'source = "2d71.cu"',
-        "2d71.cu is not what was stored: its SHA-256 is 2d71",
+        "2d71.cu does not match its digest: SHA-256 2d71",
     ),
-    "other sha256": ('source = "{stored}"\nsha256 = "00"', "is not what was stored"),
+    "other sha256": ('source = "{stored}"\nsha256 = "00"', "does not match its digest"),
     "binary source": ('source = "binary.cu"', "binary.cu:2: byte 0xff is not UTF-8 text"),
     "a header that is a file": (
         'file = "k.cu"\nheaders = {{ h = "k.cu" }}',
-        "k.cu is not what was stored",
+        "k.cu does not match its digest",
     ),
     "label": ('file = "k.cu"\nlabel = "a/b"', "'a/b' must be a plain name"),
     "language": ('file = "k.cu"\nlanguage = "hip"', "language must be 'cuda' or 'ptx', not 'hip'"),

@@ -188,9 +188,14 @@ def test_sums_of_integers_are_exact(device: Gpu, form: tuple[str, str, str]) -> 
 def test_what_is_no_number_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
     shape, kind, total = form
     depth = 16 if shape == "m16n8k16" else 8
-    a, b, c = np.ones((1, 16, depth)), np.ones((1, depth, 8)), np.zeros((1, 16, 8), np.float32)
-    a[0, 3, 5], b[0, 2, 6], c[0, 9, 1] = np.inf, -np.inf, np.nan
-    a[0, 4, 1], b[0, 1, 4] = np.nan, 0
+    a = np.ones((1, 16, depth))
+    b = np.ones((1, depth, 8))
+    c = np.zeros((1, 16, 8), np.float32)
+    a[0, 3, 5] = np.inf
+    b[0, 2, 6] = -np.inf
+    c[0, 9, 1] = np.nan
+    a[0, 4, 1] = np.nan
+    b[0, 1, 4] = 0
     a[0, 12, 2] = 0  # times an infinity
     given = c if total == "f32" else bits_of(c, "f16")
     found = multiplied(device, form, bits_of(a, kind), bits_of(b, kind), given)

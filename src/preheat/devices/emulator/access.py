@@ -12,7 +12,7 @@ import numpy as np
 
 from preheat.devices.base import Limits
 from preheat.devices.emulator.addresses import BLOCK_WINDOW, Addresses, host_array, host_view
-from preheat.devices.emulator.memory import Violation
+from preheat.devices.emulator.memory import Violation, positions_in
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.group import Group
@@ -154,11 +154,8 @@ def _check_parts(
     group: Group, at: Addresses, offset: int, size: int, site: int, *, write: bool
 ) -> None:
     for chosen, part in at.parts:
-        try:
-            _check_access(group.part(chosen), part, offset, size, site, write=write)
-        except Violation as bad:
-            bad.position = int(chosen[bad.position])
-            raise
+        with positions_in(chosen):
+            _check_access(group.subgroup(chosen), part, offset, size, site, write=write)
 
 
 def _check_blocks(
@@ -166,7 +163,7 @@ def _check_blocks(
 ) -> None:
     """Raise `Violation` unless all blocks that addresses name exist, still run, and may be named."""
     count = group.wave.layout.cluster_blocks
-    remote = (blocks != group.of("row")) & (at.space == "shared")
+    remote = (blocks != group.per_thread("block_index")) & (at.space == "shared")
     checks = (
         (blocks < 0, f"which has {count} blocks" if count > 1 else "which is one block", None),
         (group.wave.alive[blocks] == 0, "which has exited", _STAY_HINT),

@@ -179,7 +179,7 @@ def resolve(group: Group, values: Any, space: str) -> Addresses:
             strided = _single_address(values, shape if own else ())
         if strided is not None:
             return _strided(space, values, base, strided)
-    start = group.origin(space) if own else base.start
+    start = group.host_origins(space) if own else base.start
     return _gathered(space, values, base, values + start if own or start else values)
 
 
@@ -195,12 +195,12 @@ def _resolve_cluster(group: Group, plain: Addresses, space: str) -> Addresses:
     """Resolve shared addresses of which some name a block of the cluster."""
     values = np.broadcast_to(plain.values, (group.count,))
     base = group.wave.state_space("shared")
-    row = group.of("row")
+    own_block = group.per_thread("block_index")
     count = group.wave.layout.cluster_blocks
     # A window of 0 or less is the thread's own block.
     window = values >> (BLOCK_WINDOW.bit_length() - 1)
     within = np.where(window > 0, values & (BLOCK_WINDOW - 1), values)
-    blocks = np.where(window > 0, row - group.of("rank") + window - 1, row)
+    blocks = np.where(window > 0, own_block - group.per_thread("cluster_rank") + window - 1, own_block)
     blocks = np.where(window > count, -1, blocks)
     if space == "shared" and (blocks < 0).any():
         return plain  # An address beyond the shared memory of the block.
@@ -251,7 +251,7 @@ def resolve_generic(group: Group, values: Any) -> Addresses:
         chosen = np.flatnonzero((values >= first) & (values <= end - 1))
         if len(chosen):
             function = resolve_shared if space == "cluster" else resolve
-            part = function(group.part(chosen), values[chosen] - max(first, 0), space)
+            part = function(group.subgroup(chosen), values[chosen] - max(first, 0), space)
             mixed.addresses[chosen] = part.host_addresses()
             mixed.parts.append((chosen, part))
     return mixed
@@ -265,7 +265,7 @@ def in_space(group: Group, values: Any, space: str) -> Any:
         if space == "shared" and (inside & (values >= SHARED_WINDOW + BLOCK_WINDOW)).any():
             # The address may name the thread's own block or not.
             window = (values - SHARED_WINDOW) // BLOCK_WINDOW
-            inside = inside & ((window == 0) | (window == group.of("rank") + 1))
+            inside = inside & ((window == 0) | (window == group.per_thread("cluster_rank") + 1))
         return inside
     constant = values != values
     for start, size in group.wave.program.constants:

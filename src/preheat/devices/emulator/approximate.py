@@ -16,15 +16,15 @@ def _double(a: Array) -> Array:
     return a.astype(np.float64)
 
 
-def _turns(a: Array) -> Array:
+def _reduced_angle(a: Array) -> Array:
     """Return an angle reduced as in hardware: turns are counted and cut in single precision."""
     product = np.multiply(a, np.float32(1 / (2 * np.pi)), dtype=np.float64)
     return np.fmod(_double(narrow(product, SINGLE, "rz")), 1.0) * (2 * np.pi)
 
 
-def _rounded(function: ArrayFunction, of: ArrayFunction = _double) -> ArrayFunction:
-    """Return `function`, computed in double precision."""
-    return lambda a: function(of(a)).astype(a.dtype)
+def _rounded(function: ArrayFunction, first: ArrayFunction = _double) -> ArrayFunction:
+    """Return `function` of `first`, computed in double precision and rounded once."""
+    return lambda a: function(first(a)).astype(a.dtype)
 
 
 def power(a: Array) -> Array:
@@ -45,13 +45,13 @@ def _upper_word(function: ArrayFunction) -> ArrayFunction:
     """Return `function` of the upper 32 bits of a double, with a result of 32 bits."""
 
     def run(a: Array) -> Array:
-        result = function(_cut(a))
-        return choose(np.isnan(result), result, _cut(result))
+        result = function(_upper_bits(a))
+        return choose(np.isnan(result), result, _upper_bits(result))
 
     return run
 
 
-def _cut(a: Array) -> Array:
+def _upper_bits(a: Array) -> Array:
     return (a.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
 
 
@@ -74,7 +74,12 @@ def divide_by_inverse(a: Array, b: Array) -> Array:
     return choose(small, a * np.copysign(np.float32(0), b), divide(a, b))
 
 
-reciprocal, root, inverse_root = _rounded(_inverse), _rounded(np.sqrt), _rounded(_inverse_root)
-reciprocal_seed, inverse_root_seed = _upper_word(_inverse), _upper_word(_inverse_root)
-logarithm, tangent = _rounded(np.log2), _rounded(np.tanh)
-sine, cosine = _rounded(np.sin, of=_turns), _rounded(np.cos, of=_turns)
+reciprocal = _rounded(_inverse)
+reciprocal_seed = _upper_word(_inverse)
+root = _rounded(np.sqrt)
+inverse_root = _rounded(_inverse_root)
+inverse_root_seed = _upper_word(_inverse_root)
+logarithm = _rounded(np.log2)
+tangent = _rounded(np.tanh)
+sine = _rounded(np.sin, _reduced_angle)
+cosine = _rounded(np.cos, _reduced_angle)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from preheat.devices.emulator.addresses import Addresses
     from preheat.devices.emulator.group import Group
 
-__all__ = ["EXCHANGE", "VERBS", "Update", "atomic", "update"]
+__all__ = ["EXCHANGE", "OPERATIONS", "Update", "atomic", "find_update"]
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
@@ -29,27 +29,27 @@ Function = Callable[..., Any]
 class Update(NamedTuple):
     """How one operation changes words: `apply(old, *values)`.
 
-    `ufunc` is the same operation in NumPy, if it has one. `single` works on Python's integers, if that
+    `ufunc` is the same operation in NumPy, if it has one. `scalar` works on Python's integers, if that
     is faster.
     """
 
     apply: Function
     ufunc: np.ufunc | None = None
-    single: Function | None = None
+    scalar: Function | None = None
 
 
-EXCHANGE = Update(lambda _old, new: new, single=lambda _old, new: new)
+EXCHANGE = Update(lambda _old, new: new, scalar=lambda _old, new: new)
 _SWAP = Update(
     lambda old, expected, new: np.where(old == expected, new, old),
-    single=lambda old, expected, new: new if old == expected else old,
+    scalar=lambda old, expected, new: new if old == expected else old,
 )
 _INCREMENT = Update(
     lambda old, limit: np.where(old >= limit, np.zeros_like(old), old + np.ones_like(old)),
-    single=lambda old, limit: 0 if old >= limit else old + 1,
+    scalar=lambda old, limit: 0 if old >= limit else old + 1,
 )
 _DECREMENT = Update(
     lambda old, limit: np.where((old == 0) | (old > limit), limit, old - np.ones_like(old)),
-    single=lambda old, limit: limit if old == 0 or old > limit else old - 1,
+    scalar=lambda old, limit: limit if old == 0 or old > limit else old - 1,
 )
 _INTEGER = {
     "add": np.add,
@@ -57,25 +57,25 @@ _INTEGER = {
     "max": np.maximum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
-_INTEGER["xor"] = np.bitwise_xor
 _OTHER = {"exch": EXCHANGE, "cas": _SWAP, "inc": _INCREMENT, "dec": _DECREMENT}
-VERBS = frozenset({*_INTEGER, *_OTHER})
+OPERATIONS = frozenset({*_INTEGER, *_OTHER})
 
 
 @lru_cache(maxsize=256)
-def update(verb: str, kind: str) -> Update | None:
+def find_update(operation: str, kind: str) -> Update | None:
     """Return the operation for a type, or None if there is none."""
-    if kind not in TYPES or verb not in VERBS or kind == "pred":
+    if kind not in TYPES or operation not in OPERATIONS or kind == "pred":
         return None
-    if verb in _OTHER:
-        return _OTHER[verb]
-    if kind in ("f32", "f64") and verb == "add":
+    if operation in _OTHER:
+        return _OTHER[operation]
+    if kind in ("f32", "f64") and operation == "add":
         return Update(np.add, np.add)
     if kind[0] in "usb" and not kind.endswith(("x2", "16", "8")):
-        return Update(_INTEGER[verb], _INTEGER[verb])
-    row = instruction(f"{verb}.rn.{kind}") or instruction(f"{verb}.{kind}")
-    return Update(row.run) if row else None
+        return Update(_INTEGER[operation], _INTEGER[operation])
+    found = instruction(f"{operation}.rn.{kind}") or instruction(f"{operation}.{kind}")
+    return Update(found.run) if found else None
 
 
 def atomic(
@@ -84,16 +84,16 @@ def atomic(
     offset: int,
     dtype: np.dtype[Any],
     site: int,
-    how: Update,
-    wants: bool,
+    update: Update,
+    returns_old: bool,
     *values: Any,
 ) -> Any:
-    """Update memory for every thread. Return what each thread found there, if that is wanted."""
+    """Update memory for every thread. Return the words before the updates, if `returns_old`."""
     memory, index = access.check_atomic(group, at, offset, dtype, site)
     values = tuple(np.broadcast_to(value, (group.count,)) for value in values)
-    if how.ufunc is not None and not wants:
+    if update.ufunc is not None and not returns_old:
         group.wave.writes += 1
-        how.ufunc.at(memory, index, values[0])
+        update.ufunc.at(memory, index, values[0])
         return None
     order = np.argsort(index, kind="stable")
     where = index[order]
@@ -102,11 +102,11 @@ def atomic(
     ordered = [value[order] for value in values]
     before = memory.take(where)
     if len(starts) == len(where):
-        after = how.apply(before, *ordered)
+        after = update.apply(before, *ordered)
     elif len(starts) <= int(sizes.max()):
-        after = _by_address(how, before, ordered, starts, sizes)
+        after = _by_address(update, before, ordered, starts, sizes)
     else:
-        after = _by_turn(how, before, ordered, starts, sizes)
+        after = _in_rounds(update, before, ordered, starts, sizes)
     ends = starts + sizes - 1
     if (after[ends] != memory.take(where[ends])).any():
         group.wave.writes += 1
@@ -116,36 +116,42 @@ def atomic(
     return old
 
 
-def _by_address(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
-    """Return what each thread leaves, address by address. Set `before` to what each found."""
+def _by_address(
+    update: Update, before: Array, values: list[Array], starts: Array, sizes: Array
+) -> Array:
+    """Return the word after each update, address by address. Set `before` to the word before it."""
     after = np.empty_like(before)
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         mine = slice(start, start + size)
         word = before[start : start + 1]
         operands = [value[mine] for value in values]
-        if how.ufunc is not None:
-            after[mine] = how.ufunc.accumulate(np.concatenate((word, *operands)), dtype=word.dtype)[1:]
-        elif how.single is not None:
-            after[mine] = _chain(how.single, word.item(), [values.tolist() for values in operands])
+        if update.ufunc is not None:
+            chain = np.concatenate((word, *operands))
+            after[mine] = update.ufunc.accumulate(chain, dtype=word.dtype)[1:]
+        elif update.scalar is not None:
+            numbers = [values.tolist() for values in operands]
+            after[mine] = _successive_values(update.scalar, word.item(), numbers)
         else:
             columns = [values.reshape(-1, 1) for values in operands]
-            after[mine] = np.concatenate(_chain(how.apply, word, columns))
+            after[mine] = np.concatenate(_successive_values(update.apply, word, columns))
         before[start + 1 : start + size] = after[start : start + size - 1]
     return after
 
 
-def _chain(apply: Function, word: Any, values: Iterable[Iterable[Any]]) -> list[Any]:
+def _successive_values(apply: Function, word: Any, values: Iterable[Iterable[Any]]) -> list[Any]:
     """Return the value of one word after each of its updates."""
     return [word := apply(word, *operands) for operands in zip(*values, strict=True)]
 
 
-def _by_turn(how: Update, before: Array, values: list[Array], starts: Array, sizes: Array) -> Array:
-    """Apply the first update of every address, then the second, and so on."""
+def _in_rounds(
+    update: Update, before: Array, values: list[Array], starts: Array, sizes: Array
+) -> Array:
+    """Do the same, but apply the first update of every address, then the second, and so on."""
     after = np.empty_like(before)
     words = before[starts]
     for turn in range(int(sizes.max())):
         going = sizes > turn
         at = starts[going] + turn
         before[at] = words[going]
-        after[at] = words[going] = how.apply(words[going], *(value[at] for value in values))
+        after[at] = words[going] = update.apply(words[going], *(value[at] for value in values))
     return after

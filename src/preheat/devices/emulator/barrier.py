@@ -23,33 +23,37 @@ Array = np.ndarray[Any, Any]
 class Arrival(NamedTuple):
     """The operands of a barrier instruction. `threads` is the number of threads to wait for, if given.
 
-    Values may differ between threads; barrier and count may until `parts` has split them.
+    The operands may differ between threads. `split` separates threads with other barriers or counts.
     """
 
-    ident: Any
+    barrier_id: Any
     threads: Any = None
     kind: str = "sync"  # "sync", "arrive", or a reduction of the predicates: "popc", "and", "or".
     predicate: Any = None
     result: int = -1  # The register of a reduction's result.
 
-    def parts(self, group: Group) -> Iterator[tuple[Group, Arrival]]:
+    def split(self, group: Group) -> Iterator[tuple[Group, Arrival]]:
         """Yield the threads that use the same barrier, with their operands."""
         counts = self.threads is not None
-        wanted = self.ident.astype(np.int64) << 32 | (self.threads if counts else 0)
-        for value in np.unique(wanted).tolist() if wanted.ndim else [int(wanted)]:
-            ident, threads = divmod(value, 1 << 32)
-            one = Arrival(ident, threads if counts else None, self.kind, self.predicate, self.result)
-            chosen = wanted == value
+        keys = self.barrier_id.astype(np.int64) << 32 | (self.threads if counts else 0)
+        for key in np.unique(keys).tolist() if keys.ndim else [int(keys)]:
+            barrier_id, threads = divmod(key, 1 << 32)
+            one = Arrival(
+                barrier_id, threads if counts else None, self.kind, self.predicate, self.result
+            )
+            chosen = keys == key
             if chosen.all():
                 yield group, one
             else:
                 part, _ = group.split(chosen)
-                yield part, one.of(chosen)
+                yield part, one.select(chosen)
 
-    def of(self, chosen: Array) -> Arrival:
+    def select(self, chosen: Array) -> Arrival:
         """Return the same operands for some of the threads."""
-        kept = self.predicate
-        return self if kept is None or not kept.ndim else self._replace(predicate=kept[chosen])
+        predicate = self.predicate
+        if predicate is None or not predicate.ndim:
+            return self
+        return self._replace(predicate=predicate[chosen])
 
 
 class _Waiting(NamedTuple):
@@ -62,114 +66,123 @@ class Barriers:
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
-        self.parked: dict[int, list[_Waiting]] = {}
+        self.waiting_groups: dict[int, list[_Waiting]] = {}
         self.cluster: ClusterBarrier | None = None
         self.releases = 0
-        self._passed: dict[
-            int, Array
-        ] = {}  # Threads of each block and warp that have arrived and continued.
+        # The number of threads of each block and warp that have arrived and continued.
+        self._arrived_only: dict[int, Array] = {}
 
-    def arrive(self, group: Group, asked: Arrival) -> list[Group]:
+    def arrive(self, group: Group, arrival: Arrival) -> list[Group]:
         """Add a group that has arrived at its barrier. Return the groups that may continue."""
-        return [gone for part, one in asked.parts(group) for gone in self._arrive(part, one)]
+        return [released for part, one in arrival.split(group) for released in self._arrive(part, one)]
 
     def _arrive(self, group: Group, arrival: Arrival) -> list[Group]:
         wave = self.wave
-        ident = arrival.ident
+        barrier_id = arrival.barrier_id
         whole = group.count == wave.alive_total and arrival.threads is None
         if (
             whole
             and arrival.kind == "sync"
-            and not self.parked.get(ident)
-            and ident not in self._passed
+            and not self.waiting_groups.get(barrier_id)
+            and barrier_id not in self._arrived_only
         ):
             self.releases += 1
             return [group]
         if arrival.kind == "arrive":
-            self._passed[ident] = self._by_warp(group, self._passed.get(ident))
-            return [group, *self.release(ident)]
-        self.parked.setdefault(ident, []).append(_Waiting(group, arrival))
-        return self.release(ident)
+            self._arrived_only[barrier_id] = self._count_by_warp(
+                group, self._arrived_only.get(barrier_id)
+            )
+            return [group, *self.release(barrier_id)]
+        self.waiting_groups.setdefault(barrier_id, []).append(_Waiting(group, arrival))
+        return self.release(barrier_id)
 
-    def release(self, ident: int) -> list[Group]:
-        """Return the groups that this barrier no longer holds."""
-        waiting = self.parked.get(ident)
+    def release(self, barrier_id: int) -> list[Group]:
+        """Return the groups that wait at this barrier and may continue."""
+        waiting = self.waiting_groups.get(barrier_id)
         if not waiting:
             return []
-        came = self._passed.get(ident)
+        arrived_by_warp = self._arrived_only.get(barrier_id)
         for group, _ in waiting:
-            came = self._by_warp(group, came)
-        assert came is not None
-        arrived = came.sum(1)
+            arrived_by_warp = self._count_by_warp(group, arrived_by_warp)
+        assert arrived_by_warp is not None
+        arrived = arrived_by_warp.sum(1)
         expected = self.wave.alive.copy()
         counting = [one for one in waiting if one.arrival.threads is not None]
-        whole = self._whole_warps(came) if counting else arrived
+        whole = self._whole_warps(arrived_by_warp) if counting else arrived
         for group, arrival in counting:
-            rows = np.unique(group.of("row"))
-            arrived[rows] = whole[rows]
-            expected[rows] = arrival.threads
-        full = (arrived >= expected) & (arrived > 0)
-        if not full.any():
+            blocks = np.unique(group.per_thread("block_index"))
+            arrived[blocks] = whole[blocks]
+            expected[blocks] = arrival.threads
+        complete = (arrived >= expected) & (arrived > 0)
+        if not complete.any():
             return []
         self.releases += 1
-        if ident in self._passed:
-            self._passed[ident][full] = 0
-            if not self._passed[ident].any():
-                del self._passed[ident]
-        return self._let_go(ident, waiting, full)
+        if barrier_id in self._arrived_only:
+            self._arrived_only[barrier_id][complete] = 0
+            if not self._arrived_only[barrier_id].any():
+                del self._arrived_only[barrier_id]
+        return self._released(barrier_id, waiting, complete)
 
-    def _by_warp(self, group: Group, others: Array | None) -> Array:
+    def _count_by_warp(self, group: Group, others: Array | None) -> Array:
         """Return how many threads of each block and warp a group has, added to `others`."""
         layout = self.wave.layout
-        counts = np.bincount(group.of("warp"), minlength=layout.warps).reshape(layout.blocks, -1)
+        counts = np.bincount(group.per_thread("warp"), minlength=layout.warps).reshape(
+            layout.blocks, -1
+        )
         return counts if others is None else counts + others
 
-    def _whole_warps(self, came: Array) -> Array:
+    def _whole_warps(self, arrived_by_warp: Array) -> Array:
         """Return the threads of each block that count as arrived: one counts for its whole warp."""
-        layout, there = self.wave.layout, ~self.wave.exited
-        alive = np.bincount(layout.warp[there], minlength=layout.warps).reshape(came.shape)
-        whole: Array = np.where(came > 0, np.minimum(came + WARP - alive, WARP), 0).sum(1)
-        return whole
+        layout = self.wave.layout
+        alive = np.bincount(layout.warp[~self.wave.exited], minlength=layout.warps).reshape(
+            arrived_by_warp.shape
+        )
+        whole = np.minimum(arrived_by_warp + WARP - alive, WARP)
+        total: Array = np.where(arrived_by_warp > 0, whole, 0).sum(1)
+        return total
 
     def release_all(self) -> list[Group]:
         """Return the groups that may continue because threads have exited."""
-        gone = [group for ident in list(self.parked) for group in self.release(ident)]
-        return gone if self.cluster is None else [*gone, *self.cluster.release()]
+        released = [
+            group for barrier_id in list(self.waiting_groups) for group in self.release(barrier_id)
+        ]
+        return released if self.cluster is None else [*released, *self.cluster.release()]
 
     def raise_if_waiting(self) -> None:
         """Raise `Violation` if threads still wait for others of their block."""
-        for ident, parked in self.parked.items():
-            for group, _ in parked:
+        for barrier_id, waiting in self.waiting_groups.items():
+            for group, _ in waiting:
                 self.wave.running = group
-                message = f"waits at barrier {ident} for threads of its block that never come"
+                message = f"waits at barrier {barrier_id} for threads of its block that never come"
                 raise Violation(message, group.frame.code.blocks[group.pc - 1].site)
 
-    def _let_go(self, ident: int, waiting: list[_Waiting], full: Array) -> list[Group]:
-        self.parked[ident] = []
-        reduced = _reduced(waiting, len(full))
-        gone = []
+    def _released(self, barrier_id: int, waiting: list[_Waiting], complete: Array) -> list[Group]:
+        self.waiting_groups[barrier_id] = []
+        reduced = _reduced(waiting, len(complete))
+        released = []
         for group, arrival in waiting:
-            chosen = full[group.of("row")]
+            chosen = complete[group.per_thread("block_index")]
             if not chosen.any():
-                self.parked[ident].append(_Waiting(group, arrival))
+                self.waiting_groups[barrier_id].append(_Waiting(group, arrival))
                 continue
             if not chosen.all():
-                group, held = group.split(chosen)
-                self.parked[ident].append(_Waiting(held, arrival.of(~chosen)))
+                group, staying = group.split(chosen)
+                self.waiting_groups[barrier_id].append(_Waiting(staying, arrival.select(~chosen)))
             if arrival.result >= 0:
-                words = reduced[arrival.kind].take(group.of("row"))
+                words = reduced[arrival.kind].take(group.per_thread("block_index"))
                 group.set(arrival.result, words.view(group.frame.code.zeros[arrival.result].dtype))
-            gone.append(group)
-        return gone
+            released.append(group)
+        return released
 
 
 def _reduced(waiting: list[_Waiting], blocks: int) -> dict[str, Array]:
     """Return the result of each kind of reduction of the predicates, for every block."""
-    total, true = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
+    total = np.zeros(blocks, np.int64)
+    true = np.zeros(blocks, np.int64)
     for group, arrival in waiting:
         if arrival.result >= 0:
-            rows = group.of("row")
-            total += np.bincount(rows, minlength=blocks)
-            chosen = rows[np.broadcast_to(arrival.predicate, rows.shape)]
+            indices = group.per_thread("block_index")
+            total += np.bincount(indices, minlength=blocks)
+            chosen = indices[np.broadcast_to(arrival.predicate, indices.shape)]
             true += np.bincount(chosen, minlength=blocks)
     return {"popc": true.astype(np.uint32), "and": true == total, "or": true > 0}

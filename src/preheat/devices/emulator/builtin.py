@@ -12,7 +12,7 @@ import numpy as np
 
 from preheat.devices.emulator import access
 from preheat.devices.emulator.addresses import Addresses, resolve_generic, to_int64
-from preheat.devices.emulator.memory import Violation
+from preheat.devices.emulator.memory import Violation, align_up, positions_in
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.generate import CompiledBlock
@@ -24,7 +24,7 @@ _SPECIFIER = re.compile(
     rb"%([-+ #0]*)(\*|\d*)(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?([diouxXcsfFeEgGaAp%])"
 )
 _SIZES = {b"ll": 8, b"l": 8, b"j": 8, b"z": 8, b"t": 8}
-_LONGEST = 1 << 16
+_MAX_STRING = 1 << 16
 _HEX_DIGITS = 13  # Of a float64, after the point.
 
 
@@ -35,25 +35,26 @@ class Builtin(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _printf(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
+def _printf(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
     """`vprintf`: print for each thread, in the order of the threads. Return the number of arguments."""
     formats, lists = (_argument(group, at, 8) for at in arguments)
     counts = np.zeros(group.count, np.int32)
     for position, (pattern, values) in enumerate(zip(formats, lists, strict=True)):
-        one = group.part(np.array([position]))
-        try:
-            text = _string(one, int(pattern), step.site)
-            line, counts[position] = _formatted(one, text, int(values), step.site)
-        except Violation as bad:
-            bad.position = position
-            raise
+        chosen = np.array([position])
+        thread = group.subgroup(chosen)
+        with positions_in(chosen):
+            text = _string(thread, int(pattern), call.site)
+            line, counts[position] = _formatted(thread, text, int(values), call.site)
         sys.stdout.write(line.decode(errors="replace"))
-    _return(group, step, counts)
+    _return(group, call, counts)
 
 
-def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
+def _formatted(thread: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
     """Return the text of a format with its arguments, and how many arguments it used."""
-    out, at, end, count = [], values, 0, 0
+    out = []
+    at = values
+    end = 0
+    count = 0
     for match in _SPECIFIER.finditer(pattern):
         out.append(pattern[end : match.start()])
         end = match.end()
@@ -63,23 +64,24 @@ def _formatted(one: Group, pattern: bytes, values: int, site: int) -> tuple[byte
             continue
         for i, size in enumerate(sizes):
             if size == b"*":
-                at, star = _take(one, at, 4, "i4", site)
+                at, star = _next_argument(thread, at, 4, "i4", site)
                 sizes[i] = None if i and star < 0 else b"%d" % star
                 count += 1
         bytes_ = 8 if kind in b"sfFeEgGaAp" else _SIZES.get(length, 4)
         code = "f8" if kind in b"fFeEgGaA" else f"{'i' if kind in b'dic' else 'u'}{bytes_}"
-        at, value = _take(one, at, bytes_, code, site)
+        at, value = _next_argument(thread, at, bytes_, code, site)
         count += 1
         if kind == b"s":
-            value = _string(one, value, site) if value else b"(null)"
-        out.append(_one(flags + sizes[0], sizes[1], kind, value))
+            value = _string(thread, value, site) if value else b"(null)"
+        out.append(_formatted_argument(flags + sizes[0], sizes[1], kind, value))
     return b"".join([*out, pattern[end:]]), count
 
 
-def _one(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
+def _formatted_argument(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
     """Return one argument as C formats it. `flags` includes the width."""
     if kind == b"p":
-        flags, kind = b"#" + flags, b"x"
+        flags = b"#" + flags
+        kind = b"x"
     elif kind == b"c":
         value &= 0xFF
     elif kind in b"aA":
@@ -111,51 +113,51 @@ def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
     return (text.upper() if kind == b"A" else text).encode()
 
 
-def _take(one: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
+def _next_argument(thread: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
     """Return the next argument of a list, and where the following one begins."""
-    at = -(-at // size) * size
-    addresses = _resolve(one, at)
-    value = access.load(one, addresses, 0, np.dtype(code), site)
+    at = align_up(at, size)
+    addresses = _resolve(thread, at)
+    value = access.load(thread, addresses, 0, np.dtype(code), site)
     return at + size, np.atleast_1d(value)[0].item()
 
 
-def _resolve(one: Group, address: int) -> Addresses:
-    return resolve_generic(one, np.array([to_int64(address)]))
+def _resolve(thread: Group, address: int) -> Addresses:
+    return resolve_generic(thread, np.array([to_int64(address)]))
 
 
-def _string(one: Group, address: int, site: int) -> bytes:
-    addresses = _resolve(one, address)
+def _string(thread: Group, address: int, site: int) -> bytes:
+    addresses = _resolve(thread, address)
     byte = np.dtype(np.uint8)
     out = bytearray()
-    while len(out) < _LONGEST and (
-        char := int(np.atleast_1d(access.load(one, addresses, len(out), byte, site))[0])
+    while len(out) < _MAX_STRING and (
+        char := int(np.atleast_1d(access.load(thread, addresses, len(out), byte, site))[0])
     ):
         out.append(char)
     return bytes(out)
 
 
-def _assertfail(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
+def _assertfail(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
     """`__assertfail`: raise the failure of the first thread."""
-    one = group.part(np.array([0]))
+    thread = group.subgroup(np.array([0]))
     message, file, line, function, _ = (
-        int(_argument(one, at, size)[0])
+        int(_argument(thread, at, size)[0])
         for at, size in zip(arguments, FUNCTIONS["__assertfail"].sizes, strict=True)
     )
     text, where, name = (
-        _string(one, address, step.site).decode(errors="replace")
+        _string(thread, address, call.site).decode(errors="replace")
         for address in (message, file, function)
     )
-    raise Violation(f"assertion {text!r} failed in {name}, {where}:{line}", step.site)
+    raise Violation(f"assertion {text!r} failed in {name}, {where}:{line}", call.site)
 
 
-def _malloc(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
+def _malloc(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
     """`malloc`: return the address of new memory for each thread, or null."""
     heap = group.wave.program.heap
     sizes = _argument(group, arguments[0], 8).tolist()
-    _return(group, step, np.array([heap.allocate(size) for size in sizes], np.uint64))
+    _return(group, call, np.array([heap.allocate(size) for size in sizes], np.uint64))
 
 
-def _free(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
+def _free(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
     """`free`: free memory that `malloc` returned. Null is allowed."""
     for position, address in enumerate(_argument(group, arguments[0], 8).tolist()):
         try:
@@ -164,12 +166,12 @@ def _free(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
         except KeyError:
             freed = group.wave.memory.was_freed(address)
             why = "is freed already" if freed else "no malloc returned"
-            raise Violation(f"frees {address:#x}, which {why}", step.site, position, address) from None
+            raise Violation(f"frees {address:#x}, which {why}", call.site, position, address) from None
 
 
-def _return(group: Group, step: CompiledBlock, values: np.ndarray[Any, Any]) -> None:
+def _return(group: Group, call: CompiledBlock, values: np.ndarray[Any, Any]) -> None:
     """Store each thread's result, if the call uses it."""
-    for name in step.returns:
+    for name in call.returns:
         at = group.frame.base + group.frame.code.local_offsets[name]
         size = values.itemsize
         group.wave.local[_lanes(group), at : at + size] = values.view(np.uint8).reshape(-1, size)

@@ -23,37 +23,42 @@ from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.quarantine import Block
+from preheat.devices.emulator.quarantine import Allocation
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
 __all__ = ["Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
 
-Work = list[Callable[[], object]]
+WorkList = list[Callable[[], object]]
 
 
-class Claim(Protocol):
-    """The memory of the device that a replay leaves allocated."""
+class ClaimMemory(Protocol):
+    """Counts the memory that a replay leaves allocated as memory of the device."""
 
-    def __call__(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
-        """Count it as allocated. Memory of an earlier replay must be free, or freed in `stream`."""
+    def __call__(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
+        """Return False if memory of an earlier replay is still allocated, unless `free` frees it."""
 
 
-class Captured(NamedTuple):
-    """What each replay does: the work, the objects it keeps alive, the memory it leaves allocated."""
+class CapturedWork(NamedTuple):
+    """The work of each replay, the objects that it keeps alive, the memory that it leaves allocated."""
 
-    work: Work
+    work: WorkList
     owners: tuple[object, ...]
-    unfreed: tuple[Block, ...]
+    unfreed: tuple[Allocation, ...]
 
 
 class EmulatorExecutable:
     """Captured work, executed in the order of its nodes. It keeps owners alive."""
 
     def __init__(
-        self, captured: Captured, scheduler: Scheduler | None, claim: Claim, *, free_on_launch: bool
+        self,
+        captured: CapturedWork,
+        scheduler: Scheduler | None,
+        claim: ClaimMemory,
+        *,
+        free_on_launch: bool,
     ) -> None:
-        self._captured: Captured | None = captured
+        self._captured: CapturedWork | None = captured
         self._scheduler = scheduler
         self._claim = claim
         self._free_on_launch = free_on_launch
@@ -62,7 +67,7 @@ class EmulatorExecutable:
         """Do nothing: there is nothing to upload."""
 
     def prepare(self, stream: base.Stream) -> base.Replay:
-        """Execute the work, or queue it as one item. Work executed at once raises its errors here."""
+        """Return a function that executes the work or queues it as one item."""
         return partial(self._replay, stream)
 
     def _replay(self, stream: base.Stream) -> tuple[int, ...]:
@@ -73,9 +78,9 @@ class EmulatorExecutable:
         if captured.unfreed and not self._claim(captured.unfreed, stream, free=self._free_on_launch):
             return (1,)
         if scheduler is None:
-            _do_all(captured)
+            _run_all(captured)
         else:
-            scheduler.submit(stream.id, partial(_do_all, captured))  # The item keeps the owners alive.
+            scheduler.submit(stream.id, partial(_run_all, captured))  # The item keeps the owners alive.
         return (0,)
 
     def close(self) -> None:
@@ -83,9 +88,9 @@ class EmulatorExecutable:
         self._captured = None
 
 
-def _do_all(captured: Captured) -> None:
-    for do in captured.work:
-        do()
+def _run_all(captured: CapturedWork) -> None:
+    for work in captured.work:
+        work()
 
 
 class EmulatorGraph:
@@ -94,9 +99,9 @@ class EmulatorGraph:
     def __init__(
         self,
         nodes: list[base.GraphNode],
-        captured: Captured,
+        captured: CapturedWork,
         scheduler: Scheduler | None,
-        claim: Claim,
+        claim: ClaimMemory,
     ) -> None:
         self._nodes = nodes
         self._captured = captured
@@ -116,7 +121,7 @@ class EmulatorGraph:
     def close(self) -> None:
         """Release the work and the owners."""
         self._nodes = []
-        self._captured = Captured([], (), ())
+        self._captured = CapturedWork([], (), ())
 
 
 class Capture:
@@ -127,15 +132,15 @@ class Capture:
         self.thread = threading.get_ident()
         self.valid = True
         self.nodes: list[base.GraphNode] = []
-        self.unfreed: dict[int, Block] = {}  # Its allocations by address.
-        self._work: Work = []
+        self.unfreed: dict[int, Allocation] = {}  # Its allocations by address.
+        self._work: WorkList = []
         self._owners: list[object] = []
 
-    def add(self, kind: str, name: str, do: Callable[[], object]) -> None:
+    def add(self, kind: str, name: str, work: Callable[[], object]) -> None:
         """Add work that each replay executes."""
         self.require(kind)
         self.nodes.append(base.GraphNode(kind, name))
-        self._work.append(do)
+        self._work.append(work)
 
     def retain(self, owner: object) -> None:
         """Keep `owner` alive as long as the result of this capture."""
@@ -155,38 +160,38 @@ class Capture:
         self.valid = False
         return driver_error(call, code)
 
-    def watches(self) -> bool:
+    def concerns_this_thread(self) -> bool:
         """Return whether calls of this thread outside the captured stream concern this capture."""
         mine = self.thread == threading.get_ident()
         return self.mode == "global" or (self.mode == "thread_local" and mine)
 
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedWork:
         """Return what each replay does."""
-        return Captured(self._work, tuple(self._owners), tuple(self.unfreed.values()))
+        return CapturedWork(self._work, tuple(self._owners), tuple(self.unfreed.values()))
 
 
 class Captures:
     """The active captures of one device."""
 
-    def __init__(self, scheduler: Scheduler | None, claim: Claim) -> None:
-        self._open: dict[int, Capture] = {}  # By the id of the stream.
+    def __init__(self, scheduler: Scheduler | None, claim: ClaimMemory) -> None:
+        self._active: dict[int, Capture] = {}  # By the id of the stream.
         self._scheduler = scheduler
         self._claim = claim
 
     def begin(self, stream: int, mode: str) -> Capture:
         """Begin to capture a stream."""
-        if stream in self._open:
+        if stream in self._active:
             raise driver_error("begin capture", 401)
-        self._open[stream] = Capture(mode)
-        return self._open[stream]
+        self._active[stream] = Capture(mode)
+        return self._active[stream]
 
     def abandon(self, stream: int) -> None:
         """Drop the capture of a stream that is destroyed."""
-        self._open.pop(stream, None)
+        self._active.pop(stream, None)
 
     def end(self, stream: int) -> EmulatorGraph:
         """Return the captured work. The stream is no longer captured, whatever happens."""
-        capture = self._open.pop(stream, None)
+        capture = self._active.pop(stream, None)
         if capture is None:
             raise driver_error("end capture", 401)
         if capture.mode != "relaxed" and capture.thread != threading.get_ident():
@@ -194,16 +199,16 @@ class Captures:
         capture.require("end capture")
         return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler, self._claim)
 
-    def of(self, stream: int) -> Capture | None:
+    def find(self, stream: int) -> Capture | None:
         """Return the capture of a stream, or None."""
-        return self._open.get(stream) if self._open else None
+        return self._active.get(stream) if self._active else None
 
-    def forget(self) -> None:
+    def drop_other_threads(self) -> None:
         """Drop the captures of threads that do not exist in a forked child."""
         mine = threading.get_ident()
-        self._open = {at: capture for at, capture in self._open.items() if capture.thread == mine}
+        self._active = {at: capture for at, capture in self._active.items() if capture.thread == mine}
 
-    def guard(
+    def reject(
         self,
         call: str,
         stream: int | None = None,
@@ -213,15 +218,16 @@ class Captures:
     ) -> None:
         """Raise for a call that cannot be captured, and invalidate the captures that it concerns.
 
-        These are the capture of `stream`, every capture, or those that watch the calls of this thread.
+        These are the capture of `stream`, all captures if `everywhere`, and, if `watched`, those that
+        calls of this thread concern.
         """
-        if not self._open:
+        if not self._active:
             return
-        own = None if stream is None else self._open.get(stream)
+        own = None if stream is None else self._active.get(stream)
         concerned = [
             capture
-            for capture in list(self._open.values())
-            if everywhere or capture is own or (watched and capture.watches())
+            for capture in list(self._active.values())
+            if everywhere or capture is own or (watched and capture.concerns_this_thread())
         ]
         for capture in concerned:
             capture.invalidate(call)

@@ -17,7 +17,7 @@ __all__ = ["ClusterBarrier", "mapped", "mapped_generic", "rank_of", "rank_of_gen
 
 Array = np.ndarray[Any, Any]
 
-_ARRIVE = "a thread arrives once, and waits before it arrives again"
+_ARRIVE_HINT = "a thread arrives once, and waits before it arrives again"
 
 
 class ClusterBarrier:
@@ -29,60 +29,65 @@ class ClusterBarrier:
     """
 
     def __init__(self, wave: Wave) -> None:
-        self.wave, layout = wave, wave.layout
-        self._parked: list[Group] = []
-        self._here = np.zeros(layout.count, np.bool_)  # Threads that have arrived in the current phase.
-        self._awaited = np.full(layout.count, -1)  # The phase that a thread has to wait for, if any.
+        self.wave = wave
+        layout = wave.layout
+        self._waiting: list[Group] = []
+        # Whether each thread has arrived in the current phase.
+        self._arrived = np.zeros(layout.count, np.bool_)
+        # The phase that each thread has to wait for, or -1.
+        self._awaited = np.full(layout.count, -1)
         self._phase = np.zeros(layout.blocks // layout.cluster_blocks, np.int64)
 
     def arrive(self, group: Group, site: int) -> list[Group]:
         """Count the threads of a group as arrived. Return the groups that waited for them."""
         lanes = group.all_lanes
-        if (twice := self._here[lanes]).any():
+        if (twice := self._arrived[lanes]).any():
             message = "arrives twice in one phase of the barrier of its cluster"
-            raise Violation(message, site, int(np.argmax(twice)), hint=_ARRIVE)
-        self._here[lanes] = True
+            raise Violation(message, site, int(np.argmax(twice)), hint=_ARRIVE_HINT)
+        self._arrived[lanes] = True
         self._awaited[lanes] = self._phase_of(group)
         return self.release()
 
     def wait(self, group: Group, site: int) -> list[Group]:
         """Let the threads of a group wait. Return the groups that may continue."""
-        lost = self._awaited[group.all_lanes] < 0
-        if lost.any():
+        early = self._awaited[group.all_lanes] < 0
+        if early.any():
             message = "waits at the barrier of its cluster without having arrived"
-            raise Violation(message, site, int(np.argmax(lost)), hint=_ARRIVE)
-        self._parked.append(group)
-        return self._passing()
+            raise Violation(message, site, int(np.argmax(early)), hint=_ARRIVE_HINT)
+        self._waiting.append(group)
+        return self._released()
 
     def release(self) -> list[Group]:
         """Complete the phases in which all threads have arrived. Return the released groups."""
-        came = (self._here | self.wave.exited).reshape(len(self._phase), -1)
-        complete = came.all(1) & self._here.reshape(came.shape).any(1)
+        arrived_or_exited = (self._arrived | self.wave.exited).reshape(len(self._phase), -1)
+        complete = arrived_or_exited.all(1) & self._arrived.reshape(arrived_or_exited.shape).any(1)
         if not complete.any():
             return []
         self.wave.barriers.releases += 1
         self._phase += complete
-        self._here.reshape(came.shape)[complete] = False
-        return self._passing()
+        self._arrived.reshape(arrived_or_exited.shape)[complete] = False
+        return self._released()
 
-    def _passing(self) -> list[Group]:
+    def _released(self) -> list[Group]:
         """Remove and return the waiting groups whose phase is complete."""
-        parked, self._parked, gone = self._parked, [], []
-        for group in parked:
+        waiting = self._waiting
+        self._waiting = []
+        released = []
+        for group in waiting:
             passes = self._phase_of(group) > self._awaited[group.all_lanes]
             if not passes.any():
-                self._parked.append(group)
+                self._waiting.append(group)
                 continue
             if not passes.all():
-                group, held = group.split(passes)
-                self._parked.append(held)
+                group, staying = group.split(passes)
+                self._waiting.append(staying)
             self._awaited[group.all_lanes] = -1
-            gone.append(group)
-        return gone
+            released.append(group)
+        return released
 
     def _phase_of(self, group: Group) -> Array:
         """Return the current phase of each thread's cluster."""
-        phases: Array = self._phase[group.of("row") // self.wave.layout.cluster_blocks]
+        phases: Array = self._phase[group.per_thread("block_index") // self.wave.layout.cluster_blocks]
         return phases
 
 
@@ -103,7 +108,9 @@ def mapped_generic(group: Group, address: Any, rank: Any, site: int) -> Any:
 def rank_of(group: Group, address: Any) -> Any:
     """`getctarank`: return the rank of the block that an address belongs to."""
     block = (address // address.dtype.type(BLOCK_WINDOW)).astype(np.uint32)
-    return np.where(block == 0, group.of("rank").astype(np.uint32), block - np.uint32(1))
+    return np.where(
+        block == 0, group.per_thread("cluster_rank").astype(np.uint32), block - np.uint32(1)
+    )
 
 
 def rank_of_generic(group: Group, address: Any, site: int) -> Any:

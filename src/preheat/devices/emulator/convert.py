@@ -30,7 +30,8 @@ def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> ArrayFunction:
 
 def float_to_integer(of: np.dtype[Any], to: np.dtype[Any], mode: str) -> ArrayFunction:
     """Round in `mode` and clamp to the range of `to`. NaN becomes zero, or the highest bit."""
-    integral, limits = TO_INTEGRAL[mode], np.iinfo(to)
+    integral = TO_INTEGRAL[mode]
+    limits = np.iinfo(to)
     # NaN becomes the highest bit alone if source or result has 64 bits.
     wide = of.itemsize == 8 or to.itemsize == 8
     nan = np.array(1 << limits.bits - 1, f"u{to.itemsize}").view(to)[()] if wide else to.type(0)

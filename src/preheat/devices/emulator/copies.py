@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from preheat.devices.emulator import access, mbarrier
 from preheat.devices.emulator.addresses import Addresses, resolve, resolve_shared
-from preheat.devices.emulator.memory import Violation
+from preheat.devices.emulator.memory import Violation, positions_in
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.group import Group
@@ -35,7 +34,7 @@ def copy_each(
         raise Violation(f"copies {given[position]} of {size} bytes", site, position)
     for count in np.unique(given).tolist():
         chosen = np.flatnonzero(given == count)
-        with _positions_in(chosen):
+        with positions_in(chosen):
             one, (addresses, offset) = _subgroup(group, source, chosen)
             kind: np.dtype[Any] = _WORD
             if count == size:
@@ -71,7 +70,7 @@ def checked_spans(
     """Yield each thread's position, its target and source in host memory, and the size."""
     for position, size in enumerate(np.broadcast_to(sizes, (group.count,)).tolist()):
         chosen = np.array([position])
-        with _positions_in(chosen):
+        with positions_in(chosen):
             if size % _BULK:
                 raise Violation(f"copies {size} bytes, which is not a multiple of {_BULK}", site)
             one, (addresses, offset) = _subgroup(group, source, chosen)
@@ -88,17 +87,7 @@ def _subgroup(
     if len(chosen) == group.count:
         return group, operand
     at, offset = operand
-    one = group.part(chosen)
+    one = group.subgroup(chosen)
     values = np.broadcast_to(at.values, (group.count,))[chosen]
     function = resolve_shared if at.space in ("shared", "cluster") else resolve
     return one, (function(one, values, at.space), offset)
-
-
-@contextmanager
-def _positions_in(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
-    """Translate the position in a `Violation` of some threads to the position among all of them."""
-    try:
-        yield
-    except Violation as bad:
-        bad.position = int(chosen[bad.position])
-        raise

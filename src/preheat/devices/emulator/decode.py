@@ -175,7 +175,7 @@ _Binding = Register | Vector | str
 class _Scope:
     number: int
     outer: _Scope | None
-    names: dict[str, _Binding] = field(default_factory=dict)  # RegisterSlots, variables, labels.
+    names: dict[str, _Binding] = field(default_factory=dict)  # Registers, variables, labels.
     register_ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # Such as `%r<5>`.
 
     def unique(self, name: str) -> str:
@@ -224,7 +224,8 @@ def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) 
 
     A statement with invalid syntax raises `SyntaxFault`, or is skipped and added to `rejected`.
     """
-    body, label = DecodedFunction(), ""
+    body = DecodedFunction()
+    label = ""
     for scope, statement in list(_statements_with_scopes(function.statements, body, rejected)):
         if named := _LABEL.match(statement.text):
             label = scope.unique(named[1])
@@ -246,7 +247,8 @@ def _statements_with_scopes(
     statements: tuple[ptx.Statement, ...], body: DecodedFunction, rejected: list[ptx.Statement] | None
 ) -> Iterator[tuple[_Scope, ptx.Statement]]:
     """Yield instructions and labels, each with its scope, and process declarations."""
-    scope, count = _Scope(0, None), 0
+    scope = _Scope(0, None)
+    count = 0
     for statement in statements:
         text = statement.text
         if text == "{":

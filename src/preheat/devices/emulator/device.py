@@ -20,23 +20,23 @@ from preheat.devices.emulator.capture import Capture, Captures
 from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
-from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
-from preheat.devices.emulator.module import EmulatorModule, invalid
-from preheat.devices.emulator.quarantine import Block, Quarantine
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
+from preheat.devices.emulator.module import EmulatorModule, invalid_ptx
+from preheat.devices.emulator.quarantine import Allocation, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
 from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, short_repr
 from preheat.toolchain import ptx
 
-__all__ = ["COUNT", "EmulatorDevice", "name_of"]
+__all__ = ["COUNT", "EmulatorDevice", "device_name"]
 
 ARCH = "sm_90"  # The default.
 COUNT = 8  # The number of devices.
 PATIENCE = 5_000_000  # The default.
 _ALIGN = 256
 _CLUSTER = 16  # Blocks. A GPU allows 8, and 16 for functions that opt in, as launches do by themselves.
-_TOTAL = 16 << 30
-_ELSEWHERE = 12  # DLPack's number for a device that is neither the host nor a known GPU.
+_TOTAL_BYTES = 16 << 30
+_DLPACK_OTHER_DEVICE = 12  # DLPack's number for a device that is neither the host nor a known GPU.
 
 
 class EmulatorDevice:
@@ -61,12 +61,12 @@ class EmulatorDevice:
         schedule: int | None = None,
         sanitize: bool = False,
     ) -> None:
-        self.name = name_of(index, arch, patience, schedule, sanitize)
+        self.name = device_name(index, arch, patience, schedule, sanitize)
         self.index = index
         self.arch = Arch.parse(arch)
         self.model = "PTX emulator"
         self.limits = base.Limits(cluster=_CLUSTER if self.arch.major >= 9 else 0)
-        self.dlpack = (base.ON_HOST, 0) if schedule is None else (_ELSEWHERE, index)
+        self.dlpack = (base.ON_HOST, 0) if schedule is None else (_DLPACK_OTHER_DEVICE, index)
         self.survives_fork = True
         self.recovers = True
         self.on_loss: Callable[[DeviceError], None] = lambda _: None
@@ -74,9 +74,9 @@ class EmulatorDevice:
         self.schedule = schedule
         self.sanitize = sanitize
         self.lock = threading.RLock()
-        self._begin()
+        self._reset_state()
 
-    def _begin(self) -> None:
+    def _reset_state(self) -> None:
         self._memory = Memory()
         self.heap = Heap(self._memory)
         self.scheduler = None
@@ -84,11 +84,11 @@ class EmulatorDevice:
             self.scheduler = Scheduler(self.schedule, self.lock, lambda fault: self.on_loss(fault))
         self.captures = Captures(self.scheduler, self._claim)
         self.streams = Streams(self.captures, self.scheduler)
-        self._allocated: dict[int, Block] = {}
+        self._allocated: dict[int, Allocation] = {}
         self._quarantine = Quarantine()
         self._used = 0
 
-    def lost(self, fault: DeviceError) -> None:
+    def report_fault(self, fault: DeviceError) -> None:
         """Report a fault at once. A scheduler reports it when a call raises it."""
         if self.scheduler is None:
             self.on_loss(fault)
@@ -103,9 +103,9 @@ class EmulatorDevice:
             with self.lock:
                 return EmulatorModule(loaded, artifact, self._memory, self, lines)
         except UnicodeDecodeError as bad:
-            raise invalid(f"not a text: {bad}") from None
+            raise invalid_ptx(f"not a text: {bad}") from None
         except ptx.SyntaxFault as bad:
-            raise invalid(f"{bad}, line {bad.line}") from None
+            raise invalid_ptx(f"{bad}, line {bad.line}") from None
 
     def stream(self, *, priority: int = 0) -> base.Stream:
         """Return a new stream."""
@@ -118,49 +118,51 @@ class EmulatorDevice:
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Return the address of `size` new bytes of `POISON`; in a captured stream, of each replay."""
-        if (capture := self.captures.of(stream.id)) is not None:
-            return self._allocate_in(capture, size)
+        if (capture := self.captures.find(stream.id)) is not None:
+            return self._allocate_in_graph(capture, size)
         with self.lock:
-            if self._used + size > _TOTAL:
+            if self._used + size > _TOTAL_BYTES:
                 raise _out_of_memory(size)
-            block = None if self.scheduler is None else self._again(self.scheduler, size, stream)
-            if block is None:
-                block = _reserve(size)
-                self._memory.add(block.buffer.start, size)
-            self._allocated[block.buffer.start] = block
+            allocation = None
+            if self.scheduler is not None:
+                allocation = self._reuse_freed(self.scheduler, size, stream)
+            if allocation is None:
+                allocation = _new_allocation(size)
+                self._memory.add(allocation.buffer.start, size)
+            self._allocated[allocation.buffer.start] = allocation
             self._used += size
-            return block.buffer.start
+            return allocation.buffer.start
 
-    def _allocate_in(self, capture: Capture, size: int) -> int:
+    def _allocate_in_graph(self, capture: Capture, size: int) -> int:
         """Let a graph allocate memory in each replay, at the address that this returns."""
-        block = _reserve(size)
-        capture.add("allocation", "", lambda: self._revive(block.buffer))
-        capture.unfreed[block.buffer.start] = block
-        return block.buffer.start
+        allocation = _new_allocation(size)
+        capture.add("allocation", "", lambda: self._make_valid(allocation.buffer))
+        capture.unfreed[allocation.buffer.start] = allocation
+        return allocation.buffer.start
 
-    def _claim(self, blocks: Sequence[Block], stream: base.Stream, *, free: bool) -> bool:
+    def _claim(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
         """Count memory that a replay in `stream` allocates. Return False if it is still allocated."""
         with self.lock:
-            for block in blocks:
-                if block.buffer.start not in self._allocated:
+            for allocation in allocations:
+                if allocation.buffer.start not in self._allocated:
                     continue
                 if not free:
                     return False
-                self.free(block.buffer.start, stream)
-            for block in blocks:
-                self._allocated[block.buffer.start] = block._replace(of_graph=True)
-                self._used += block.size
+                self.free(allocation.buffer.start, stream)
+            for allocation in allocations:
+                self._allocated[allocation.buffer.start] = allocation._replace(of_graph=True)
+                self._used += allocation.size
             return True
 
-    def _again(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Block | None:
-        """Return memory whose free is queued in the same stream and precedes its next use, or None."""
-        scheduler.require()
-        block = self._quarantine.take(size, stream.id) if scheduler.chance(1 / 2) else None
-        if block is not None:
-            scheduler.submit(stream.id, lambda: self._revive(block.buffer))
-        return block
+    def _reuse_freed(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Allocation | None:
+        """Return memory that the same stream has freed, or None. Its free precedes its next use."""
+        scheduler.raise_fault()
+        allocation = self._quarantine.take(size, stream.id) if scheduler.chance(1 / 2) else None
+        if allocation is not None:
+            scheduler.submit(stream.id, lambda: self._make_valid(allocation.buffer))
+        return allocation
 
-    def _revive(self, buffer: Buffer) -> None:
+    def _make_valid(self, buffer: Buffer) -> None:
         size = buffer.end - buffer.start
         with self.lock:
             self._memory.add(buffer.start, size)
@@ -168,37 +170,37 @@ class EmulatorDevice:
 
     def free(self, address: int, stream: base.Stream) -> None:
         """Free memory after the work that is queued in `stream`, or in each replay."""
-        if (capture := self.captures.of(stream.id)) is not None:  # A graph frees what it allocated.
-            block = capture.unfreed.get(address)
-            if block is None:
+        if (capture := self.captures.find(stream.id)) is not None:  # A graph frees what it allocated.
+            allocation = capture.unfreed.get(address)
+            if allocation is None:
                 raise capture.invalidate("free", 1)
-            buffer = block.buffer
-            capture.add("free", "", lambda: self._retire(buffer))
+            buffer = allocation.buffer
+            capture.add("free", "", lambda: self._make_freed(buffer))
             del capture.unfreed[address]
             return
         with self.lock:
             if address not in self._allocated:
                 raise DeviceError(f"there is no buffer at {address:#x}")
-            block = self._allocated[address]
+            allocation = self._allocated[address]
             if self.scheduler is None:
-                self._memory.free(block.buffer)
+                self._memory.free(allocation.buffer)
             else:
-                self.scheduler.submit(stream.id, lambda: self._retire(block.buffer))
-                if not block.of_graph:  # The replay uses that address again.
-                    self._quarantine.add(block, stream.id)
+                self.scheduler.submit(stream.id, lambda: self._make_freed(allocation.buffer))
+                if not allocation.of_graph:  # The replay uses that address again.
+                    self._quarantine.add(allocation, stream.id)
             del self._allocated[address]
-            self._used -= block.size
+            self._used -= allocation.size
 
-    def _retire(self, buffer: Buffer) -> None:
+    def _make_freed(self, buffer: Buffer) -> None:
         size = buffer.end - buffer.start
         with self.lock:
-            self._check("free", buffer.start, size)
+            self._check_allocated("free", buffer.start, size)
             ctypes.memset(buffer.start, FREED, size)
             self._memory.free(buffer)
 
     @contextmanager
     def register_host(self, address: int, size: int, writable: bool) -> Iterator[None]:
-        """Let kernels use host memory inside the block."""
+        """Let kernels use host memory inside a `with` statement."""
         with self.lock:
             memory = self._memory
             buffer = memory.add(address, size, writable=writable)
@@ -207,16 +209,17 @@ class EmulatorDevice:
         finally:
             with self.lock:
                 if self.scheduler is not None:
-                    self.scheduler.finish()  # Queued work may use the memory.
+                    self.scheduler.run_all()  # Queued work may use the memory.
                 memory.remove(buffer)
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Copy bytes from the host."""
-        self.captures.guard("copy from the host", stream.id)
+        self.captures.reject("copy from the host", stream.id)
         if not data.nbytes:
             return
         if self.scheduler is not None:
-            work = self._write("copy from the host", [(address, data.nbytes)], [data.tobytes()])
+            target = [(address, data.nbytes)]
+            work = self._deferred_write("copy from the host", target, [data.tobytes()])
             self.scheduler.submit(stream.id, work)
             return
         with self.lock:
@@ -224,50 +227,52 @@ class EmulatorDevice:
 
     def copy_out(self, data: memoryview, address: int, stream: base.Stream) -> None:
         """Copy bytes to the host."""
-        self.captures.guard("copy to the host", stream.id)
+        self.captures.reject("copy to the host", stream.id)
         if not data.nbytes:
             return
         host = np.frombuffer(data, np.uint8)
 
         def work() -> None:
             with self.lock:
-                self._check("copy to the host", address, data.nbytes, write=False)
+                self._check_allocated("copy to the host", address, data.nbytes, write=False)
                 ctypes.memmove(host.ctypes.data, address, data.nbytes)
 
         if self.scheduler is None:
             work()
         else:
-            self.scheduler.force(self.scheduler.submit(stream.id, work))
+            self.scheduler.run_until(self.scheduler.submit(stream.id, work))
 
     def copy(self, target: int, source: int, size: int, stream: base.Stream) -> None:
         """Copy bytes within device memory."""
-        places = (source, target)
-        self._do("copy", stream, lambda: ctypes.memmove(target, source, size), size, places)
+        addresses = (source, target)
+        self._submit("copy", stream, lambda: ctypes.memmove(target, source, size), size, addresses)
 
     def fill(self, address: int, value: bytes, count: int, stream: base.Stream) -> int:
         """Write `value` `count` times."""
         size = len(value) * count
-        self._do("fill", stream, lambda: ctypes.memmove(address, value * count, size), size, (address,))
+        self._submit(
+            "fill", stream, lambda: ctypes.memmove(address, value * count, size), size, (address,)
+        )
         return 1
 
-    def _do(
+    def _submit(
         self,
         kind: str,
         stream: base.Stream,
         work: Callable[[], object],
         size: int,
-        places: tuple[int, ...],
+        addresses: tuple[int, ...],  # The last one is written.
     ) -> None:
         """Execute work, queue it, or add it to the capture of the stream."""
 
         def locked() -> None:
             with self.lock:
                 if self.scheduler is not None:
-                    for place in places:
-                        self._check(kind, place, size, write=place == places[-1])
+                    for address in addresses:
+                        self._check_allocated(kind, address, size, write=address == addresses[-1])
                 work()
 
-        capture = self.captures.of(stream.id)
+        capture = self.captures.find(stream.id)
         if capture is not None:
             capture.add(kind, "", locked)
         elif self.scheduler is None:
@@ -275,7 +280,7 @@ class EmulatorDevice:
         else:
             self.scheduler.submit(stream.id, locked)
 
-    def _check(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
+    def _check_allocated(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
         """Raise for queued work that accesses memory which has been freed.
 
         Work that is executed at once may use host memory that was not lent, so it is not checked.
@@ -291,10 +296,10 @@ class EmulatorDevice:
         """Return a function that writes several values."""
 
         def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
-            if (capture := self.captures.of(stream.id)) is not None:
+            if (capture := self.captures.find(stream.id)) is not None:
                 raise capture.invalidate("set")
             if self.scheduler is not None:
-                work = self._write("set", places, [bytes(value) for value in values])
+                work = self._deferred_write("set", places, [bytes(value) for value in values])
                 self.scheduler.submit(stream.id, work)
                 return (0,)
             with self.lock:
@@ -304,14 +309,14 @@ class EmulatorDevice:
 
         return set_all
 
-    def _write(
+    def _deferred_write(
         self, kind: str, places: Sequence[tuple[int, int]], values: Sequence[bytes]
     ) -> Callable[[], None]:
         """Return a function that writes values which have been read already."""
 
         def work() -> None:
             for (address, size), value in zip(places, values, strict=True):
-                self._check(kind, address, size)
+                self._check_allocated(kind, address, size)
                 ctypes.memmove(address, value, size)
 
         return work
@@ -322,15 +327,15 @@ class EmulatorDevice:
 
     def memory(self) -> base.MemoryInfo:
         """Return the memory in use and the total."""
-        return base.MemoryInfo(_TOTAL - self._used, _TOTAL)
+        return base.MemoryInfo(_TOTAL_BYTES - self._used, _TOTAL_BYTES)
 
     def synchronize(self) -> None:
         """Wait for launches of other threads, and execute queued work."""
-        self.captures.guard("synchronize", everywhere=True)
+        self.captures.reject("synchronize", everywhere=True)
         with self.lock:
             if self.scheduler is not None:
-                self.scheduler.finish()
-                self.scheduler.require()
+                self.scheduler.run_all()
+                self.scheduler.raise_fault()
 
     def check(self, status: tuple[int, ...], call: str) -> None:
         """Raise for a status that is not 0. Launches of the emulator raise by themselves."""
@@ -339,38 +344,38 @@ class EmulatorDevice:
 
     def trim(self) -> None:
         """Do nothing: no unused memory is kept."""
-        self.captures.guard("trim", watched=True)
+        self.captures.reject("trim", watched=True)
 
     def reset(self) -> None:
         """Reset the device: all allocated memory and loaded modules are gone."""
         with self.lock:
             if self.scheduler is not None:
-                self.scheduler.finish()
-            self._begin()
+                self.scheduler.run_all()
+            self._reset_state()
 
     def after_fork(self) -> None:
         """Reset the lock in a forked child: the thread that held it does not exist here."""
         self.lock = threading.RLock()
         if self.scheduler is not None:
             self.scheduler.lock = self.lock
-        self.captures.forget()
+        self.captures.drop_other_threads()
 
     def close(self) -> None:
         """Close the device."""
         self.reset()
 
 
-def _reserve(size: int) -> Block:
+def _new_allocation(size: int) -> Allocation:
     """Return memory with an address that kernels may not use yet."""
     try:
         array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
     except MemoryError:
         raise _out_of_memory(size) from None
-    start = -(-array.ctypes.data // _ALIGN) * _ALIGN
-    return Block(Buffer(start, start + size, True), array)
+    start = align_up(array.ctypes.data, _ALIGN)
+    return Allocation(Buffer(start, start + size, True), array)
 
 
-def name_of(
+def device_name(
     index: int = 0,
     arch: Arch | str = ARCH,
     patience: int = PATIENCE,

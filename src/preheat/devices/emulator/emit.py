@@ -46,14 +46,14 @@ _CLUSTER_BARRIER = r"barrier\.cluster\.(arrive(\.release|\.relaxed)?|wait(\.acqu
 
 
 def _pure(w: Writer, op: Op) -> None:
-    """Emit an instruction that only computes, as its row in the table says."""
+    """Emit an instruction that only computes, as its variant in `table` says."""
     pair = op.operands[0] if op.operands and isinstance(op.operands[0], ResultPair) else None
-    row = instruction(f"{op.opcode}|" if pair else op.opcode)
-    if row is None or len(op.operands) != 1 + len(row.sources):
+    found = instruction(f"{op.opcode}|" if pair else op.opcode)
+    if found is None or len(op.operands) != 1 + len(found.sources):
         raise w.unsupported()
-    sources = [w.read(o, t) for o, t in zip(op.operands[1:], row.sources, strict=True)]
-    call = f"{w.constant(row.run)}({', '.join(sources)})"
-    w.write_results(pair.items if pair else op.operands[:1], row.results, call)
+    sources = [w.read(o, t) for o, t in zip(op.operands[1:], found.sources, strict=True)]
+    call = f"{w.constant(found.run)}({', '.join(sources)})"
+    w.write_results(pair.items if pair else op.operands[:1], found.results, call)
 
 
 def _lop3(w: Writer, op: Op) -> None:
@@ -65,8 +65,8 @@ def _lop3(w: Writer, op: Op) -> None:
 
 def _video(w: Writer, op: Op) -> None:
     """Emit a SIMD video instruction, whose operands and result may select parts of words."""
-    row = instruction(op.opcode)
-    if row is None or len(op.operands) != 4:
+    found = instruction(op.opcode)
+    if found is None or len(op.operands) != 4:
         raise w.unsupported()
     halves = op.mnemonic.endswith("2")
     target, a, b = op.operands[:3]
@@ -78,10 +78,9 @@ def _video(w: Writer, op: Op) -> None:
     ]
     mask = _selector(w, target, r"h1?0?" if halves else r"b3?2?1?0?")
     masked = f", {video.mask(mask)}" if mask else ""
-    call = f"{w.constant(row.run)}({', '.join(chosen)}, {w.read(op.operands[3], U32)}{masked})"
-    w.write_results(
-        (target.register if isinstance(target, VideoOperand) else target,), row.results, call
-    )
+    call = f"{w.constant(found.run)}({', '.join(chosen)}, {w.read(op.operands[3], U32)}{masked})"
+    register = target.register if isinstance(target, VideoOperand) else target
+    w.write_results((register,), found.results, call)
 
 
 def _selector(w: Writer, operand: Operand | None, pattern: str) -> str:
@@ -146,8 +145,6 @@ def unpack(whole: Any, part: DType, parts: int) -> list[Any]:
 
 
 def _shuffle(w: Writer, op: Op) -> None:
-    target = op.operands[0]
-    items = target.items if isinstance(target, ResultPair) else (target, None)
     sync, mode, *kind = (*op.modifiers, "", "")
     if sync != "sync" or mode not in warp.SHUFFLES or kind[0] != "b32":
         raise w.unsupported()
@@ -156,11 +153,19 @@ def _shuffle(w: Writer, op: Op) -> None:
     if w.generator.sanitize:
         mask = w.read(op.operands[4], U32)
         w.lines.append(f"check_shuffle(G, {mode!r}, {lane}, {clamp}, {mask}, {w.site()})")
-    w.write_results(items, (held_type, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
+    w.write_results(
+        _result_pair(op), (held_type, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})"
+    )
+
+
+def _result_pair(op: Op) -> tuple[Operand | None, ...]:
+    """Return the result of an instruction and its optional predicate."""
+    target = op.operands[0]
+    return target.items if isinstance(target, ResultPair) else (target, None)
 
 
 def _member_mask(w: Writer, operand: Operand | None) -> str:
-    """Return the mask of participating threads."""
+    """Return the mask of participating threads (`membermask`)."""
     mask = w.read(operand, U32)
     if w.generator.sanitize:
         w.lines.append(f"check_member(G, {mask}, {w.site()})")
@@ -181,11 +186,9 @@ def _match(w: Writer, op: Op) -> None:
     mode, sync, kind, *_ = (*op.modifiers, "", "", "")
     if mode not in ("any", "all") or sync != "sync" or kind not in ("b32", "b64"):
         raise w.unsupported()
-    target = op.operands[0]
-    items = target.items if isinstance(target, ResultPair) else (target, None)
     value = w.read(op.operands[1], TYPES[kind])
     mask = _member_mask(w, op.operands[2])
-    w.write_results(items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
+    w.write_results(_result_pair(op), (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
 
 
 def _redux(w: Writer, op: Op) -> None:
@@ -199,9 +202,7 @@ def _redux(w: Writer, op: Op) -> None:
 
 
 def _elect(w: Writer, op: Op) -> None:
-    target = op.operands[0]
-    items = target.items if isinstance(target, ResultPair) else (target, None)
-    w.write_results(items, (U32, BOOL), f"elect(G, {_member_mask(w, op.operands[1])})")
+    w.write_results(_result_pair(op), (U32, BOOL), f"elect(G, {_member_mask(w, op.operands[1])})")
 
 
 def _activemask(w: Writer, op: Op) -> None:
@@ -214,25 +215,25 @@ def _activemask(w: Writer, op: Op) -> None:
 def _with_carry(w: Writer, op: Op) -> None:
     """Emit `add.cc`, `addc` and similar instructions. Without a carry they only compute."""
     base = op.mnemonic.removesuffix("c")
-    takes = op.mnemonic != base
-    gives = "cc" in op.modifiers
-    if not takes and not gives:
+    reads_flag = op.mnemonic != base
+    writes_flag = "cc" in op.modifiers
+    if not reads_flag and not writes_flag:
         return _pure(w, op)
     words = [word for word in op.modifiers if word != "cc"]
     kind = words.pop() if words else ""
-    run = carry.FUNCTIONS.get((base, *words))
+    function = carry.FUNCTIONS.get((base, *words))
     kinds = ("u32", "u64") if "hi" in words else ("u32", "s32", "u64", "s64")
-    if run is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
+    if function is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
         raise w.unsupported()
     dtype = np.dtype(f"u{TYPES[kind].itemsize}")
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
-    before = w.read(carry.FLAG, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
-    results = (op.operands[0], carry.FLAG if gives else None)
-    w.write_results(results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
+    before = w.read(carry.FLAG, BOOL) if reads_flag else w.constant(np.bool_(carry.initial(base)))
+    results = (op.operands[0], carry.FLAG if writes_flag else None)
+    w.write_results(results, (dtype, BOOL), f"{w.constant(function)}({before}, {', '.join(sources)})")
     return None
 
 
-# Control flow: these return the result of the block
+# Control flow: these functions return the expression that the block returns
 
 
 def _branch(w: Writer, op: Op) -> str | None:
@@ -243,7 +244,7 @@ def _branch(w: Writer, op: Op) -> str | None:
     return w.assign(f"~{value}") if negated else value
 
 
-def _table_branch(w: Writer, op: Op) -> str:
+def _branch_table(w: Writer, op: Op) -> str:
     return w.read(op.operands[0], U32)
 
 
@@ -264,20 +265,21 @@ def call_operands(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple
     if not operands or isinstance(operands[0], Vector):
         raise w.unsupported()
     callee = operands.pop(0)
-    given = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
-    if not all(
-        isinstance(operand, Symbol) for operand in operands
-    ):  # A prototype or a list of targets.
+    arguments = operands.pop(0) if operands and isinstance(operands[0], Vector) else None
+    # The remaining operand is a prototype or a list of targets.
+    if not all(isinstance(operand, Symbol) for operand in operands):
         raise w.unsupported()
-    sides = []
-    for side in (given, returns):
-        items = side.items if isinstance(side, Vector) else ()
-        if not all(
-            isinstance(item, Symbol) and item.name in w.generator.local_offsets for item in items
-        ):
-            raise w.unsupported("a call with registers as parameters")
-        sides.append(tuple(item.name for item in items if isinstance(item, Symbol)))
-    return callee.name if isinstance(callee, Symbol) else None, sides[0], sides[1]
+    name = callee.name if isinstance(callee, Symbol) else None
+    return name, _parameter_names(w, arguments), _parameter_names(w, returns)
+
+
+def _parameter_names(w: Writer, operand: Operand | None) -> tuple[str, ...]:
+    """Return the names of the variables with the arguments or the results of a call."""
+    items = operand.items if isinstance(operand, Vector) else ()
+    names = tuple(item.name for item in items if isinstance(item, Symbol))
+    if len(names) != len(items) or not w.generator.local_offsets.keys() >= set(names):
+        raise w.unsupported("a call with registers as parameters")
+    return names
 
 
 def _barrier(w: Writer, op: Op) -> str | None:
@@ -296,8 +298,8 @@ def _barrier(w: Writer, op: Op) -> str | None:
     if reduces and len(operands) > 2:
         kind = words[1]
         target = operands.pop(0)
-        wanted = U32 if kind == "popc" else BOOL
-        if not isinstance(target, Register) or register_type(target.kind).itemsize != wanted.itemsize:
+        dtype = U32 if kind == "popc" else BOOL
+        if not isinstance(target, Register) or register_type(target.kind).itemsize != dtype.itemsize:
             raise w.unsupported()
         result = w.slot_of(target)
         predicate = w.read(operands.pop(), BOOL)
@@ -349,7 +351,7 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "mma": emit_product,
     **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _with_carry),
     "bra": _branch,
-    "brx": _table_branch,
+    "brx": _branch_table,
     "call": _call,
     **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(
@@ -385,29 +387,16 @@ def emit(w: Writer, op: Op) -> str | None:
 
 #: The globals of generated functions.
 NAMESPACE: dict[str, Any] = {
-    "active": warp.active,
     "arrival": Arrival,
-    "atomic": atomics.atomic,
-    "copy_bulk": copies.copy_bulk,
-    "copy_each": copies.copy_each,
-    "elect": warp.elect,
-    "in_space": in_space,
-    "initialise": mbarrier.initialise,
-    "load": access.load,
-    "load_matrices": matrices.load_matrices,
-    "load_vector": access.load_vector,
-    "match": warp.match,
-    "multiply": matrices.multiply,
-    "pack": pack,
-    "resolve": resolve,
-    "resolve_generic": resolve_generic,
-    "resolve_shared": resolve_shared,
-    "reduce": warp.reduce,
-    "shuffle": warp.shuffle,
-    "store": access.store,
-    "store_matrices": matrices.store_matrices,
-    "store_vector": access.store_vector,
-    "transpose_matrix": matrices.transpose_matrix,
-    "unpack": unpack,
-    "vote": warp.vote,
+    **{
+        function.__name__: function
+        for function in (
+            *(access.load, access.load_vector, access.store, access.store_vector),
+            *(in_space, resolve, resolve_generic, resolve_shared, atomics.atomic),
+            *(copies.copy_bulk, copies.copy_each, mbarrier.initialise, pack, unpack),
+            *(matrices.load_matrices, matrices.store_matrices, matrices.transpose_matrix),
+            *(matrices.multiply, warp.active, warp.elect, warp.match, warp.reduce),
+            *(warp.shuffle, warp.vote),
+        )
+    },
 }

@@ -104,7 +104,7 @@ def atomic(w: Writer, op: Op) -> None:
     for word in op.modifiers:
         if word.partition("::")[0] in _SPACES:
             space = _space(word)
-        elif word in atomics.VERBS:
+        elif word in atomics.OPERATIONS:
             verb = word
         elif word in TYPES:
             kind = word
@@ -112,7 +112,7 @@ def atomic(w: Writer, op: Op) -> None:
             count = int(word[1:])
         elif word not in _ORDER and word != "noftz" and not word.startswith("L2::"):
             raise w.unsupported()
-    update = atomics.update(verb, kind)
+    update = atomics.find_update(verb, kind)
     operands = op.operands if op.mnemonic == "atom" else (None, *op.operands)
     if update is None or len(operands) != 3 + (verb == "cas"):
         raise w.unsupported()
@@ -122,10 +122,10 @@ def atomic(w: Writer, op: Op) -> None:
     columns = [_elements(w, operand, count) for operand in operands[2:]]
     rows = [[w.read(item, dtype) for item in row] for row in zip(*columns, strict=True)]
     for i, (result, row) in enumerate(zip(results, rows, strict=True)):
-        wants = result is not None and w.is_read_later(result)
+        returns_old = result is not None and w.is_read_later(result)
         where = f"{addresses}, {offset + i * dtype.itemsize}, {w.constant(dtype)}, {w.site()}"
-        call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {', '.join(row)})"
-        if wants:
+        call = f"atomic(G, {where}, {w.constant(update)}, {returns_old}, {', '.join(row)})"
+        if returns_old:
             w.write(result, w.assign(call), dtype)
         else:
             w.lines.append(call)

@@ -19,7 +19,7 @@ def available() -> bool:
 
 def offer(index: int, settings: Mapping[str, Any], config: Config) -> Offer:
     """Describe an emulator. Emulators with other settings are other devices, and have other names."""
-    from preheat.devices.emulator.device import EmulatorDevice, name_of
+    from preheat.devices.emulator.device import EmulatorDevice, device_name
 
     settings = {"sanitize": config.emulator_sanitize, **settings}
-    return Offer(name_of(index, **settings), partial(EmulatorDevice, index, **settings))
+    return Offer(device_name(index, **settings), partial(EmulatorDevice, index, **settings))

@@ -17,7 +17,9 @@ import numpy as np
 
 from preheat.devices.emulator.integer import Array, ArrayFunction, choose, unsigned
 
-HALF, SINGLE, DOUBLE = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+HALF = np.dtype(np.float16)
+SINGLE = np.dtype(np.float32)
+DOUBLE = np.dtype(np.float64)
 TINY = {kind: np.finfo(kind).tiny for kind in (HALF, SINGLE, DOUBLE)}
 
 
@@ -33,8 +35,8 @@ def flushed(run: ArrayFunction) -> ArrayFunction:
 
 def saturate(a: Array) -> Array:
     """Clamp to [+0, 1]. NaN becomes +0."""
-    zero, one = a.dtype.type(0), a.dtype.type(1)
-    return np.fmin(np.fmax(a, zero), one) + zero
+    zero = a.dtype.type(0)
+    return np.fmin(np.fmax(a, zero), a.dtype.type(1)) + zero
 
 
 def map_result(run: ArrayFunction, last: ArrayFunction) -> ArrayFunction:
@@ -52,20 +54,20 @@ def relu(a: Array) -> Array:
     return np.maximum(a, a.dtype.type(0)) + a.dtype.type(0)
 
 
-BLOCK = 4096
+CHUNK = 4096
 
 
-def in_blocks(run: ArrayFunction) -> ArrayFunction:
-    """Return `run` on pieces so short that its intermediate arrays stay in the CPU cache."""
+def in_chunks(run: ArrayFunction) -> ArrayFunction:
+    """Return `run` on chunks so short that its intermediate arrays stay in the CPU cache."""
 
-    def blocked(*operands: Array) -> Array:
+    def chunked(*operands: Array) -> Array:
         count = max(np.size(a) for a in operands)
-        if count <= BLOCK:
+        if count <= CHUNK:
             return run(*operands)
-        pieces = (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
-        return np.concatenate([run(*(a[at] if a.ndim else a for a in operands)) for at in pieces])
+        chunks = (slice(start, start + CHUNK) for start in range(0, count, CHUNK))
+        return np.concatenate([run(*(a[at] if a.ndim else a for a in operands)) for at in chunks])
 
-    return blocked
+    return chunked
 
 
 def step(nearest: Array, lacking: Array, mode: str) -> Array:
@@ -73,7 +75,8 @@ def step(nearest: Array, lacking: Array, mode: str) -> Array:
     infinity = nearest.dtype.type(np.inf)
     down, up = lacking < 0, lacking > 0
     if mode == "rz":
-        down, up = down & (nearest > 0), up & (nearest < 0)
+        down = down & (nearest > 0)
+        up = up & (nearest < 0)
     if mode != "rp":
         nearest = choose(down, np.nextafter(nearest, -infinity), nearest)
     if mode != "rm":
@@ -86,7 +89,8 @@ def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
     nearest = a.astype(kind)
     if mode == "rn":
         return nearest
-    size, exact = np.abs(nearest), np.abs(a)
+    size = np.abs(nearest)
+    exact = np.abs(a)
     over, under = size > exact, size < exact
     found = unsigned(nearest) - over
     if mode != "rz":
@@ -97,9 +101,9 @@ def narrow(a: Array, kind: np.dtype[Any], mode: str) -> Array:
 
 def to_odd(nearest: Array, lacking: Array) -> Array:
     """Return `nearest`, or its odd neighbour towards the exact value if it is even and inexact."""
-    number, rest = nearest.view(np.int64), lacking.view(np.int64)
+    number = nearest.view(np.int64)
     inexact = np.abs(lacking) > 0
-    inward = (number ^ rest < 0) & inexact
+    inward = (number ^ lacking.view(np.int64) < 0) & inexact
     return (number - inward | inexact).view(np.float64)
 
 
@@ -171,11 +175,11 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
     doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
     doubtful |= np.abs(total) < TINY[SINGLE]
     if doubtful.any():
-        total = _mended(total, np.flatnonzero(doubtful), product, addend)
+        total = _corrected(total, np.flatnonzero(doubtful), product, addend)
     return total.astype(np.float32)
 
 
-def _mended(total: Array, at: Array, product: Array, addend: Array) -> Array:
+def _corrected(total: Array, at: Array, product: Array, addend: Array) -> Array:
     """Return `total` with the sums at these indices rounded to odd instead."""
     if not total.ndim:
         return add_to_odd(product, addend)
@@ -272,7 +276,7 @@ NEAREST: dict[str, dict[np.dtype[Any], ArrayFunction]] = {
     "div": {SINGLE: np.divide, DOUBLE: np.divide},
     "rcp": {SINGLE: reciprocal, DOUBLE: reciprocal},
     "sqrt": {SINGLE: np.sqrt, DOUBLE: np.sqrt},
-    "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: in_blocks(fma_double)},
+    "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: in_chunks(fma_double)},
 }
 TO_ODD: dict[str, ArrayFunction] = {
     "add": _add_single,
@@ -321,7 +325,7 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> ArrayFunction:
         )
     if kind == SINGLE:
         exact = TO_ODD[operation]
-        return in_blocks(lambda *operands: narrow(exact(*operands), SINGLE, mode))
+        return in_chunks(lambda *operands: narrow(exact(*operands), SINGLE, mode))
     lacking = _lacking(operation)
 
     def directed(*operands: Array) -> Array:

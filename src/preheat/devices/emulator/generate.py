@@ -22,6 +22,7 @@ from preheat.devices.emulator.control_flow import (
 )
 from preheat.devices.emulator.decode import Immediate, Op, Register, decode
 from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, call_operands, emit
+from preheat.devices.emulator.memory import align_up
 from preheat.devices.emulator.special_registers import SPECIAL
 from preheat.devices.emulator.table import instruction, mnemonics
 from preheat.devices.emulator.unsupported import unsupported
@@ -263,9 +264,9 @@ def _layout(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], 
     offsets = {}
     top = 0
     for variable in variables:
-        offsets[variable.name] = -(-top // variable.align) * variable.align
+        offsets[variable.name] = align_up(top, variable.align)
         top = offsets[variable.name] + variable.size
-    return offsets, -(-top // 16) * 16
+    return offsets, align_up(top, 16)
 
 
 def _has_size(register: Register, dtype: DType) -> bool:

@@ -21,9 +21,9 @@ Array = np.ndarray[Any, Any]
 class Frame:
     """One activation of a function by any number of threads.
 
-    `home` holds each register: an array over all threads of the wave, a scalar that is the same for
-    all, or None before the first write. `base` is the offset of its variables in local memory, `call`
-    the call that created it, `order` the positions of all calls around it.
+    Each of its `registers` is an array over all threads of the wave, a scalar that is the same for all,
+    or None before the first write. `base` is the offset of its variables in local memory, `call` the
+    call that created it, `call_path` the blocks of all calls around it, outermost first.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Frame:
         self.base = base
         self.parent = parent
         self.call = call
-        self.order: tuple[int, ...] = (*parent.order, call.index) if parent and call else ()
+        self.call_path: tuple[int, ...] = (*parent.call_path, call.index) if parent and call else ()
         self.children: dict[tuple[int, str], Frame] = {}
-        self.owned: set[int] = set()  # RegisterSlots whose array has no other reference.
-        self.home: list[Any] = [None] * len(code.zeros)
+        self.owned: set[int] = set()  # Registers whose array has no other reference.
+        self.registers: list[Any] = [None] * len(code.zeros)
         for slot, name in code.special_slots:
-            self.home[slot] = special_registers.value(wave, name)
+            self.registers[slot] = special_registers.value(wave, name)
         for slot, name in code.symbol_slots:
-            self.home[slot] = np.uint64(self._address(name))
+            self.registers[slot] = np.uint64(self._address(name))
 
     def _address(self, name: str) -> int:
         """Return the address of a variable in its own space, or the value of a function pointer."""
@@ -64,14 +64,14 @@ class Frame:
         """Set a register of some threads."""
         if slot not in self.owned:
             count = self.wave.layout.count
-            home = self.home[slot]
-            if home is None:
-                home = np.zeros(count, value.dtype)
+            values = self.registers[slot]
+            if values is None:
+                values = np.zeros(count, value.dtype)
             else:
-                home = home.copy() if home.ndim else np.full(count, home)
-            self.home[slot] = home
+                values = values.copy() if values.ndim else np.full(count, values)
+            self.registers[slot] = values
             self.owned.add(slot)
-        self.home[slot][lanes] = value
+        self.registers[slot][lanes] = value
 
 
 class Group:
@@ -82,7 +82,18 @@ class Group:
     and writes its changes back when it splits or merges.
     """
 
-    __slots__ = ("_cache", "_warps", "count", "dirty", "frame", "lanes", "pc", "regs", "seen", "wave")
+    __slots__ = (
+        "_cache",
+        "_warps",
+        "count",
+        "dirty",
+        "frame",
+        "lanes",
+        "last_ran",
+        "pc",
+        "registers",
+        "wave",
+    )
 
     def __init__(self, frame: Frame, pc: int, lanes: Array | None) -> None:
         self.wave = frame.wave
@@ -90,14 +101,14 @@ class Group:
         self.pc = pc
         self.lanes = lanes
         self.count = self.wave.layout.count if lanes is None else len(lanes)
-        self.regs: list[Any] = frame.home if lanes is None else [None] * len(frame.home)
+        self.registers: list[Any] = frame.registers if lanes is None else [None] * len(frame.registers)
         self.dirty: set[int] = set()
-        self.seen = 0  # When it last ran, in steps.
+        self.last_ran = 0  # The number of basic blocks that had run when it last ran.
         self._cache: dict[str, Array] = {}
         self._warps: Warps | None = None
 
     @property
-    def step(self) -> CompiledBlock:
+    def block(self) -> CompiledBlock:
         """The basic block of the group."""
         return self.frame.code.blocks[self.pc]
 
@@ -108,18 +119,18 @@ class Group:
 
     def fetch(self, slot: int) -> Any:
         """Return a register that the group has not copied yet, or zero if it was never written."""
-        value = self.frame.home[slot]
+        value = self.frame.registers[slot]
         if value is None:
             return self.frame.code.zeros[slot]
         if self.lanes is not None:
             if value.ndim:
                 value = value.take(self.lanes)
-            self.regs[slot] = value
+            self.registers[slot] = value
         return value
 
     def set(self, slot: int, value: Any) -> None:
         """Write a register."""
-        self.regs[slot] = value
+        self.registers[slot] = value
         self.frame.owned.discard(slot)
         if self.lanes is not None:
             self.dirty.add(slot)
@@ -127,34 +138,34 @@ class Group:
     def flush(self, live: frozenset[int]) -> None:
         """Write the registers that are still live back to the frame."""
         for slot in self.dirty & live:
-            if self.regs[slot] is not None:
-                self.frame.write(slot, self.all_lanes, self.regs[slot])
+            if self.registers[slot] is not None:
+                self.frame.write(slot, self.all_lanes, self.registers[slot])
         self.dirty.clear()
 
     def split(self, chosen: Array) -> tuple[Group, Group]:
         """Return the chosen threads and the others, as two groups at the same position."""
-        self.flush(self.step.live_in)
+        self.flush(self.block.live_in)
         lanes = self.all_lanes
         return Group(self.frame, self.pc, lanes[chosen]), Group(self.frame, self.pc, lanes[~chosen])
 
     def merged(self, other: Group) -> Group:
         """Return one group of the threads of two groups at the same position."""
         for group in (self, other):
-            group.flush(self.step.live_in)
+            group.flush(self.block.live_in)
         lanes = np.concatenate((self.all_lanes, other.all_lanes))
         lanes.sort(kind="stable")  # Two sorted runs, which are merged in one pass.
         return Group(self.frame, self.pc, None if len(lanes) == self.wave.layout.count else lanes)
 
-    def chosen(self, where: Array) -> Array | None:
+    def lanes_where(self, where: Array) -> Array | None:
         """Return the indices of some of its threads, or None if they are all threads of the wave."""
         return None if self.lanes is None and where.all() else self.all_lanes[where]
 
-    def part(self, positions: Array) -> Group:
+    def subgroup(self, positions: Array) -> Group:
         """Return some of the threads, by position, as a group for a query about them alone."""
         return Group(self.frame, self.pc, self.all_lanes[positions])
 
-    def of(self, name: str) -> Array:
-        """Return an array of the layout for these threads: "row", "rank", "lane", "warp", …"""
+    def per_thread(self, name: str) -> Array:
+        """Return an array of the layout for these threads: "block_index", "lane", "warp", …"""
         found: Array = getattr(self.wave.layout, name)
         if self.lanes is None:
             return found
@@ -169,9 +180,9 @@ class Group:
             self._warps = Warps(self)
         return self._warps
 
-    def origin(self, space: str) -> Array:
+    def host_origins(self, space: str) -> Array:
         """Return where each thread's shared or local memory begins in host memory."""
         base = self.wave.state_space(space)
         if space == "shared":
-            return base.start + self.of("row") * base.strides[0]
+            return base.start + self.per_thread("block_index") * base.strides[0]
         return base.start + self.all_lanes * base.strides[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
 
 __all__ = ["Heap"]
 
@@ -25,12 +25,12 @@ class Heap:
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` new bytes, or 0 if the heap is full."""
-        if not 0 < _rounded(size) <= _LIMIT - self._used:
+        if not 0 < align_up(size, _ALIGN) <= _LIMIT - self._used:
             return 0
         array = np.full(size + _ALIGN, POISON, np.uint8)
-        address = _rounded(array.ctypes.data)
+        address = align_up(array.ctypes.data, _ALIGN)
         self._buffers[address] = self._memory.add(address, size), array
-        self._used += _rounded(size)
+        self._used += align_up(size, _ALIGN)
         return address
 
     def free(self, address: int) -> None:
@@ -39,8 +39,4 @@ class Heap:
         size = buffer.end - buffer.start
         ctypes.memset(address, FREED, size)
         self._memory.free(buffer)
-        self._used -= _rounded(size)
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+        self._used -= align_up(size, _ALIGN)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from preheat.devices.emulator import builtin
 from preheat.devices.emulator.generate import CompiledFunction, generate
+from preheat.devices.emulator.memory import align_up
 from preheat.devices.emulator.special_registers import RESERVED
 from preheat.devices.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
@@ -103,21 +104,22 @@ class Image:
         self, functions: dict[str, CompiledFunction], reserved: int
     ) -> tuple[dict[str, int], int]:
         """Return the offset of each variable in shared memory, and the total size."""
-        rows: dict[str, ptx.Variable] = {}
+        variables: dict[str, ptx.Variable] = {}
         for code in functions.values():
             own = {
                 f"{code.name}.{name}": v for name, v in code.variables.items() if v.space == "shared"
             }
             named = (self.module.variables.get(name) for _, name in code.symbol_slots)
-            rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
-        offsets, top = {}, reserved
-        for name, variable in rows.items():
+            variables |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
+        offsets = {}
+        top = reserved
+        for name, variable in variables.items():
             if variable.size:
-                offsets[name] = top = -(-top // variable.align) * variable.align
+                offsets[name] = top = align_up(top, variable.align)
                 top += variable.size
-        dynamic = {name: variable.align for name, variable in rows.items() if not variable.size}
+        dynamic = {name: variable.align for name, variable in variables.items() if not variable.size}
         step = max(dynamic.values(), default=1)  # All dynamic shared arrays have the same address.
-        top = -(-top // step) * step
+        top = align_up(top, step)
         return offsets | dict.fromkeys(dynamic, top), top
 
 

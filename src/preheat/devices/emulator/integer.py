@@ -248,7 +248,8 @@ def highest_bit_shift(a: Array) -> Array:
 
 def reverse(a: Array) -> Array:
     """Return the bits in reverse order."""
-    width, kind = a.dtype.itemsize * 8, a.dtype.type
+    width = a.dtype.itemsize * 8
+    kind = a.dtype.type
     every = (1 << width) - 1
     step = 1
     while step < width:
@@ -351,7 +352,8 @@ def mask_bits(mode: str) -> ArrayFunction:
 
     def run(position: Array, width: Array) -> Array:
         if mode == "wrap":
-            position, width = position & np.uint32(31), width & np.uint32(31)
+            position = position & np.uint32(31)
+            width = width & np.uint32(31)
         return shift_left(ones(width, position.dtype), position)
 
     return run

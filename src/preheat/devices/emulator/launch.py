@@ -11,28 +11,29 @@ from typing import Protocol
 
 import numpy as np
 
-from preheat.devices.base import Geometry, Limits
+from preheat.devices.base import Dim3, Geometry, Limits
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
-from preheat.devices.emulator.memory import Buffer, Violation
+from preheat.devices.emulator.memory import Buffer, Violation, align_up
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
-from preheat.devices.emulator.wave import Program, Wave, block_of, thread_of
+from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
 
-__all__ = ["Launch", "Owner"]
+__all__ = ["Launch", "LaunchDevice"]
 
-_LANES = 1 << 15  # Threads of a wave: enough to amortise Python's overhead, few enough for the cache.
-# The same if the depth of calls is unknown, because each call has registers and memory.
-_DEEP_LANES = 1 << 12
-_WAVE_BYTES = 64 << 20  # Of shared and local memory of a wave.
+# The most threads of a wave: enough to amortise Python's overhead, few enough for the cache. There are
+# fewer if the depth of calls is unknown, because each call has registers and memory.
+_MAX_THREADS = 1 << 15
+_MAX_RECURSIVE_THREADS = 1 << 12
+_MAX_WAVE_BYTES = 64 << 20  # The most shared and local memory of a wave.
 
 
-class Owner(Protocol):
+class LaunchDevice(Protocol):
     """The device of a launch: its lock, streams, captures, queues, heap and limits."""
 
     lock: threading.RLock
@@ -43,7 +44,7 @@ class Owner(Protocol):
     patience: int
     limits: Limits
 
-    def lost(self, fault: DeviceError) -> None:
+    def report_fault(self, fault: DeviceError) -> None:
         """Record a fault of work that runs now."""
 
 
@@ -58,7 +59,7 @@ class Launch:
         program: Program,
         parameters: tuple[Param, ...],
         geometry: Geometry,
-        device: Owner,
+        device: LaunchDevice,
         title: str,
         stream: int,
     ) -> None:
@@ -71,11 +72,12 @@ class Launch:
         self.threads = math.prod(geometry.block)
         self.shared = program.shared_bytes + geometry.shared
         self._cluster_blocks = math.prod(geometry.cluster or (1, 1, 1))
-        self._lanes = _DEEP_LANES if _may_recurse(program.functions) else _LANES
+        recurses = _may_recurse(program.functions)
+        self._max_threads = _MAX_RECURSIVE_THREADS if recurses else _MAX_THREADS
         self._layouts: dict[int, Layout] = {}
-        self._size = max((p.offset + p.size for p in parameters), default=0)
-        self._buffer = np.zeros(self._size + 128, np.uint8)
-        self._at = -(-self._buffer.ctypes.data // 64) * 64
+        self._parameters_size = max((p.offset + p.size for p in parameters), default=0)
+        self._buffer = np.zeros(self._parameters_size + 128, np.uint8)
+        self._parameters_at = align_up(self._buffer.ctypes.data, 64)
         self._grid = np.zeros(8, np.uint64)  # Where a cooperative grid counts its blocks.
         if geometry.cooperative:
             program = replace(program, addresses={**program.addresses, "%grid": self._grid.ctypes.data})
@@ -87,7 +89,7 @@ class Launch:
             for i, parameter in enumerate(self.parameters)
         ]
         stream = self._device.streams.id_of(self._stream)
-        capture = self._device.captures.of(stream)
+        capture = self._device.captures.find(stream)
         if capture is not None:
             capture.add("kernel", self.program.kernel, lambda: self.run(values))
         elif self._device.scheduler is None:
@@ -101,24 +103,24 @@ class Launch:
         try:
             with self._device.lock, np.errstate(all="ignore"):
                 for parameter, value in zip(self.parameters, values, strict=True):
-                    ctypes.memmove(self._at + parameter.offset, value, parameter.size)
-                lent = list(self._lent())
+                    ctypes.memmove(self._parameters_at + parameter.offset, value, parameter.size)
+                exposed = list(self._exposed_memory())
                 try:
                     self._run()
                 finally:
-                    for buffer in lent:
+                    for buffer in exposed:
                         self.program.memory.remove(buffer)
-        except _Stopped as stopped:  # Finding lines may compile, which must not hold the lock.
+        except _KernelStopped as stopped:  # Finding lines may compile, which must not hold the lock.
             fault = self.program.located(stopped.fault, stopped.calls)
             if stopped.calls:
-                self._device.lost(fault)
+                self._device.report_fault(fault)
             raise fault from None
 
-    def _lent(self) -> Iterator[Buffer]:
-        """Make memory of the launch itself available to kernels."""
+    def _exposed_memory(self) -> Iterator[Buffer]:
+        """Let kernels access memory of the launch itself, and yield its buffers."""
         memory = self.program.memory
         if self.program.functions[self.program.kernel].takes_parameter_address:
-            yield memory.add(self._at, self._size, writable=False)
+            yield memory.add(self._parameters_at, self._parameters_size, writable=False)
         if self.geometry.cooperative:
             self._grid[:] = 0
             yield memory.add(self._grid.ctypes.data, self._grid.nbytes)
@@ -135,19 +137,18 @@ class Launch:
                 self.geometry,
                 layout,
                 first=first,
-                parameters=self._at,
+                parameters=self._parameters_at,
                 shared=self.shared,
             )
             try:
                 wave.run()
             except Violation as bad:
                 stopped = self._stopped(wave, bad)
-                self._device.lost(stopped.fault)
+                self._device.report_fault(stopped.fault)
                 raise stopped from None
-            except (
-                UnsupportedInstructionError
-            ) as error:  # In a function that was called through a pointer.
-                raise _Stopped(error, ()) from None
+            except UnsupportedInstructionError as error:
+                # The instruction is in a function that was called through a pointer.
+                raise _KernelStopped(error, ()) from None
 
     def _blocks_per_wave(self) -> int:
         if self.geometry.cooperative:  # Its blocks wait for one another.
@@ -155,10 +156,11 @@ class Launch:
         local = max(code.frame_bytes for code in self.program.functions.values())
         shadow = self.shared if self.program.sanitize else 0
         each = self.shared + shadow + local * self.threads
-        fits = min(self._lanes // max(self.threads, 1), _WAVE_BYTES // max(each, 1), self.blocks)
+        by_threads = self._max_threads // max(self.threads, 1)
+        fits = min(by_threads, _MAX_WAVE_BYTES // max(each, 1), self.blocks)
         return max(fits // self._cluster_blocks, 1) * self._cluster_blocks  # In whole clusters.
 
-    def _stopped(self, wave: Wave, bad: Violation) -> _Stopped:
+    def _stopped(self, wave: Wave, bad: Violation) -> _KernelStopped:
         group = wave.running
         assert group is not None
         op = group.frame.code.ops[bad.site]
@@ -168,15 +170,15 @@ class Launch:
             str(bad),
             line=op.line,
             text=op.text,
-            block=block_of(wave, lane),
-            thread=thread_of(wave, lane),
+            block=_block_of(wave, lane),
+            thread=_thread_of(wave, lane),
             address=bad.address,
             hint=bad.hint,
         )
-        return _Stopped(fault, tuple(_calls(group.frame, bad.site)))
+        return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)))
 
 
-class _Stopped(Exception):  # noqa: N818  (It never leaves a launch.)
+class _KernelStopped(Exception):  # noqa: N818  (It never leaves a launch.)
     """A fault, with its function and PTX line and those of every call around it."""
 
     def __init__(self, fault: EmulatorFault, calls: tuple[tuple[str, int], ...]) -> None:
@@ -184,7 +186,7 @@ class _Stopped(Exception):  # noqa: N818  (It never leaves a launch.)
         self.calls = calls
 
 
-def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
+def _call_stack(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
     """Yield function and PTX line of an operation, then of each call around it."""
     while frame is not None:
         yield frame.code.name, frame.code.ops[site].line
@@ -194,8 +196,28 @@ def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
 
 def _may_recurse(functions: dict[str, CompiledFunction]) -> bool:
     """Return whether functions may call one another in a cycle, directly or through pointers."""
-    left = dict(functions)
-    while leaves := [name for name, code in left.items() if not code.callees & left.keys()]:
+    remaining = dict(functions)
+    while leaves := [name for name, code in remaining.items() if not code.callees & remaining.keys()]:
         for name in leaves:
-            del left[name]
-    return bool(left) or any(code.has_indirect_calls for code in functions.values())
+            del remaining[name]
+    return bool(remaining) or any(code.has_indirect_calls for code in functions.values())
+
+
+def _block_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread's block in the grid."""
+    cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
+    cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
+    width, height, depth = wave.geometry.grid
+    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
+    inner = _coordinates(rank, (cx, cy, cz))
+    return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
+
+
+def _thread_of(wave: Wave, lane: int) -> Dim3:
+    """Return the coordinates of a thread in its block."""
+    return _coordinates(lane % wave.layout.threads, wave.layout.block)
+
+
+def _coordinates(number: int, extent: Dim3) -> Dim3:
+    x, y, _ = extent
+    return number % x, number // x % y, number // (x * y)

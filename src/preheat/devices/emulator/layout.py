@@ -28,40 +28,40 @@ class Layout:
         self.threads = block[0] * block[1] * block[2]  # In one block.
         self.count = blocks * self.threads
         self.warps_per_block = -(-self.threads // WARP)
-        self.whole = self.threads % WARP == 0  # Every warp has all its threads.
+        self.full_warps = self.threads % WARP == 0  # Every warp has all its threads.
         inner = WARP if block[0] % WARP == 0 else block[0]
         self.shape = (blocks, self.threads // inner, inner)
-        self.special: dict[str, Any] = {}  # Special registers that depend on nothing else.
+        self.special_registers: dict[str, Any] = {}  # A cache of `special_registers.value`.
 
     @lazy
-    def thread(self) -> Array:
+    def thread_index(self) -> Array:
         """The index of each thread in its block."""
         return np.tile(np.arange(self.threads, dtype=np.uint32), self.blocks)
 
     @lazy
-    def row(self) -> Array:
+    def block_index(self) -> Array:
         """The block of each thread, counted from the first of the wave."""
         return np.repeat(np.arange(self.blocks), self.threads)
 
     @lazy
-    def rank(self) -> Array:
+    def cluster_rank(self) -> Array:
         """The rank of each thread's block in its cluster."""
-        return self.row % self.cluster_blocks
+        return self.block_index % self.cluster_blocks
 
     @lazy
     def lane(self) -> Array:
         """The lane of each thread in its warp."""
-        return self.thread % np.uint32(WARP)
+        return self.thread_index % np.uint32(WARP)
 
     @lazy
     def warp(self) -> Array:
         """The warp of each thread, counted from the first of the wave."""
-        return self.slot // WARP
+        return self.padded_index // WARP
 
     @lazy
-    def slot(self) -> Array:
+    def padded_index(self) -> Array:
         """The index of each thread if every warp had 32 threads."""
-        return self.row * (self.warps_per_block * WARP) + self.thread
+        return self.block_index * (self.warps_per_block * WARP) + self.thread_index
 
     @property
     def warps(self) -> int:
@@ -73,4 +73,4 @@ class Layout:
         if self.block[axis] == 1:
             return np.uint32(0)
         below = int(np.prod(self.block[:axis]))
-        return self.thread // np.uint32(below) % np.uint32(self.block[axis])
+        return self.thread_index // np.uint32(below) % np.uint32(self.block[axis])

@@ -52,9 +52,9 @@ _ZERO_EXPONENT = -500  # The exponent of zero, below all others.
 def check_warps(group: Group, site: int) -> None:
     """Raise `Violation` unless all threads of every warp take part."""
     warps = group.warps
-    if warps.slot is None:
+    if warps.padded_index is None:
         return
-    present = np.broadcast_to(warps.of_each(warps.present), (group.count,))
+    present = np.broadcast_to(warps.per_thread(warps.present), (group.count,))
     partial = present != _FULL_MASK
     if partial.any():
         position = int(np.argmax(partial))
@@ -122,7 +122,7 @@ def row_owners(
     chosen = None
     if 8 * count < WARP:
         chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
-        part = group.part(chosen)
+        part = group.subgroup(chosen)
         values = np.broadcast_to(at.values, (group.count,))[chosen]
         if at.space in ("shared", "cluster"):
             addresses = resolve_shared(part, values, "shared")

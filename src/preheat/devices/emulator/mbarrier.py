@@ -57,7 +57,7 @@ def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
     return _packed(phase(word) ^ complete, transfer & _BYTES, expected, missing)
 
 
-_ARRIVE = Update(_arrived, single=_arrived)
+_ARRIVE = Update(_arrived, scalar=_arrived)
 
 
 def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:

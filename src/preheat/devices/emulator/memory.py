@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation"]
+__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation", "align_up", "positions_in"]
 
 POISON = 0xCD  # The value of every byte that was never written.
 FREED = 0xDD  # The value of every byte that a deferred stream freed.
@@ -33,6 +35,21 @@ class Violation(Exception):  # noqa: N818  (It becomes an EmulatorFault.)
         self.hint = hint
 
 
+@contextmanager
+def positions_in(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
+    """Translate the position in a `Violation` of the chosen threads to that among all threads."""
+    try:
+        yield
+    except Violation as violation:
+        violation.position = int(chosen[violation.position])
+        raise
+
+
+def align_up(number: int, step: int) -> int:
+    """Return the next multiple of `step`."""
+    return -(-number // step) * step
+
+
 class Buffer(NamedTuple):
     """Bytes that kernels may read and, if `writable`, write."""
 
@@ -44,16 +61,17 @@ class Buffer(NamedTuple):
 _OVERRUN = 64  # Bytes after a buffer where an access is described by it rather than by a freed one.
 # An access outside a buffer is described relative to it if it is no further away than the buffer is
 # long, within these bounds in bytes. An access further away is probably unrelated.
-_LEAST_REACH, _MOST_REACH = 256, 4096
+_MIN_REACH = 256
+_MAX_REACH = 4096
 _PAGE = 4096  # Addresses below this are a null pointer plus an index.
-_NOWHERE = Buffer(0, 0, False)
+_EMPTY = Buffer(0, 0, False)
 
 
 class Memory:
     """The live buffers of a device in order of address."""
 
     def __init__(self) -> None:
-        self.last_used = _NOWHERE  # the buffer of the last access: most go to the same again
+        self.last_used = _EMPTY  # The buffer of the last access, which most accesses use again.
         self._buffers: list[Buffer] = []
         self._starts: list[int] = []
         self._overlap = False
@@ -75,7 +93,7 @@ class Memory:
         at = bisect_left(self._starts, buffer.start)
         at = self._buffers.index(buffer, at)
         del self._starts[at], self._buffers[at]
-        self.last_used = _NOWHERE
+        self.last_used = _EMPTY
         if self._overlap:
             self._overlap = _overlapping(self._buffers)
 
@@ -106,7 +124,7 @@ class Memory:
                 if buffer.writable or not write:
                     inside |= (addresses >= buffer.start) & (addresses <= buffer.end - size)
         else:
-            table = np.array([_NOWHERE, *self._buffers])
+            table = np.array([_EMPTY, *self._buffers])
             at = np.searchsorted(table[1:, 0], addresses, "right")
             inside = (addresses >= table[at, 0]) & (addresses <= table[at, 1] - size)
             inside &= (table[at, 2] != 0) | (not write)
@@ -151,4 +169,4 @@ def _distance(buffer: Buffer, address: int, size: int) -> int:
 
 def _reach(buffer: Buffer) -> int:
     """Return how far from a buffer an access is still described relative to it."""
-    return min(max(buffer.end - buffer.start, _LEAST_REACH), _MOST_REACH)
+    return min(max(buffer.end - buffer.start, _MIN_REACH), _MAX_REACH)

@@ -15,8 +15,8 @@ from preheat.artifact import Artifact
 from preheat.devices import base
 from preheat.devices.emulator.decode import Immediate
 from preheat.devices.emulator.image import ADDRESS, Image, Kernel
-from preheat.devices.emulator.launch import Launch, Owner
-from preheat.devices.emulator.memory import Buffer, Memory
+from preheat.devices.emulator.launch import Launch, LaunchDevice
+from preheat.devices.emulator.memory import Buffer, Memory, align_up
 from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.wave import Program
 from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
@@ -25,16 +25,20 @@ from preheat.lazy import lazy
 from preheat.toolchain import ptx
 from preheat.toolchain.lines import Lines
 
-__all__ = ["EmulatorFunction", "EmulatorModule", "invalid"]
+__all__ = ["EmulatorFunction", "EmulatorModule", "invalid_ptx"]
 
 Fault = TypeVar("Fault", bound=EmulatorFault)
 
 _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
 _GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
-_THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32  # Of one multiprocessor.
+# The resources of one multiprocessor.
+_THREADS = 2048
+_REGISTERS = 65536
+_SHARED = 228 << 10
+_BLOCKS = 32
 
 
-def invalid(meaning: str) -> InvalidCodeError:
+def invalid_ptx(meaning: str) -> InvalidCodeError:
     """Return the error for PTX that cannot be loaded."""
     return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
 
@@ -47,7 +51,7 @@ class EmulatorModule:
         image: Image,
         artifact: Artifact,
         memory: Memory,
-        device: Owner,
+        device: LaunchDevice,
         find_lines: base.FindLines | None = None,
     ) -> None:
         self.image = image
@@ -60,7 +64,7 @@ class EmulatorModule:
         self._buffers: list[Buffer] = []
         variables = [v for v in image.module.variables.values() if v.space in ("global", "const")]
         defined = [v for v in variables if ".extern" not in v.linkage and v.kind not in ptx.OPAQUE]
-        self._arena = self._placed(defined)
+        self._arena = self._allocate_variables(defined)
         self.constants = tuple(self._symbols[v.name] for v in defined if v.space == "const")
         self.addresses = {name: symbol.address for name, symbol in self._symbols.items()}
         self.addresses |= image.handles
@@ -71,17 +75,18 @@ class EmulatorModule:
             self.unload()
             raise
 
-    def _placed(self, variables: list[ptx.Variable]) -> np.ndarray[Any, Any]:
+    def _allocate_variables(self, variables: list[ptx.Variable]) -> np.ndarray[Any, Any]:
         """Allocate memory for all variables, and return the address of each."""
-        offsets, top = [], 0
+        offsets = []
+        top = 0
         for variable in variables:
             step = max(variable.align, _GAP)
-            top = -(-top // step) * step
+            top = align_up(top, step)
             offsets.append(top)
             top += variable.size + _GAP
         widest = max((v.align for v in variables), default=1)
         arena = np.zeros(top + widest, np.uint8)
-        start = -(-arena.ctypes.data // widest) * widest
+        start = align_up(arena.ctypes.data, widest)
         for variable, offset in zip(variables, offsets, strict=True):
             self._symbols[variable.name] = base.Symbol(start + offset, variable.size)
             writable = variable.space != "const"
@@ -91,7 +96,7 @@ class EmulatorModule:
     def _initialise(self, variable: ptx.Variable) -> None:
         values = b"".join(self._value(item, variable) for item in variable.initial)
         if len(values) > variable.size:
-            raise invalid(f"{variable.name} has more values than elements, line {variable.line}")
+            raise invalid_ptx(f"{variable.name} has more values than elements, line {variable.line}")
         ctypes.memmove(self._symbols[variable.name].address, values, len(values))
 
     def _value(self, item: str, variable: ptx.Variable) -> bytes:
@@ -101,10 +106,11 @@ class EmulatorModule:
             try:
                 return bytes(Immediate(item).value(TYPES[variable.kind]).tobytes())
             except (KeyError, ValueError):
-                raise invalid(f"{variable.name} cannot hold {item!r}, line {variable.line}") from None
+                message = f"{variable.name} cannot hold {item!r}, line {variable.line}"
+                raise invalid_ptx(message) from None
         mask, name, offset = named.groups()
         if name not in self.addresses:
-            raise invalid(f"{variable.name} points to {name}, not defined, line {variable.line}")
+            raise invalid_ptx(f"{variable.name} points to {name}, not defined, line {variable.line}")
         address = self.addresses[name] + int(offset or "0", 0)
         if mask:
             chosen = int(mask, 16)
@@ -114,11 +120,11 @@ class EmulatorModule:
     def function(self, name: str) -> EmulatorFunction:
         """Return the kernel with this entry name."""
         if name not in self.image.module.entries:
-            raise invalid(f"there is no kernel {name!r}")
+            raise invalid_ptx(f"there is no kernel {name!r}")
         try:
             kernel = self.image.kernel(name)
         except ptx.SyntaxFault as bad:
-            raise invalid(f"{bad}, line {bad.line}") from None
+            raise invalid_ptx(f"{bad}, line {bad.line}") from None
         except UnsupportedInstructionError as error:
             raise self.located(error) from None
         self._check_symbols(kernel)
@@ -135,9 +141,10 @@ class EmulatorModule:
         `calls` are the function and PTX line of the fault, then of every call around it; those of an
         unsupported instruction are in the error itself.
         """
-        places = list(calls) or [(fault.kernel, fault.line or 0)]
-        lines, bodies = self._lines, self.image.bodies
-        found = [] if lines is None else [lines.of(bodies[name], line) for name, line in places]
+        stack = list(calls) or [(fault.kernel, fault.line or 0)]
+        lines = self._lines
+        bodies = self.image.bodies
+        found = [] if lines is None else [lines.of(bodies[name], line) for name, line in stack]
         if found and found[0]:
             return fault.located(tuple(chain.from_iterable(found)))
         from_cuda = Part("language", "cuda") in self.artifact.parts
@@ -148,7 +155,7 @@ class EmulatorModule:
             known = {*code.local_offsets, *code.parameters, *self.addresses, *kernel.shared}
             for _, symbol in code.symbol_slots:
                 if symbol not in known and f"{code.name}.{symbol}" not in kernel.shared:
-                    raise invalid(f"{code.name} uses {symbol}, not defined")
+                    raise invalid_ptx(f"{code.name} uses {symbol}, not defined")
 
     def symbol(self, name: str) -> base.Symbol | None:
         """Return the variable with this name, or None."""
@@ -156,7 +163,7 @@ class EmulatorModule:
 
     def unload(self) -> None:
         """Free the variables."""
-        self.device.captures.guard("unload", watched=True)
+        self.device.captures.reject("unload", watched=True)
         with self.device.lock:
             for buffer in self._buffers:
                 self.memory.free(buffer)
@@ -222,7 +229,7 @@ class EmulatorFunction:
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """Return how many blocks fit the threads, registers and shared memory of a multiprocessor."""
-        whole = -(-max(threads, 1) // 32) * 32
+        whole = align_up(max(threads, 1), 32)
         each = self.attributes.shared + shared
         blocks = min(
             _BLOCKS,

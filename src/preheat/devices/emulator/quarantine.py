@@ -9,12 +9,13 @@ import numpy as np
 
 from preheat.devices.emulator.memory import Buffer
 
-__all__ = ["Block", "Quarantine"]
+__all__ = ["Allocation", "Quarantine"]
 
-_BYTES, _COUNT = 64 << 20, 512  # The most bytes and blocks in quarantine.
+_MAX_BYTES = 64 << 20
+_MAX_COUNT = 512
 
 
-class Block(NamedTuple):
+class Allocation(NamedTuple):
     """Allocated memory, and the array that it is part of."""
 
     buffer: Buffer
@@ -28,30 +29,30 @@ class Block(NamedTuple):
 
 
 class Quarantine:
-    """Freed blocks, oldest first, each with the id of the stream in which its free was queued.
+    """Freed allocations, oldest first, each with the id of the stream in which its free was queued.
 
-    A late access to freed memory must not crash, so blocks are kept after their free. Only the stream
-    that freed a block may reuse it, because only its later work is ordered after the free.
+    A late access to freed memory must not crash, so allocations are kept after their free. Only the
+    stream that freed an allocation may reuse it, because only its later work is ordered after the free.
     """
 
     def __init__(self) -> None:
-        self._blocks: deque[tuple[int, Block]] = deque()
+        self._allocations: deque[tuple[int, Allocation]] = deque()
         self._bytes = 0
 
-    def add(self, block: Block, stream: int) -> None:
-        """Add a block, and drop the oldest ones if there are too many."""
-        self._blocks.append((stream, block))
-        self._bytes += block.size
-        while self._bytes > _BYTES or len(self._blocks) > _COUNT:
-            _, oldest = self._blocks.popleft()
+    def add(self, allocation: Allocation, stream: int) -> None:
+        """Add an allocation, and drop the oldest ones if there are too many."""
+        self._allocations.append((stream, allocation))
+        self._bytes += allocation.size
+        while self._bytes > _MAX_BYTES or len(self._allocations) > _MAX_COUNT:
+            _, oldest = self._allocations.popleft()
             self._bytes -= oldest.size
 
-    def take(self, size: int, stream: int) -> Block | None:
-        """Return the block of this size that this stream freed last, or None."""
-        for at in reversed(range(len(self._blocks))):
-            freed_in, block = self._blocks[at]
-            if freed_in == stream and block.size == size:
-                del self._blocks[at]
+    def take(self, size: int, stream: int) -> Allocation | None:
+        """Return the allocation of this size that this stream freed last, or None."""
+        for at in reversed(range(len(self._allocations))):
+            freed_in, allocation = self._allocations[at]
+            if freed_in == stream and allocation.size == size:
+                del self._allocations[at]
                 self._bytes -= size
-                return block
+                return allocation
         return None

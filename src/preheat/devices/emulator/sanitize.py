@@ -38,13 +38,13 @@ _UNDEFINED = "the value is undefined in CUDA: read from lanes that the mask name
 # Shared memory
 
 
-def _load(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> Any:
+def load(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> Any:
     found = access.load(group, at, offset, dtype, site)
     _require_written(group, at, offset, dtype, site)
     return found
 
 
-def _load_vector(
+def load_vector(
     group: Group, at: Addresses, offset: int, dtype: DType, site: int, count: int
 ) -> list[Any]:
     found = access.load_vector(group, at, offset, dtype, site, count)
@@ -53,12 +53,12 @@ def _load_vector(
     return found
 
 
-def _store(group: Group, at: Addresses, offset: int, dtype: DType, site: int, value: Any) -> None:
+def store(group: Group, at: Addresses, offset: int, dtype: DType, site: int, value: Any) -> None:
     access.store(group, at, offset, dtype, site, value)
     _mark_written(group, at, offset, dtype)
 
 
-def _store_vector(
+def store_vector(
     group: Group, at: Addresses, offset: int, dtype: DType, site: int, *values: Any
 ) -> None:
     access.store_vector(group, at, offset, dtype, site, *values)
@@ -66,7 +66,7 @@ def _store_vector(
         _mark_written(group, at, offset + i * dtype.itemsize, dtype)
 
 
-def _load_matrices(
+def load_matrices(
     group: Group, at: Addresses, offset: int, site: int, count: int, transposed: bool
 ) -> list[Any]:
     found = matrices.load_matrices(group, at, offset, site, count, transposed)
@@ -76,7 +76,7 @@ def _load_matrices(
     return found
 
 
-def _store_matrices(
+def store_matrices(
     group: Group, at: Addresses, offset: int, site: int, transposed: bool, *fragments: Any
 ) -> None:
     matrices.store_matrices(group, at, offset, site, transposed, *fragments)
@@ -85,24 +85,24 @@ def _store_matrices(
             _mark_written(part, addresses, start, _WORD)
 
 
-def _atomic(
+def atomic(
     group: Group,
     at: Addresses,
     offset: int,
     dtype: DType,
     site: int,
-    how: atomics.Update,
-    wants: bool,
+    update: atomics.Update,
+    returns_old: bool,
     *values: Any,
 ) -> Any:
-    found = atomics.atomic(group, at, offset, dtype, site, how, wants, *values)
-    if wants or how is not atomics.EXCHANGE:  # An exchange whose result is unused is a store.
+    found = atomics.atomic(group, at, offset, dtype, site, update, returns_old, *values)
+    if returns_old or update is not atomics.EXCHANGE:  # An exchange whose result is unused is a store.
         _require_written(group, at, offset, dtype, site)
     _mark_written(group, at, offset, dtype)
     return found
 
 
-def _copy_each(
+def copy_each(
     group: Group,
     target: copies.AddressOperand,
     source: copies.AddressOperand,
@@ -116,7 +116,7 @@ def _copy_each(
         _mark_written(group, at, start, _WORD)
 
 
-def _copy_bulk(
+def copy_bulk(
     group: Group,
     target: copies.AddressOperand,
     source: copies.AddressOperand,
@@ -134,7 +134,7 @@ def _copy_bulk(
     copies.copy_bulk(group, target, source, sizes, site, barrier)
 
 
-def _initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
+def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
     mbarrier.initialise(group, at, offset, site, count)
     _mark_written(group, at, offset, np.dtype(np.uint64))
 
@@ -181,11 +181,11 @@ def _shared_parts(
 # Warps
 
 
-def _check_member(group: Group, mask: Any, site: int) -> None:
+def check_member(group: Group, mask: Any, site: int) -> None:
     """Raise `Violation` if a thread executes an instruction whose mask does not contain it."""
     if _is_whole(mask):
         return
-    lane = group.of("lane")
+    lane = group.per_thread("lane")
     out = np.broadcast_to(mask >> lane & 1 == 0, (group.count,))
     if out.any():
         position = int(np.argmax(out))
@@ -194,19 +194,19 @@ def _check_member(group: Group, mask: Any, site: int) -> None:
         raise Violation(message, site, position, hint="a thread must name itself in the mask")
 
 
-def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
+def check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
     """Raise `Violation` if a thread reads from a lane that is not in its mask or not there."""
-    if _is_whole(mask) and group.warps.slot is None:
+    if _is_whole(mask) and group.warps.padded_index is None:
         return
-    _check_member(group, mask, site)
-    source, _ = warp.sources(mode, group.of("lane").astype(np.int64), b, c)
+    check_member(group, mask, site)
+    source, _ = warp.sources(mode, group.per_thread("lane").astype(np.int64), b, c)
     there = warp.active(group) & mask
     undefined = there >> source.astype(np.uint32) & 1 == 0
     if undefined.any():
         position = int(np.argmax(undefined))
         lane = int(source[position])
         named = int(np.broadcast_to(mask, source.shape)[position])
-        thread = int(group.of("thread")[position]) // WARP * WARP + lane
+        thread = int(group.per_thread("thread_index")[position]) // WARP * WARP + lane
         why = "which has exited"
         if not named >> lane & 1:
             why = f"which its mask {named:#010x} leaves out"
@@ -223,16 +223,9 @@ def _is_whole(mask: Any) -> bool:
 
 #: The functions that generated code calls instead of, or in addition to, those without checks.
 NAMESPACE: dict[str, Any] = {
-    "atomic": _atomic,
-    "check_member": _check_member,
-    "check_shuffle": _check_shuffle,
-    "copy_bulk": _copy_bulk,
-    "copy_each": _copy_each,
-    "initialise": _initialise,
-    "load": _load,
-    "load_matrices": _load_matrices,
-    "load_vector": _load_vector,
-    "store": _store,
-    "store_matrices": _store_matrices,
-    "store_vector": _store_vector,
+    function.__name__: function
+    for function in (
+        *(load, load_vector, store, store_vector, load_matrices, store_matrices),
+        *(atomic, copy_bulk, copy_each, initialise, check_member, check_shuffle),
+    )
 }

@@ -26,17 +26,17 @@ from typing import NamedTuple
 from preheat.devices.emulator.driver_errors import driver_error
 from preheat.errors import DeviceError, copy_error
 
-__all__ = ["Mark", "Queue", "Scheduler"]
+__all__ = ["Queue", "QueuePosition", "Scheduler"]
 
-_INCIDENTAL = 1 / 8  # The probability that a submission executes other work.
-_PROGRESS = (0, 1, 4, 16)  # The numbers of items that a query may execute.
+_SUBMIT_PROBABILITY = 1 / 8  # The probability that a submission executes other work.
+_QUERY_COUNTS = (0, 1, 4, 16)  # The numbers of items that a query may execute.
 
 
 class Item(NamedTuple):
-    """One piece of work. It is executed after the position `needs`."""
+    """One piece of work. It is executed after the position `after`, if that is given."""
 
-    do: Callable[[], object]
-    needs: Mark | None = None
+    work: Callable[[], object]
+    after: QueuePosition | None = None
 
 
 class Queue:
@@ -48,32 +48,32 @@ class Queue:
         self.closed = False
 
     @property
-    def ended(self) -> int:
+    def executed(self) -> int:
         """The number of items that have left the queue."""
         return self.submitted - len(self.items)
 
     @property
     def ready(self) -> bool:
         """Return whether the oldest item can be executed now."""
-        return bool(self.items) and ((needs := self.items[0].needs) is None or needs.done)
+        return bool(self.items) and ((after := self.items[0].after) is None or after.done)
 
 
-class Mark:
-    """A position in a queue: after its first `position` items."""
+class QueuePosition:
+    """A position in a queue: after the first `count` items that were submitted."""
 
-    def __init__(self, queue: Queue, position: int) -> None:
+    def __init__(self, queue: Queue, count: int) -> None:
         self.queue = queue
-        self.position = position
-        self.at: float | None = None  # When it was reached, if it was recorded.
+        self.count = count
+        self.reached_at: float | None = None  # The time, if an event was recorded here.
 
     @property
     def done(self) -> bool:
-        """Whether everything before the mark was executed."""
-        return self.queue.ended >= self.position
+        """Return whether everything before the position was executed."""
+        return self.queue.executed >= self.count
 
-    def reach(self) -> None:
-        """Record the time."""
-        self.at = time.perf_counter()
+    def set_time(self) -> None:
+        """Set the time at which the position was reached."""
+        self.reached_at = time.perf_counter()
 
 
 class Scheduler:
@@ -117,41 +117,41 @@ class Scheduler:
 
     # Submissions
 
-    def submit(self, stream: int, do: Callable[[], object]) -> Mark:
+    def submit(self, stream: int, work: Callable[[], object]) -> QueuePosition:
         """Queue work. Return the position after it."""
         with self.lock:
-            return self._add(stream, Item(do))
+            return self._add(stream, Item(work))
 
-    def record(self, stream: int) -> Mark:
-        """Queue a mark that records when it is reached."""
+    def record(self, stream: int) -> QueuePosition:
+        """Queue an item that sets the time of the position after it, and return that position."""
         with self.lock:
             queue = self._queue(stream, "event record")
-            mark = Mark(queue, queue.submitted + 1)
-            self._add(stream, Item(mark.reach))
-            return mark
+            position = QueuePosition(queue, queue.submitted + 1)
+            self._add(stream, Item(position.set_time))
+            return position
 
-    def wait(self, stream: int, mark: Mark) -> None:
-        """Execute later work of a stream after `mark`."""
+    def wait(self, stream: int, position: QueuePosition) -> None:
+        """Execute later work of a stream after `position`."""
         with self.lock:
-            self.require()
-            if not mark.done:
-                self._add(stream, Item(_nothing, mark))
+            self.raise_fault()
+            if not position.done:
+                self._add(stream, Item(_no_work, position))
 
-    def end(self, stream: int) -> Mark:
+    def current_position(self, stream: int) -> QueuePosition:
         """Return the position after everything submitted to a stream so far."""
         with self.lock:
             queue = self._queue(stream, "stream query")
-            return Mark(queue, queue.submitted)
+            return QueuePosition(queue, queue.submitted)
 
-    def _add(self, stream: int, item: Item) -> Mark:
-        self.require()
+    def _add(self, stream: int, item: Item) -> QueuePosition:
+        self.raise_fault()
         queue = self._queue(stream, "submit")
         queue.items.append(item)
         queue.submitted += 1
-        mark = Mark(queue, queue.submitted)
-        if self.chance(_INCIDENTAL):
-            self._advance(self._random.randrange(1, 4))
-        return mark
+        position = QueuePosition(queue, queue.submitted)
+        if self.chance(_SUBMIT_PROBABILITY):
+            self._run_some(self._random.randrange(1, 4))
+        return position
 
     def chance(self, share: float) -> bool:
         """Return True with this probability."""
@@ -159,26 +159,26 @@ class Scheduler:
 
     # Execution
 
-    def force(self, mark: Mark) -> None:
-        """Execute everything before `mark`, and perhaps other work."""
+    def run_until(self, position: QueuePosition) -> None:
+        """Execute everything before `position`, and perhaps other work."""
         with self.lock:
-            self._run(_needed(mark) if self.chance(1 / 2) else self._all(), mark)
-            self.require()
+            self._run(_dependencies(position) if self.chance(1 / 2) else self._all(), position)
+            self.raise_fault()
 
-    def query(self, mark: Mark) -> bool:
-        """Execute some work. Return whether everything before `mark` was executed."""
+    def query(self, position: QueuePosition) -> bool:
+        """Execute some work. Return whether everything before `position` was executed."""
         with self.lock:
-            if not mark.done:
-                self._advance(self._random.choice(_PROGRESS))
-            self.require()
-            return mark.done
+            if not position.done:
+                self._run_some(self._random.choice(_QUERY_COUNTS))
+            self.raise_fault()
+            return position.done
 
-    def finish(self) -> None:
-        """Execute everything. `require` raises a fault of it."""
+    def run_all(self) -> None:
+        """Execute everything that is queued. `raise_fault` raises the fault of it, if there is one."""
         with self.lock:
             self._run(self._all())
 
-    def require(self) -> None:
+    def raise_fault(self) -> None:
         """Raise the fault that ended everything, if there was one."""
         if self._fault is None:
             return
@@ -190,60 +190,60 @@ class Scheduler:
     def _all(self) -> dict[Queue, int]:
         return {queue: queue.submitted for queue in self._queues.values()}
 
-    def _run(self, limits: dict[Queue, int], until: Mark | None = None) -> None:
+    def _run(self, limits: dict[Queue, int], until: QueuePosition | None = None) -> None:
         """Execute queues up to their limits, or until `until` is reached."""
-        pick = self._policy(limits)
+        pick = self._choose_policy(limits)
         while until is None or not until.done:
-            ready = [queue for queue, limit in limits.items() if queue.ended < limit and queue.ready]
+            ready = [queue for queue, limit in limits.items() if queue.executed < limit and queue.ready]
             if not ready:
                 return
-            self._step(pick(ready))
+            self._run_next(pick(ready))
 
-    def _policy(self, limits: dict[Queue, int]) -> Callable[[list[Queue]], Queue]:
+    def _choose_policy(self, limits: dict[Queue, int]) -> Callable[[list[Queue]], Queue]:
         """Return how to choose among queues: at random each time, or by random priorities."""
         if self.chance(1 / 2):
             return self._random.choice
         rank = {queue: self._random.random() for queue in limits}
         return lambda ready: min(ready, key=rank.__getitem__)
 
-    def _advance(self, count: int) -> None:
+    def _run_some(self, count: int) -> None:
         """Execute up to `count` items of any streams."""
         for _ in range(count):
             ready = [queue for queue in self._queues.values() if queue.ready]
             if not ready:
                 return
-            self._step(self._random.choice(ready))
+            self._run_next(self._random.choice(ready))
 
-    def _step(self, queue: Queue) -> None:
+    def _run_next(self, queue: Queue) -> None:
         item = queue.items.popleft()
         try:
-            item.do()
+            item.work()
         except DeviceError as fault:
-            self._drop(fault)
+            self._fail(fault)
         if queue.closed:
             self._forget_closed()
 
-    def _drop(self, fault: DeviceError) -> None:
-        """Drop all queued work."""
+    def _fail(self, fault: DeviceError) -> None:
+        """Store the fault, and drop all queued work."""
         self._fault = fault
         for queue in self._queues.values():
             queue.items.clear()
 
 
-def _needed(mark: Mark) -> dict[Queue, int]:
-    """Return how far each queue must be executed to reach `mark`."""
+def _dependencies(position: QueuePosition) -> dict[Queue, int]:
+    """Return how far each queue must be executed to reach `position`."""
     limits: dict[Queue, int] = {}
-    marks = [mark]
-    while marks:
-        mark = marks.pop()
-        queue, position = mark.queue, mark.position
-        known = limits.get(queue, queue.ended)
-        if position > known:
-            limits[queue] = position
-            added = islice(queue.items, known - queue.ended, position - queue.ended)
-            marks += [item.needs for item in added if item.needs is not None]
+    worklist = [position]
+    while worklist:
+        position = worklist.pop()
+        queue = position.queue
+        known = limits.get(queue, queue.executed)
+        if position.count > known:
+            limits[queue] = position.count
+            added = islice(queue.items, known - queue.executed, position.count - queue.executed)
+            worklist += [item.after for item in added if item.after is not None]
     return limits
 
 
-def _nothing() -> None:
+def _no_work() -> None:
     """Do nothing: the item only waits."""

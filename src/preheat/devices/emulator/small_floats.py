@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preheat.devices.emulator.floating import SINGLE, in_blocks, narrow
+from preheat.devices.emulator.floating import SINGLE, in_chunks, narrow
 from preheat.devices.emulator.integer import Array, ArrayFunction, choose
 
 NAN = np.uint16(0x7FFF).view(np.float16)
@@ -46,7 +46,7 @@ def double_to_bfloat16(a: Array, mode: str = "rn") -> Array:
 
 def bfloat16(run: ArrayFunction) -> ArrayFunction:
     """Return a function on bfloat16 from `run` on singles, whose result is exact or rounded to odd."""
-    return in_blocks(lambda *operands: to_bfloat16(run(*map(from_bfloat16, operands))))
+    return in_chunks(lambda *operands: to_bfloat16(run(*map(from_bfloat16, operands))))
 
 
 def single_to_tf32(mode: str) -> ArrayFunction:

@@ -12,78 +12,62 @@ import numpy as np
 from preheat.devices.emulator.layout import WARP
 
 if TYPE_CHECKING:
+    from preheat.devices.base import Dim3
     from preheat.devices.emulator.wave import Wave
 
 __all__ = ["DYNAMIC", "RESERVED", "SPECIAL", "value"]
 
-_U32, _U64, _BOOL = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.bool_)
+_U32, _U64, _BOOL = (np.dtype(t) for t in (np.uint32, np.uint64, np.bool_))
 
-#: RegisterSlots that change at every read. Here they are deterministic counters.
+#: Registers that change at every read. Here they are deterministic counters.
 DYNAMIC = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
 
 #: Bytes at the beginning of shared memory that kernels can use through special registers.
 RESERVED = 1024
 
-_AXES = "xyz"
-_OF_WAVE = ("%ctaid", "%clusterid")  # The others are the same in every wave of a launch.
+_PER_WAVE = ("%ctaid", "%clusterid")  # The others are the same in every wave of a launch.
 
 
-def _tid(axis: int) -> Callable[[Wave], Any]:
-    return lambda wave: wave.layout.tid(axis)
+def _ctaid(wave: Wave, axis: int) -> Any:
+    grid = wave.geometry.grid
+    layout = wave.layout
+    cluster = wave.geometry.cluster
+    # Without clusters, or with clusters along x, blocks are in the order of their indices.
+    if cluster is not None and cluster[1:] != (1, 1):
+        first = _clusterid(wave, axis) * cluster[axis]
+        return (first + _cluster_ctaid(wave, axis)).astype(np.uint32)
+    below = math.prod(grid[:axis])
+    return _coordinates(wave.first, layout.blocks, layout.threads, below, grid[axis])
 
 
-def _ntid(axis: int) -> Callable[[Wave], Any]:
-    return lambda wave: wave.layout.block[axis]
+def _clusterid(wave: Wave, axis: int) -> Any:
+    layout = wave.layout
+    clusters = _nclusterid(wave)
+    size = layout.cluster_blocks
+    below = math.prod(clusters[:axis])
+    first = wave.first // size
+    count = layout.blocks // size
+    return _coordinates(first, count, layout.threads * size, below, clusters[axis])
 
 
-def _ctaid(axis: int) -> Callable[[Wave], Any]:
-    def block(wave: Wave) -> Any:
-        grid = wave.geometry.grid
-        layout = wave.layout
-        cluster = wave.geometry.cluster
-        if cluster is not None and cluster[1:] != (
-            1,
-            1,
-        ):  # Without clusters, blocks are in the order of their indices.
-            inside, outside = _cluster_ctaid(axis)(wave), _clusterid(axis)(wave)
-            return (outside * cluster[axis] + inside).astype(np.uint32)
-        below = math.prod(grid[:axis])
-        return _coordinates(wave.first, layout.blocks, layout.threads, below, grid[axis])
-
-    return block
-
-
-def _clusterid(axis: int) -> Callable[[Wave], Any]:
-    def cluster(wave: Wave) -> Any:
-        layout, clusters = wave.layout, _clusters(wave)
-        size = layout.cluster_blocks
-        below = math.prod(clusters[:axis])
-        first = wave.first // size
-        count = layout.blocks // size
-        return _coordinates(first, count, layout.threads * size, below, clusters[axis])
-
-    return cluster
-
-
-def _cluster_ctaid(axis: int) -> Callable[[Wave], Any]:
-    def block(wave: Wave) -> Any:
-        cluster = wave.geometry.cluster or (1, 1, 1)
-        if cluster[axis] == 1:
-            return np.uint32(0)
-        below = math.prod(cluster[:axis])
-        return (wave.layout.rank // below % cluster[axis]).astype(np.uint32)
-
-    return block
+def _cluster_ctaid(wave: Wave, axis: int) -> Any:
+    cluster = _cluster_nctaid(wave)
+    if cluster[axis] == 1:
+        return np.uint32(0)
+    below = math.prod(cluster[:axis])
+    return (wave.layout.cluster_rank // below % cluster[axis]).astype(np.uint32)
 
 
 def _cluster_ctarank(wave: Wave) -> Any:
-    return wave.layout.rank.astype(np.uint32) if wave.layout.cluster_blocks > 1 else 0
+    return wave.layout.cluster_rank.astype(np.uint32) if wave.layout.cluster_blocks > 1 else 0
 
 
-def _clusters(wave: Wave) -> list[int]:
-    """Return the number of clusters of the grid along each axis."""
-    cluster = wave.geometry.cluster or (1, 1, 1)
-    return [blocks // size for blocks, size in zip(wave.geometry.grid, cluster, strict=True)]
+def _cluster_nctaid(wave: Wave) -> Dim3:
+    return wave.geometry.cluster or (1, 1, 1)
+
+
+def _nclusterid(wave: Wave) -> list[int]:
+    return [b // size for b, size in zip(wave.geometry.grid, _cluster_nctaid(wave), strict=True)]
 
 
 @functools.lru_cache(maxsize=32)  # Repeated launches of a kernel use the same ones.
@@ -95,16 +79,8 @@ def _coordinates(first: int, blocks: int, threads: int, below: int, extent: int)
     return np.repeat(number.astype(np.uint32), threads)
 
 
-def _nctaid(axis: int) -> Callable[[Wave], Any]:
-    return lambda wave: wave.geometry.grid[axis]
-
-
-def _nclusterid(axis: int) -> Callable[[Wave], Any]:
-    return lambda wave: _clusters(wave)[axis]
-
-
-def _cluster_nctaid(axis: int) -> Callable[[Wave], Any]:
-    return lambda wave: (wave.geometry.cluster or (1, 1, 1))[axis]
+def _element(vector: Callable[[Wave, int], Any], axis: int) -> Callable[[Wave], Any]:
+    return lambda wave: vector(wave, axis)
 
 
 def _lanemask(bits: Callable[[Any], Any]) -> Callable[[Wave], Any]:
@@ -121,20 +97,29 @@ def _shared_size(wave: Wave) -> int:
     return wave.shared_bytes - wave.program.reserved
 
 
+#: The registers with an element for each axis.
+_VECTORS: dict[str, Callable[[Wave, int], Any]] = {
+    "%tid": lambda wave, axis: wave.layout.tid(axis),
+    "%ntid": lambda wave, axis: wave.layout.block[axis],
+    "%ctaid": _ctaid,
+    "%nctaid": lambda wave, axis: wave.geometry.grid[axis],
+    "%clusterid": _clusterid,
+    "%nclusterid": lambda wave, axis: _nclusterid(wave)[axis],
+    "%cluster_ctaid": _cluster_ctaid,
+    "%cluster_nctaid": lambda wave, axis: _cluster_nctaid(wave)[axis],
+}
+
 _VALUES: dict[str, Callable[[Wave], Any]] = {
-    **{f"%tid.{a}": _tid(i) for i, a in enumerate(_AXES)},
-    **{f"%ntid.{a}": _ntid(i) for i, a in enumerate(_AXES)},
-    **{f"%ctaid.{a}": _ctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%nctaid.{a}": _nctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%clusterid.{a}": _clusterid(i) for i, a in enumerate(_AXES)},
-    **{f"%nclusterid.{a}": _nclusterid(i) for i, a in enumerate(_AXES)},
-    **{f"%cluster_ctaid.{a}": _cluster_ctaid(i) for i, a in enumerate(_AXES)},
-    **{f"%cluster_nctaid.{a}": _cluster_nctaid(i) for i, a in enumerate(_AXES)},
+    **{
+        f"{name}.{letter}": _element(function, axis)
+        for name, function in _VECTORS.items()
+        for axis, letter in enumerate("xyz")
+    },
     "%cluster_ctarank": _cluster_ctarank,
     "%cluster_nctarank": lambda wave: wave.layout.cluster_blocks,
     "%is_explicit_cluster": lambda wave: wave.geometry.cluster is not None,
     "%laneid": lambda wave: wave.layout.lane,
-    "%warpid": lambda wave: wave.layout.thread // np.uint32(WARP),
+    "%warpid": lambda wave: wave.layout.thread_index // np.uint32(WARP),
     "%nwarpid": lambda wave: wave.layout.warps_per_block,
     "%smid": _fixed(0),
     "%nsmid": _fixed(1),
@@ -169,8 +154,8 @@ SPECIAL: dict[str, np.dtype[Any]] = {
 
 def value(wave: Wave, name: str) -> Any:
     """Return a special register of all threads of a wave: an array, or a scalar if all are equal."""
-    known = wave.layout.special
-    if name not in known or name.startswith(_OF_WAVE):
+    cached = wave.layout.special_registers
+    if name not in cached or name.startswith(_PER_WAVE):
         found = _VALUES[name](wave)
-        known[name] = found if isinstance(found, np.ndarray) else SPECIAL[name].type(found)
-    return known[name]
+        cached[name] = found if isinstance(found, np.ndarray) else SPECIAL[name].type(found)
+    return cached[name]

@@ -11,42 +11,42 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, PER_THREAD_STREAM
 from preheat.devices.emulator.capture import Capture, Captures
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.schedule import Mark, Scheduler
+from preheat.devices.emulator.schedule import QueuePosition, Scheduler
 from preheat.errors import DeviceError
 
 __all__ = ["EmulatorEvent", "EmulatorStream", "Streams"]
 
-_OURS = 1 << 20  # The first handle of streams and events that the emulator creates.
-_handles = itertools.count(_OURS)
+_FIRST_HANDLE = 1 << 20  # The first handle of streams and events that the emulator creates.
+_handles = itertools.count(_FIRST_HANDLE)
 _ids = itertools.count(1)
 
 
 class EmulatorEvent:
-    """A point in a stream: a time, a position in a capture, or a mark in a queue."""
+    """A point in a stream: a time, a capture that is still active, or a position in a queue."""
 
     def __init__(self, captures: Captures, scheduler: Scheduler | None) -> None:
         self.handle = next(_handles)
         self.scheduler = scheduler
         self._captures = captures
         self.capture: Capture | None = None
-        self.mark: Mark | None = None
+        self.position: QueuePosition | None = None
         self._at = 0.0
 
     def record(self, stream: int, capture: Capture | None) -> None:
         """Record the event again. Work that waits for the earlier record still waits for that one."""
-        mark = None
+        position = None
         if capture is not None:
             capture.require("event record")
         elif self.scheduler is not None:
-            mark = self.scheduler.record(stream)
+            position = self.scheduler.record(stream)
         self.capture = capture
-        self.mark = mark
+        self.position = position
         self._at = time.perf_counter()
 
     @property
     def at(self) -> float:
         """The time when the work before it ended."""
-        at = self._at if self.mark is None else self.mark.at
+        at = self._at if self.position is None else self.position.reached_at
         if at is None:
             raise driver_error("event elapsed", 600)
         return at
@@ -57,16 +57,16 @@ class EmulatorEvent:
 
     def done(self) -> bool:
         """Return whether the work before it was executed."""
-        self._asked("event query")
-        return self.mark is None or self.scheduler is None or self.scheduler.query(self.mark)
+        self._reject_captured("event query")
+        return self.position is None or self.scheduler is None or self.scheduler.query(self.position)
 
     def synchronize(self) -> None:
         """Execute the work before it."""
-        self._asked("event synchronize")
-        if self.mark is not None and self.scheduler is not None:
-            self.scheduler.force(self.mark)
+        self._reject_captured("event synchronize")
+        if self.position is not None and self.scheduler is not None:
+            self.scheduler.run_until(self.position)
 
-    def _asked(self, call: str) -> None:
+    def _reject_captured(self, call: str) -> None:
         if self.capture is not None:
             raise self.capture.invalidate(call, 907)
 
@@ -94,7 +94,7 @@ class EmulatorStream:
     @property
     def capture(self) -> Capture | None:
         """The capture that work of this stream belongs to, or None."""
-        return self._captures.of(self.id)
+        return self._captures.find(self.id)
 
     def record(self, *, timing: bool = False, reuse: base.Event | None = None) -> base.Event:
         """Return an event recorded now: a new one, or `reuse` recorded once more."""
@@ -112,25 +112,26 @@ class EmulatorStream:
             raise self.capture.invalidate("stream wait", 905)
         if theirs is not None and theirs is not self.capture:
             raise theirs.invalidate("stream wait", 801)
-        if isinstance(event, EmulatorEvent) and event.mark is not None and self.capture is None:
-            self._follow(event.mark, event.scheduler)
+        if isinstance(event, EmulatorEvent) and event.position is not None and self.capture is None:
+            self._wait_for(event.position, event.scheduler)
 
-    def _follow(self, mark: Mark, scheduler: Scheduler | None) -> None:
+    def _wait_for(self, position: QueuePosition, scheduler: Scheduler | None) -> None:
         if scheduler is self._scheduler is not None:
-            self._scheduler.wait(self.id, mark)
+            self._scheduler.wait(self.id, position)
         elif scheduler is not None:  # An event of another device, whose queues are not visible here.
-            scheduler.force(mark)
+            scheduler.run_until(position)
 
     def done(self) -> bool:
         """Return whether everything submitted was executed."""
-        self._captures.guard("stream query", self.id)
-        return self._scheduler is None or self._scheduler.query(self._scheduler.end(self.id))
+        self._captures.reject("stream query", self.id)
+        scheduler = self._scheduler
+        return scheduler is None or scheduler.query(scheduler.current_position(self.id))
 
     def synchronize(self) -> None:
         """Execute everything submitted."""
-        self._captures.guard("stream synchronize", self.id)
+        self._captures.reject("stream synchronize", self.id)
         if self._scheduler is not None:
-            self._scheduler.force(self._scheduler.end(self.id))
+            self._scheduler.run_until(self._scheduler.current_position(self.id))
 
     def close(self) -> None:
         """Destroy the stream, unless another library owns it. Queued work is still executed."""
@@ -175,7 +176,7 @@ class Streams:
         self.scheduler = scheduler
         self._live: dict[int, int] = {}  # The id by the handle.
         self._free: list[int] = []
-        self._of_thread = threading.local()
+        self._per_thread = threading.local()
         self._live.update(dict.fromkeys(LEGACY_STREAMS, self._new()))
 
     def open(self) -> EmulatorStream:
@@ -197,7 +198,7 @@ class Streams:
         if handle == PER_THREAD_STREAM:
             return self._default()
         id = self._live.get(handle)
-        if id is None and 0 <= handle < _OURS:  # Of a library that only tests use.
+        if id is None and 0 <= handle < _FIRST_HANDLE:  # Of a library that only tests use.
             id = self._live.setdefault(handle, self._new())
         if id is None:
             raise driver_error("stream id", 400)
@@ -214,9 +215,9 @@ class Streams:
 
     def _default(self) -> int:
         """Return the id of this thread's default stream."""
-        if not hasattr(self._of_thread, "id"):
-            self._of_thread.id = self._new()
-        id: int = self._of_thread.id
+        if not hasattr(self._per_thread, "id"):
+            self._per_thread.id = self._new()
+        id: int = self._per_thread.id
         return id
 
     def _new(self) -> int:

@@ -41,19 +41,20 @@ class Warps:
     """The threads of a group as rows of 32, one for each warp.
 
     If all threads of every warp are there, values are rows as they are; otherwise there is a row for
-    each warp of the wave, and `slot` is each thread's index in the rows.
+    each warp of the wave, and `padded_index` is each thread's index in the rows.
     """
 
     def __init__(self, group: Group) -> None:
         layout = group.wave.layout
-        self.slot: Array | None = None
+        self.padded_index: Array | None = None
         self.present: Any = _ALL  # The lanes of each row that are there.
-        if group.lanes is None and layout.whole:
-            self.count, self.row = layout.warps, layout.warp
+        if group.lanes is None and layout.full_warps:
+            self.count = layout.warps
+            self.row = layout.warp
             return
-        warps = group.of("warp")
+        warps = group.per_thread("warp")
         if (
-            layout.whole
+            layout.full_warps
             and group.count % WARP == 0
             and (warps[::WARP] == warps[WARP - 1 :: WARP]).all()
         ):
@@ -62,19 +63,19 @@ class Warps:
             return
         self.count = layout.warps
         self.row = warps
-        self.slot = group.of("slot")
+        self.padded_index = group.per_thread("padded_index")
         self.present = _bits(self.rows(np.bool_(True)))
 
     def rows(self, values: Any) -> Array:
         """Return values of the threads as rows, zero where there is no thread."""
-        if self.slot is None:
+        if self.padded_index is None:
             found: Array = np.broadcast_to(values, (self.count * WARP,)).reshape(-1, WARP)
             return found
         table = np.zeros(self.count * WARP, values.dtype)
-        table[self.slot] = values
+        table[self.padded_index] = values
         return table.reshape(-1, WARP)
 
-    def of_each(self, words: Any) -> Any:
+    def per_thread(self, words: Any) -> Any:
         """Return for each thread the word of its warp."""
         return words.take(self.row) if words.ndim else words
 
@@ -87,17 +88,17 @@ def _bits(rows: Array) -> Array:
 def absent(group: Group, mask: Any) -> Any:
     """Return the lanes in each thread's `mask` that have neither arrived nor exited."""
     warps = group.warps
-    if warps.slot is None:
+    if warps.padded_index is None:
         return np.uint32(0)
     layout = group.wave.layout
     there = np.zeros(layout.warps * WARP, np.bool_)
-    there[layout.slot] = ~group.wave.exited
-    return warps.of_each(_bits(there.reshape(-1, WARP)) & ~warps.present) & mask
+    there[layout.padded_index] = ~group.wave.exited
+    return warps.per_thread(_bits(there.reshape(-1, WARP)) & ~warps.present) & mask
 
 
 def active(group: Group) -> Any:
     """Return the lanes of each thread's warp that run with it."""
-    return group.warps.of_each(group.warps.present)
+    return group.warps.per_thread(group.warps.present)
 
 
 # Shuffles
@@ -114,26 +115,27 @@ def shuffle(group: Group, mode: str, value: Any, b: Any, c: Any) -> tuple[Any, A
     """
     warps = group.warps
     if b.ndim == c.ndim == 0:
-        source, valid = _pattern(mode, int(b) & 31, int(c))
-        if warps.slot is None:
+        source, valid = _sources_in_warp(mode, int(b) & 31, int(c))
+        if warps.padded_index is None:
             found = value.take(_permutation(source.tobytes(), group.count)) if value.ndim else value
             return found, np.bool_(True) if valid.all() else np.tile(valid, warps.count)
-        lane = group.of("lane")
+        lane = group.per_thread("lane")
         source, valid = source.take(lane), valid.take(lane)
     else:
-        source, valid = sources(mode, group.of("lane").astype(np.int64), b, c)
+        source, valid = sources(mode, group.per_thread("lane").astype(np.int64), b, c)
     if not value.ndim:  # The same in all lanes, as in a uniform register on a GPU.
         return value, valid
     at = warps.row * WARP + source
     found = warps.rows(value).take(at)
-    if warps.slot is None:
+    if warps.padded_index is None:
         return found, valid
     return np.where(warps.rows(np.bool_(True)).take(at), found, value.dtype.type(0)), valid
 
 
 def sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
     """Return the lane that each lane reads from, its own if out of range, and the validity."""
-    b, c = b.astype(np.int64) & 31, c.astype(np.int64)
+    b = b.astype(np.int64) & 31
+    c = c.astype(np.int64)
     keep = (c >> 8) & 31
     low = lane & keep
     limit = low | (c & 31 & ~keep)
@@ -143,7 +145,7 @@ def sources(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def _pattern(mode: str, b: int, c: int) -> tuple[Array, Array]:
+def _sources_in_warp(mode: str, b: int, c: int) -> tuple[Array, Array]:
     return sources(mode, _LANES, np.int64(b), np.int64(c))
 
 
@@ -162,7 +164,7 @@ VOTES = frozenset(("all", "any", "uni", "ballot"))
 def vote(group: Group, mode: str, predicate: Any, mask: Any) -> Any:
     """Return a vote among the threads in `mask`."""
     warps = group.warps
-    true = warps.of_each(_bits(warps.rows(predicate))) & mask
+    true = warps.per_thread(_bits(warps.rows(predicate))) & mask
     named = active(group) & mask
     answers = {"all": true == named, "any": true != 0, "uni": (true == named) | (true == 0)}
     return true if mode == "ballot" else answers[mode]
@@ -174,7 +176,7 @@ def match(group: Group, mode: str, value: Any, mask: Any) -> tuple[Array, Any]:
     rows = warps.rows(value)
     same = np.zeros(group.count, np.uint32)
     for lane in range(WARP):
-        same |= (warps.of_each(rows[:, lane]) == value).astype(np.uint32) << np.uint32(lane)
+        same |= (warps.per_thread(rows[:, lane]) == value).astype(np.uint32) << np.uint32(lane)
     named = active(group) & mask
     same &= named
     if mode == "any":
@@ -195,15 +197,16 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
     """Return the reduction over all threads in the mask."""
-    warps, named = group.warps, active(group) & mask
+    warps = group.warps
+    named = active(group) & mask
     rows = warps.rows(value)
     total = np.zeros(group.count, value.dtype)
-    begun = np.zeros(group.count, np.bool_)
+    started = np.zeros(group.count, np.bool_)
     for lane in range(WARP):
         has = (named >> np.uint32(lane)) & np.uint32(1) != 0
-        other = warps.of_each(rows[:, lane])
-        total = np.where(has, np.where(begun, REDUCTIONS[verb](total, other), other), total)
-        begun |= has
+        other = warps.per_thread(rows[:, lane])
+        total = np.where(has, np.where(started, REDUCTIONS[verb](total, other), other), total)
+        started |= has
     return total
 
 
@@ -212,4 +215,4 @@ def elect(group: Group, mask: Any) -> tuple[Any, Array]:
     named = active(group) & mask
     lowest = named & (~named + np.uint32(1))
     leader = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.uint32)
-    return leader, leader == group.of("lane")
+    return leader, leader == group.per_thread("lane")

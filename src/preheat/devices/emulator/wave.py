@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from preheat.devices.base import Dim3, Geometry, Symbol
+from preheat.devices.base import Geometry, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.addresses import StateSpace, host_view
 from preheat.devices.emulator.barrier import Arrival, Barriers
@@ -22,20 +22,22 @@ from preheat.devices.emulator.generate import CompiledBlock, CompiledFunction
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
-from preheat.devices.emulator.memory import POISON, Memory, Violation
+from preheat.devices.emulator.memory import POISON, Memory, Violation, align_up
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
-__all__ = ["Program", "Wave", "block_of", "thread_of"]
+__all__ = ["Program", "Wave"]
 
 Array = np.ndarray[Any, Any]
 
-_TURN_BLOCKS = 64  # Basic blocks that other groups may run before a ready group gets its turn.
+_TURN = 64  # Basic blocks that other groups may run before a ready group gets its turn.
 _MAX_CALL_DEPTH = 1024  # Nested calls.
-_MAX_BUSY = 10  # A wave may make progress for this many times `patience` without a thread ending.
-_NEVER = "waits for threads of its warp that never come"
-_SAME_PLACE = "all threads of a mask must execute the same shuffle, vote or mma through the same calls"
-_ARRIVALS = "each phase waits for as many arrivals as mbarrier.init was given"
-_CLOCK = 1000  # Cycles between two readings, so that loops that wait for a time end soon.
+_MAX_WITHOUT_EXIT = 10  # Times `patience`: how long a wave may run without a thread ending.
+_NEVER_COME = "waits for threads of its warp that never come"
+_CONVERGE_HINT = (
+    "all threads of a mask must execute the same shuffle, vote or mma through the same calls"
+)
+_ARRIVALS_HINT = "each phase waits for as many arrivals as mbarrier.init was given"
+_CLOCK_CYCLES = 1000  # Cycles between two readings, so that loops that wait for a time end soon.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,17 @@ class Wave:
         self.parameters_at = parameters
         self.shared_bytes = shared
         self.shape = layout.shape
-        stride = _rounded(shared)
+        stride = align_up(shared, 16)
         self._shared = np.full(layout.blocks * stride, POISON, np.uint8)
         self.shadow = len(self._shared)  # The distance in bytes from shared memory to its shadow.
         if program.sanitize:
             self._shared = np.concatenate((self._shared, np.zeros_like(self._shared)))
         self.local = np.empty((layout.count, 0), np.uint8)
         self._local_top = 0
-        steps = (stride, 0, 0) if layout.blocks > 1 else ()
-        self._bases = {
+        strides = (stride, 0, 0) if layout.blocks > 1 else ()
+        self._state_spaces = {
             "global": StateSpace(0),
-            "shared": StateSpace(self._shared.ctypes.data, steps, shared),
+            "shared": StateSpace(self._shared.ctypes.data, strides, shared),
         }
         self.exited = np.zeros(layout.count, np.bool_)
         self.alive = np.full(layout.blocks, layout.threads)  # Threads of each block.
@@ -103,54 +105,54 @@ class Wave:
         self.ready: dict[tuple[Frame, int], Group] = {}
         self.waiting: dict[tuple[Frame, int], Group] = {}  # For threads of their warps.
         self.at_warp_barrier: list[tuple[Group, Array]] = []  # Groups and their masks.
-        self.writes = self.steps = 0
+        self.writes = self.blocks_run = 0
         self._turn = self._ticks = 0
-        self._progress_steps = _StepsUnchanged()
-        self._exit_steps = _StepsUnchanged()
-        self._stalls = _StepsUnchanged()
+        self._progress_watchdog = _Watchdog()
+        self._exit_watchdog = _Watchdog()
+        self._stall_watchdog = _Watchdog()
         self._stalled = 0  # Waits at mbarriers that did not succeed.
 
     def state_space(self, space: str) -> StateSpace:
-        """Return where a space begins."""
-        return self._bases[space]
+        """Return a state space of this wave."""
+        return self._state_spaces[space]
 
     def run(self) -> None:
         """Run every thread to its end, or raise the `Violation` of a thread."""
         code = self.program.functions[self.program.kernel]
         self._reserve(code.frame_bytes)
         group: Group | None = Group(Frame(self, code, 0), 0, None)
-        while group is not None or (group := self._take()) is not None:
+        while group is not None or (group := self._next_group()) is not None:
             if self.ready:
                 group = self._choose(group)
-            group = self._advance(group)
+            group = self._run_block(group)
 
     # Scheduling
 
-    def put(self, group: Group) -> None:
+    def make_ready(self, group: Group) -> None:
         """Make a group ready to run, merged with a ready group at the same position."""
         assert group.count, "a group of no threads"
-        if group.step.only_exits and group.frame.parent is None:
+        if group.block.only_exits and group.frame.parent is None:
             self._exit(group)
         else:
-            self._store(group)
+            self._merge_ready(group)
 
-    def _store(self, group: Group) -> None:
+    def _merge_ready(self, group: Group) -> None:
         key = group.frame, group.pc
         if key in self.ready:
             group = group.merged(self.ready[key])
-        group.seen = self.steps
+        group.last_ran = self.blocks_run
         self.ready[key] = group
 
-    def _take(self) -> Group | None:
+    def _next_group(self) -> Group | None:
         """Return the group with the lowest position, or None if all threads have ended."""
         if self.ready:
-            return self.ready.pop(min(self.ready, key=_order))
+            return self.ready.pop(min(self.ready, key=_program_order))
         for group in self.waiting.values():
             self.running = group
-            raise Violation(_NEVER, group.step.first_site, hint=_SAME_PLACE)
+            raise Violation(_NEVER_COME, group.block.first_site, hint=_CONVERGE_HINT)
         for group, _ in self.at_warp_barrier:
             self.running = group
-            raise Violation(_NEVER, group.step.first_site)
+            raise Violation(_NEVER_COME, group.block.first_site)
         self.barriers.raise_if_waiting()
         return None
 
@@ -159,38 +161,40 @@ class Wave:
         self._turn += 1
         if self._turn < 0:
             return group
-        self._store(group)
-        if self._turn < _TURN_BLOCKS:
-            return self.ready.pop(min(self.ready, key=_order))
-        self._turn = -_TURN_BLOCKS
-        group = min(self.ready.values(), key=lambda waiting: waiting.seen)
+        self._merge_ready(group)
+        if self._turn < _TURN:
+            return self.ready.pop(min(self.ready, key=_program_order))
+        self._turn = -_TURN
+        group = min(self.ready.values(), key=lambda waiting: waiting.last_ran)
         return self.ready.pop((group.frame, group.pc))
 
-    def _advance(self, group: Group) -> Group | None:
+    def _run_block(self, group: Group) -> Group | None:
         """Run the basic block of a group. Return the group that continues, if there is one."""
-        step = group.step
+        block = group.block
         self.running = group
-        self.steps += 1
-        if not self.steps & 1023:
-            self._check_progress(step)
-        if group.lanes is not None and step.mask is not None:
-            gathered = self._rendezvous(group, step)
-            if gathered is None:
+        self.blocks_run += 1
+        if not self.blocks_run & 1023:
+            self._check_progress(block)
+        if group.lanes is not None and block.mask is not None:
+            synchronized = self._synchronize_warp(group, block)
+            if synchronized is None:
                 return None
-            self.running = group = gathered
-        if group.lanes is None:  # This may be so since its last threads have arrived.
+            self.running = group = synchronized
+        if group.lanes is None:  # Waiting for its warps may have completed the group.
             group.frame.owned.clear()
-            return _TERMINATORS[step.terminator](self, group, step, step.run(group, group.regs, self))
-        result = step.run(group, group.regs, self)
-        group.dirty |= step.defs
-        return _TERMINATORS[step.terminator](self, group, step, result)
+        else:
+            group.dirty |= block.defs
+        result = block.run(group, group.registers, self)
+        return _TERMINATORS[block.terminator](self, group, block, result)
 
-    def _check_progress(self, step: CompiledBlock) -> None:
+    def _check_progress(self, block: CompiledBlock) -> None:
         patience = self.program.patience
-        if self._progress_steps.unchanged(self._progress(), self.steps) > patience:
-            raise _endless(step, patience, "wrote global or shared memory, passed a barrier or ended")
-        if self._exit_steps.unchanged((self.alive_total,), self.steps) > _MAX_BUSY * patience:
-            raise _endless(step, _MAX_BUSY * patience, "ended")
+        if self._progress_watchdog.steps_unchanged(self._progress(), self.blocks_run) > patience:
+            what = "wrote global or shared memory, passed a barrier or ended"
+            raise _no_progress(block, patience, what)
+        patience *= _MAX_WITHOUT_EXIT
+        if self._exit_watchdog.steps_unchanged((self.alive_total,), self.blocks_run) > patience:
+            raise _no_progress(block, patience, "ended")
 
     def _progress(self) -> tuple[int, ...]:
         """Return numbers of which one changes when a thread has an effect that others can observe."""
@@ -198,18 +202,18 @@ class Wave:
 
     def stall(self, site: int, position: int) -> None:
         """Let other groups run, because a thread of this group waits for them at an mbarrier."""
-        self._turn = _TURN_BLOCKS
+        self._turn = _TURN
         self._stalled += 1
-        patience = self.program.patience // _TURN_BLOCKS
-        if self._stalls.unchanged(self._progress(), self._stalled) > patience:
+        patience = self.program.patience // _TURN
+        if self._stall_watchdog.steps_unchanged(self._progress(), self._stalled) > patience:
             message = "waits at an mbarrier for arrivals or bytes that never come"
-            raise Violation(message, site, position, hint=_ARRIVALS)
+            raise Violation(message, site, position, hint=_ARRIVALS_HINT)
 
-    def _rendezvous(self, group: Group, step: CompiledBlock) -> Group | None:
+    def _synchronize_warp(self, group: Group, block: CompiledBlock) -> Group | None:
         """Return the threads whose partners in the warp have all arrived. The others wait."""
-        assert step.mask is not None
-        if step.terminator == "warp_barrier":
-            mask = step.mask(group, group.regs, self)
+        assert block.mask is not None
+        if block.terminator == "warp_barrier":
+            mask = block.mask(group, group.registers, self)
             self.at_warp_barrier.append((group, np.broadcast_to(mask, (group.count,))))
             self._release_warp_barriers()
             return None
@@ -218,7 +222,7 @@ class Wave:
             group = group.merged(self.waiting.pop(key))
         if group.lanes is None:
             return group
-        absent = warp.absent(group, step.mask(group, group.regs, self))
+        absent = warp.absent(group, block.mask(group, group.registers, self))
         if not absent.any():
             return group
         going, self.waiting[key] = group.split(absent == 0)
@@ -230,156 +234,154 @@ class Wave:
         self.at_warp_barrier = []
         released = []
         masks = np.zeros(self.layout.count, np.uint32)
-        free = np.zeros(self.layout.count, np.bool_)
+        complete = np.zeros(self.layout.count, np.bool_)
         for group, mask in arrived:
             masks[group.all_lanes] = mask
         lanes = np.sort(np.concatenate([group.all_lanes for group, _ in arrived]))
         everyone = Group(arrived[0][0].frame, arrived[0][0].pc, lanes)
-        free[lanes] = warp.absent(everyone, masks[lanes]) == 0
+        complete[lanes] = warp.absent(everyone, masks[lanes]) == 0
         for group, mask in arrived:
-            chosen = free[group.all_lanes]
+            chosen = complete[group.all_lanes]
             if not chosen.all():
                 going, staying = group.split(chosen)
                 self.at_warp_barrier.append((staying, mask[~chosen]))
                 if not going.count:
                     continue
                 group = going
-            group.pc = group.step.successors[0]
+            group.pc = group.block.successors[0]
             released.append(group)
         for group in released:
-            self.put(group)
+            self.make_ready(group)
 
-    # What a group does after its basic block
+    # Terminators: what a group does after its basic block
 
-    def _next(self, group: Group, step: CompiledBlock, _result: Any) -> Group:
-        group.pc = step.successors[0]
+    def _fall_through(self, group: Group, block: CompiledBlock, _result: Any) -> Group:
+        group.pc = block.successors[0]
         return group
 
-    def _branch(self, group: Group, step: CompiledBlock, taken: Any) -> Group | None:
+    def _branch(self, group: Group, block: CompiledBlock, taken: Any) -> Group | None:
         if taken.ndim:
             count = int(np.count_nonzero(taken))
             if 0 < count < group.count:
-                return self._diverge(group, step, taken)
+                return self._diverge(group, block, taken)
             taken = count > 0
-        group.pc = step.successors[0] if taken else step.successors[1]
+        group.pc = block.successors[0] if taken else block.successors[1]
         return group
 
-    def _diverge(self, group: Group, step: CompiledBlock, taken: Array) -> Group:
-        group.flush(step.live_out)
+    def _diverge(self, group: Group, block: CompiledBlock, taken: Array) -> Group:
+        group.flush(block.live_out)
         lanes = group.all_lanes
-        jumps = Group(group.frame, step.successors[0], lanes[taken])
-        falls = Group(group.frame, step.successors[1], lanes[~taken])
-        behind, ahead = (jumps, falls) if jumps.pc < falls.pc else (falls, jumps)
-        self.put(ahead)
-        return behind
+        jumps = Group(group.frame, block.successors[0], lanes[taken])
+        falls = Group(group.frame, block.successors[1], lanes[~taken])
+        first, second = (jumps, falls) if jumps.pc < falls.pc else (falls, jumps)
+        self.make_ready(second)
+        return first
 
-    def _branch_table(self, group: Group, step: CompiledBlock, index: Any) -> Group | None:
+    def _branch_table(self, group: Group, block: CompiledBlock, index: Any) -> Group | None:
         index = np.broadcast_to(index, (group.count,))
-        if int(index.max()) >= len(step.successors):
+        if int(index.max()) >= len(block.successors):
             raise Violation(
-                "an index beyond the end of its branch table", step.site, int(np.argmax(index))
+                "an index beyond the end of its branch table", block.site, int(np.argmax(index))
             )
-        group.flush(step.live_out)
+        group.flush(block.live_out)
         for value in np.unique(index):
-            self.put(Group(group.frame, step.successors[int(value)], group.chosen(index == value)))
+            lanes = group.lanes_where(index == value)
+            self.make_ready(Group(group.frame, block.successors[int(value)], lanes))
         return None
 
-    def _barrier(self, group: Group, step: CompiledBlock, arrival: Arrival) -> Group | None:
-        group.pc = step.successors[0]
-        groups = self.barriers.arrive(group, arrival)
-        if len(groups) == 1:
-            return groups[0]
-        for released in groups:
-            self.put(released)
-        return None
+    def _barrier(self, group: Group, block: CompiledBlock, arrival: Arrival) -> Group | None:
+        group.pc = block.successors[0]
+        return self._continue(self.barriers.arrive(group, arrival))
 
-    def _cluster_barrier(self, group: Group, step: CompiledBlock, verb: str) -> Group | None:
-        group.pc = step.successors[0]
+    def _cluster_barrier(self, group: Group, block: CompiledBlock, verb: str) -> Group | None:
+        group.pc = block.successors[0]
         if self.barriers.cluster is None:
             self.barriers.cluster = ClusterBarrier(self)
         if verb == "wait":
-            groups = self.barriers.cluster.wait(group, step.site)
+            groups = self.barriers.cluster.wait(group, block.site)
         else:
-            groups = [group, *self.barriers.cluster.arrive(group, step.site)]
+            groups = [group, *self.barriers.cluster.arrive(group, block.site)]
+        return self._continue(groups)
+
+    def _continue(self, groups: list[Group]) -> Group | None:
+        """Return the only group that continues, or make all of several groups ready."""
         if len(groups) == 1:
             return groups[0]
-        for released in groups:
-            self.put(released)
+        for group in groups:
+            self.make_ready(group)
         return None
-
-    def _trap(self, _group: Group, step: CompiledBlock, _result: Any) -> None:
-        raise Violation("the kernel trapped", step.site)
 
     def _exit(self, group: Group, _step: CompiledBlock | None = None, _result: Any = None) -> None:
         self.alive_total -= group.count
         if not self.alive_total:
             return
         self.exited[group.all_lanes] = True
-        self.alive -= np.bincount(group.of("row"), minlength=len(self.alive))
+        self.alive -= np.bincount(group.per_thread("block_index"), minlength=len(self.alive))
         for released in self.barriers.release_all():
-            self.put(released)
-        waiting, self.waiting = self.waiting, {}
+            self.make_ready(released)
+        waiting = self.waiting
+        self.waiting = {}
         for partner in waiting.values():
-            self.put(partner)
+            self.make_ready(partner)
         if self.at_warp_barrier:
             self._release_warp_barriers()
 
     # Calls
 
-    def _call(self, group: Group, step: CompiledBlock, pointer: Any) -> Group | None:
-        group.flush(step.live_out)
-        if step.callee is not None:
-            return self._enter(group, step, step.callee)
+    def _call(self, group: Group, block: CompiledBlock, pointer: Any) -> Group | None:
+        group.flush(block.live_out)
+        if block.callee is not None:
+            return self._enter(group, block, block.callee)
         names = {address: name for name, address in self.program.addresses.items()}
         pointer = np.broadcast_to(pointer, (group.count,))
         for value in np.unique(pointer):
-            mine = pointer == value
+            same = pointer == value
             name = names.get(int(value), "")
             if name in self.program.missing:
                 raise self.program.missing[name].with_traceback(None)
             if name not in self.program.functions:
                 message = f"calls {int(value):#x}, which is not a function"
-                raise Violation(message, step.site, int(np.argmax(mine)))
-            self.running = part = Group(group.frame, group.pc, group.chosen(mine))
-            self.put(self._enter(part, step, name))
+                raise Violation(message, block.site, int(np.argmax(same)))
+            self.running = part = Group(group.frame, group.pc, group.lanes_where(same))
+            self.make_ready(self._enter(part, block, name))
         return None
 
-    def _enter(self, group: Group, step: CompiledBlock, name: str) -> Group:
+    def _enter(self, group: Group, block: CompiledBlock, name: str) -> Group:
         """Return the group at the start of a function, or after the call of a built-in function."""
         caller = group.frame
-        offsets = [caller.base + caller.code.local_offsets[argument] for argument in step.arguments]
+        offsets = [caller.base + caller.code.local_offsets[argument] for argument in block.arguments]
         if name in builtin.FUNCTIONS:
             function = builtin.FUNCTIONS[name]
-            _check_sizes(caller.code, step, name, step.arguments, function.sizes)
-            function.run(group, step, offsets)
-            return Group(caller, step.successors[0], group.lanes)
-        frame = caller.children.get((step.index, name)) or self._frame(caller, step, name)
+            _check_sizes(caller.code, block, name, block.arguments, function.sizes)
+            function.run(group, block, offsets)
+            return Group(caller, block.successors[0], group.lanes)
+        frame = caller.children.get((block.index, name)) or self._new_frame(caller, block, name)
         for source, (own, size) in zip(offsets, frame.code.arguments, strict=True):
             self._copy(group, source, frame.base + own, size)
         return Group(frame, 0, group.lanes)
 
-    def _frame(self, caller: Frame, step: CompiledBlock, name: str) -> Frame:
-        if len(caller.order) >= _MAX_CALL_DEPTH:
-            raise Violation(f"more than {_MAX_CALL_DEPTH} nested calls", step.site)
+    def _new_frame(self, caller: Frame, block: CompiledBlock, name: str) -> Frame:
+        if len(caller.call_path) >= _MAX_CALL_DEPTH:
+            raise Violation(f"more than {_MAX_CALL_DEPTH} nested calls", block.site)
         code = self.program.functions[name]
         top = caller.base + caller.code.frame_bytes
-        base = -(-top // code.local_align) * code.local_align
-        for names, places in ((step.arguments, code.arguments), (step.returns, code.returns)):
-            _check_sizes(caller.code, step, name, names, tuple(size for _, size in places))
+        base = align_up(top, code.local_align)
+        for names, expected in ((block.arguments, code.arguments), (block.returns, code.returns)):
+            _check_sizes(caller.code, block, name, names, tuple(size for _, size in expected))
         try:
             self._reserve(base + code.frame_bytes)
-            frame = caller.children[step.index, name] = Frame(self, code, base, caller, step)
+            frame = caller.children[block.index, name] = Frame(self, code, base, caller, block)
         except MemoryError:
-            message = f"no memory for {len(caller.order) + 1} nested calls"
-            raise Violation(message, step.site) from None
+            message = f"no memory for {len(caller.call_path) + 1} nested calls"
+            raise Violation(message, block.site) from None
         return frame
 
-    def _return(self, group: Group, step: CompiledBlock, _result: Any) -> Group | None:
+    def _return(self, group: Group, block: CompiledBlock, _result: Any) -> Group | None:
         frame = group.frame
         call = frame.call
         caller = frame.parent
         if call is None or caller is None:
-            self._exit(group, step)
+            self._exit(group, block)
             return None
         for name, (own, size) in zip(call.returns, frame.code.returns, strict=True):
             self._copy(group, frame.base + own, caller.base + caller.code.local_offsets[name], size)
@@ -389,13 +391,13 @@ class Wave:
         """Provide at least `top` bytes of local memory for every thread."""
         have = self.local.shape[1]
         if top > have:
-            grown = np.full((self.layout.count, max(_rounded(top), 2 * have)), POISON, np.uint8)
+            grown = np.full((self.layout.count, max(align_up(top, 16), 2 * have)), POISON, np.uint8)
             grown[:, :have] = self.local
             self.local = grown
         width = self.local.shape[1]
         strides = (self.shape[1] * self.shape[2] * width, self.shape[2] * width, width)
         self._local_top = max(top, self._local_top)
-        self._bases["local"] = StateSpace(self.local.ctypes.data, strides, self._local_top)
+        self._state_spaces["local"] = StateSpace(self.local.ctypes.data, strides, self._local_top)
 
     def _copy(self, group: Group, source: int, target: int, size: int) -> None:
         """Copy bytes within the local memory of each thread."""
@@ -415,28 +417,17 @@ class Wave:
 
     def clock(self) -> int:
         """Return a counter that increases whenever it is read."""
-        self._ticks += _CLOCK
-        return self._ticks + self.steps
+        self._ticks += _CLOCK_CYCLES
+        return self._ticks + self.blocks_run
 
 
-def block_of(wave: Wave, lane: int) -> Dim3:
-    """Return the coordinates of a thread's block in the grid."""
-    cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
-    cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
-    width, height, depth = wave.geometry.grid
-    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
-    inner = _coordinates(rank, (cx, cy, cz))
-    return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
-
-
-def thread_of(wave: Wave, lane: int) -> Dim3:
-    """Return the coordinates of a thread in its block."""
-    return _coordinates(lane % wave.layout.threads, wave.layout.block)
+def _trap(_wave: Wave, _group: Group, block: CompiledBlock, _result: Any) -> None:
+    raise Violation("the kernel trapped", block.site)
 
 
 _TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None]] = {
-    "next": Wave._next,
-    "warp_barrier": Wave._next,
+    "next": Wave._fall_through,
+    "warp_barrier": Wave._fall_through,
     "branch": Wave._branch,
     "branch_table": Wave._branch_table,
     "barrier": Wave._barrier,
@@ -444,18 +435,18 @@ _TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None
     "call": Wave._call,
     "ret": Wave._return,
     "exit": Wave._exit,
-    "trap": Wave._trap,
+    "trap": _trap,
 }
 
 
-class _StepsUnchanged:
-    """Counts the steps since a value changed."""
+class _Watchdog:
+    """Measures for how many steps a value has not changed."""
 
     def __init__(self) -> None:
         self._value: tuple[int, ...] = ()
         self._since = 0
 
-    def unchanged(self, value: tuple[int, ...], now: int) -> int:
+    def steps_unchanged(self, value: tuple[int, ...], now: int) -> int:
         """Return for how many steps the value has been `value`."""
         if value != self._value:
             self._value = value
@@ -463,10 +454,10 @@ class _StepsUnchanged:
         return now - self._since
 
 
-def _endless(step: CompiledBlock, blocks: int, what: str) -> Violation:
+def _no_progress(block: CompiledBlock, blocks: int, what: str) -> Violation:
     return Violation(
         f"no progress: {blocks:,} basic blocks ran and no thread {what}",
-        step.site,
+        block.site,
         hint="an endless loop, or a thread that waits for a thread of a later block; "
         'preheat.device("emulator", patience=...) lets a kernel run longer',
     )
@@ -474,24 +465,15 @@ def _endless(step: CompiledBlock, blocks: int, what: str) -> Violation:
 
 def _check_sizes(
     code: CompiledFunction,
-    step: CompiledBlock,
+    block: CompiledBlock,
     callee: str,
     names: tuple[str, ...],
     sizes: tuple[int, ...],
 ) -> None:
     """Raise `Violation` unless the parameters of a call have the sizes that the callee declares."""
     if tuple(code.local_sizes[name] for name in names) != sizes:
-        raise Violation(f"calls {callee} with parameters that differ from its declaration", step.site)
+        raise Violation(f"calls {callee} with parameters that differ from its declaration", block.site)
 
 
-def _order(key: tuple[Frame, int]) -> tuple[int, ...]:
-    return (*key[0].order, key[1])
-
-
-def _rounded(size: int) -> int:
-    return -(-size // 16) * 16
-
-
-def _coordinates(number: int, extent: Dim3) -> Dim3:
-    x, y, _ = extent
-    return number % x, number // x % y, number // (x * y)
+def _program_order(key: tuple[Frame, int]) -> tuple[int, ...]:
+    return (*key[0].call_path, key[1])
