@@ -16,6 +16,7 @@ from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
+from tests.faulty import Faulty, Flaky
 from tests.processes import PATIENCE, reap
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
@@ -50,6 +51,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that is cut short so that nobody waits for it is not cut short by a busy machine."""
     monkeypatch.setattr("preheat.build.builder._SEARCH", PATIENCE)
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +190,41 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
 def device(request: pytest.FixtureRequest, open_device: Callable[..., Gpu]) -> Gpu:
     """Every device there is, one after the other."""
     return open_device(request.param)
+
+
+@pytest.fixture
+def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
+    """Open devices whose interface can fail, by kind, and close them afterwards."""
+    opened: list[Gpu] = []
+
+    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
+        if kind == "emulator":
+            from preheat.devices.emulator.device import EmulatorDevice
+
+            seam = Faulty(EmulatorDevice(0, "sm_90"))
+        else:
+            from preheat.devices.cuda.device import CudaDevice
+
+            seam = Faulty(CudaDevice(0))
+        whole: Any = seam
+        opened.append(Gpu(whole, builder, **more))
+        return Flaky(opened[-1], seam)
+
+    yield open_one
+    for gpu in opened:
+        gpu.close()
+
+
+@pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of device."""
+    return str(request.param)
+
+
+@pytest.fixture
+def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
+    """Each kind of device, with an interface that can fail."""
+    return open_flaky(kind)
 
 
 def _no_gpu() -> str | None:

@@ -14,13 +14,15 @@ prepared write of scalars `set`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat.errors import DeviceError, DriverError
+from preheat.gpu import Gpu
 
-__all__ = ["Faulty"]
+__all__ = ["Faulty", "Flaky"]
 
 _MAKES = {
     "load": "module",
@@ -79,3 +81,19 @@ class Faulty(_Watched):
         if verb in _SUBMITS:
             return partial(self._call, _SUBMITS[verb], made)
         return _Watched(made, _MAKES[verb], self._call) if verb in _MAKES else made
+
+
+class Flaky(NamedTuple):
+    """A device whose calls are counted and can be made to fail."""
+
+    gpu: Gpu
+    seam: Faulty
+
+    @contextmanager
+    def asked(self, *verbs: str) -> Iterator[dict[str, int]]:
+        """Yield a dict that gets the number of calls of each verb, by default of all."""
+        before, counts = self.seam.calls.copy(), dict[str, int]()
+        yield counts
+        counts |= {
+            verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs
+        }

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +97,33 @@ def reap() -> None:
     """Kill every process that a test started and did not see to its end."""
     kill(*_started)
     _started.clear()
+
+
+def run_in_fork(work: Callable[[], None]) -> None:
+    """Call `work` in a forked child, which must return from it without an exception."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks beside threads.
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        reaped, status = os.waitpid(child, os.WNOHANG)
+        if reaped:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child hangs")
 
 
 def wait_for(what: Callable[[], T | None]) -> T:

@@ -66,7 +66,7 @@ def test_runnable_archs_go_from_exact_to_lower_minor() -> None:
     ]
 
 
-def test_everything_on_a_ladder_runs() -> None:
+def test_every_runnable_arch_runs() -> None:
     for name in ("sm_80", "sm_86", "sm_90", "sm_103", "sm_121"):
         device = Arch.parse(name)
         assert all(mismatch(arch, device) is None for arch in runnable_archs(device))

@@ -17,7 +17,7 @@ import pytest
 import preheat
 from preheat import Gpu
 from preheat.config import VARIABLES
-from preheat.devices.emulator.table import FORMS
+from preheat.devices.emulator.table import VARIANTS
 from preheat.events import EVENTS
 from tests.conftest import SAXPY
 
@@ -206,7 +206,7 @@ def test_the_page_on_the_cache_lists_every_event() -> None:
 def test_the_page_on_the_emulator_lists_every_bound() -> None:
     page = (ROOT / "docs" / "emulator.md").read_text()
     listed = re.findall(r"^\| `(.*?)` \| (.*?) \|$", page.partition("| instruction | bound |")[2], re.M)
-    assert listed == [(form.syntax, form.bound) for form in FORMS if form.bound]
+    assert listed == [(variant.syntax, variant.bound) for variant in VARIANTS if variant.bound]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from types import NoneType
 from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.cache import codec
-from preheat.cache.codec import rows, text
+from preheat.cache.codec import parse_json, rows, text
 from preheat.errors import InputError, UnknownEntryError, short_repr
 from preheat.key import Part
 from preheat.lazy import lazy
@@ -104,12 +107,15 @@ class Artifact:
     entries: tuple[EntryPoint, ...]
     cubin: bytes
     ptx: bytes
-    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # expression -> entry name
+    names: Mapping[str, str] = field(default_factory=dict)  # expression -> entry name
     headers: tuple[Header, ...] = ()
     log: str = ""
     templates: tuple[str, ...] = field(default=(), compare=False)  # kernel templates, for messages
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.entries)) or "no kernels"
@@ -146,7 +152,10 @@ class Artifact:
 
         That is its C++ name, its C++ name with parameter types, or its mangled name.
         """
-        for name in (entry.title, str(entry)):
+        title = entry.title
+        if self._by_name.get(title) == entry:
+            return title
+        for name in (title, str(entry)):
             if (self._by_name.get(name) or self._by_cpp.get(_folded(name))) in (entry, [entry]):
                 return name
         return entry.name
@@ -196,78 +205,88 @@ class Artifact:
     def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
         """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
+            label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
+            text("".join((label, arch, toolchain)))
             return cls(
                 digest=digest,
-                label=text(meta["label"]),
-                arch=Arch.parse(text(meta["arch"])),
-                toolchain=text(meta["toolchain"]),
-                parts=tuple(map(Part._make, rows(meta["parts"], 2))),
+                label=label,
+                arch=Arch.parse(arch),
+                toolchain=toolchain,
+                parts=tuple(map(_part, rows(meta["parts"], 2))),
                 entries=tuple(map(_entry_point, _list(meta["entries"]))),
                 names=dict(rows(list(map(list, meta["names"].items())), 2)),
-                headers=tuple(map(Header._make, rows(meta["headers"], 3))),
+                headers=tuple(map(_header, rows(meta["headers"], 3))),
                 cubin=sections["cubin"],
                 ptx=sections["ptx"],
                 log=sections["log"].decode(),
                 templates=tuple(map(text, _list(meta.get("templates", [])))),
-                sources=_texts(json.loads(sections.get("sources", b"{}"))),
-                provenance=_provenance(*_list(json.loads(sections.get("provenance", b"[]")))),
+                sources=_sources(sections["sources"]) if "sources" in sections else {},
+                provenance=_provenance(parse_json(sections.get("provenance", b"[]").decode())),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
 
 
-# Decoding: a correct checksum does not prove that the content is an artifact.
+# Decoding: a correct checksum does not prove that the content is an artifact. All texts and numbers of
+# a kernel are checked together, because a program that starts decodes hundreds of them.
+
+# `_make` of named tuples, as functions in C.
+_part: Callable[[Sequence[str]], Part] = partial(tuple.__new__, Part)
+_header: Callable[[Sequence[str]], Header] = partial(tuple.__new__, Header)
+_parameter: Callable[[Sequence[Any]], Parameter] = partial(tuple.__new__, Parameter)
+
+_ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), (list,)))
+_PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 
-def _entry_point(row: Sequence[Any]) -> EntryPoint:
-    name, parameters, cpp, resources, directives = _list(row)
+def _entry_point(row: Any) -> EntryPoint:
+    if tuple(map(type, row)) not in _ENTRY_POINTS:
+        raise TypeError(f"{row!r} is not a kernel")
+    name, parameters, cpp, resources, directives = row
+    texts = [name, cpp or "", *directives]
+    numbers = [*(resources or ())]
+    for parameter in parameters:
+        if tuple(map(type, parameter)) not in _PARAMETERS:
+            raise TypeError(f"{parameter!r} is not a parameter")
+        numbers += parameter[:3]
+        texts += parameter[3], parameter[5] or ""
+    text("".join(texts))
+    if not set(map(type, numbers)) <= {int}:
+        raise TypeError(f"{numbers!r} are not integers")
+    if numbers and not 0 <= min(numbers) <= max(numbers) < _MOST:
+        raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
     return EntryPoint(
-        name=text(name),
-        parameters=tuple(_parameter(*_list(parameter)) for parameter in _list(parameters)),
-        cpp=_text_or_none(cpp),
-        resources=None if resources is None else Resources(*map(_whole, _list(resources))),
-        directives=tuple(map(text, _list(directives))),
+        name=name,
+        parameters=tuple(map(_parameter, parameters)),
+        cpp=cpp,
+        resources=None if resources is None else Resources(*resources),
+        directives=tuple(directives),
     )
 
 
-def _parameter(
-    offset: object, size: object, align: object, kind: object, pointer: object, declared: object
-) -> Parameter:
-    if type(pointer) is not bool:
-        raise TypeError(f"{pointer!r} is not true or false")
-    place = _whole(offset), _whole(size), _whole(align)
-    return Parameter(*place, text(kind), pointer, _text_or_none(declared))
+def _provenance(row: Any) -> Provenance:
+    found = Provenance(*_list(row))
+    if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
+        raise ValueError(f"{found.seconds!r} is not a number of seconds")
+    text(found.created + found.timing)
+    return found
 
 
-def _provenance(seconds: object = 0.0, created: object = "", timing: object = "") -> Provenance:
-    if type(seconds) not in (int, float) or not 0 <= seconds < _MOST:  # type: ignore[operator]
-        raise ValueError(f"{seconds!r} is not a number of seconds")
-    return Provenance(float(seconds), text(created), text(timing))  # type: ignore[arg-type]
+def _sources(section: bytes) -> dict[str, str]:
+    sources = parse_json(section.decode())
+    if type(sources) is not dict:
+        raise TypeError(f"{sources!r} is not a table of texts")
+    # Not `text`: bytes of a source that are not UTF-8 are stored as surrogates.
+    if not set(map(type, sources.values())) <= {str}:
+        raise TypeError("a source is not text")
+    text("".join(sources))
+    return sources
 
 
 def _list(value: object) -> list[Any]:
     if type(value) is not list:
         raise TypeError(f"{value!r} is not a list")
     return value
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError(f"{value!r} is not a number of bytes, or a count")
-    return value
-
-
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else text(value)
-
-
-def _texts(rows: Any) -> dict[str, str]:
-    if type(rows) is not dict:
-        raise TypeError(f"{rows!r} is not a table of texts")
-    # Not `text`: bytes of a source that are not UTF-8 are stored as surrogates.
-    if not all(type(source) is str for source in rows.values()):
-        raise TypeError("a source is not text")
-    return {text(name): source for name, source in rows.items()}
 
 
 def check_name(what: str, name: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,6 +114,7 @@ def dtype_of_typestr(typestr: str) -> DType | None:
     return None if typestr.startswith(">") else _BY_TYPESTR.get(typestr.lstrip("<|="))
 
 
+@functools.lru_cache(maxsize=256)
 def pointee_dtypes(cpp: str) -> tuple[DType, ...] | None:
     """Element types that a parameter of the C++ type `cpp` may point at; None when any may."""
     words = [word for word in cpp.replace("*", " * ").split() if word not in ("const", "volatile")]

@@ -22,7 +22,7 @@ class Descriptor(int):
 
     _close = staticmethod(os.close)  # At exit, `os` may be None before this object is collected.
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Close the file. Closing it twice is allowed."""
         next(self.__dict__.setdefault("_closing", map(self._close, (int(self),))), None)
 
@@ -34,11 +34,8 @@ class Descriptor(int):
     def __enter__(self) -> Descriptor:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
+    __exit__ = close
+    __del__ = close
 
 
 def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:

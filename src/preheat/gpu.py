@@ -24,8 +24,8 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines
 from preheat.graph.cache import GraphCache
 from preheat.graph.graph import RESERVED, Graph
-from preheat.graph.graphed import Graphed, shown
-from preheat.graph.keys import text_of
+from preheat.graph.graphed import Graphed, call_key_text
+from preheat.graph.keys import key_text
 from preheat.graph.pool import Pool
 from preheat.graph.profile import EVERY, OFF, Profile, RowSink, Switches, to_stderr
 from preheat.graph.warmers import Warmers
@@ -113,7 +113,7 @@ class Gpu:
 
     def memory(self) -> base.MemoryInfo:
         """Return the free and the total device memory in bytes."""
-        self._context.require()
+        self._context.require_alive()
         return self._device.memory()
 
     def __repr__(self) -> str:
@@ -247,8 +247,8 @@ class Gpu:
 
     def record(self, *, timing: bool = False) -> Event:
         """Return an event after everything submitted to the device's own stream."""
-        self._context.require()
-        self._context.forbid(RECORD_EVENT)
+        self._context.require_alive()
+        self._context.refuse_in_capture(RECORD_EVENT)
         return record_event(self._context, self._context.stream, timing=timing)
 
     def synchronize(self) -> None:
@@ -305,7 +305,7 @@ class Gpu:
         With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
         every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
         """
-        return self._graphs(capacity, name=name, checked=checked, shown=text_of)
+        return self._graphs(capacity, name=name, checked=checked, key_text=key_text)
 
     def _graphs(self, capacity: int, **more: Any) -> GraphCache:
         return GraphCache(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
@@ -358,7 +358,7 @@ class Gpu:
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
         def graphed(function: Callable[P, R]) -> Graphed[P, R]:
-            graphs = self._graphs(capacity, name=name, checked=checked, shown=shown)
+            graphs = self._graphs(capacity, name=name, checked=checked, key_text=call_key_text)
             return Graphed(function, graphs, **more)
 
         return graphed if function is None else graphed(function)
@@ -383,9 +383,9 @@ class Gpu:
     def reset(self) -> None:
         """Reset the device after a fault. All its arrays, kernels and streams become unusable."""
         if not self._context.recovers:
-            self._context.require()
-        self._context.forbid(RESET)
-        self._context.reset()
+            self._context.require_alive()
+        self._context.refuse_in_capture(RESET)
+        self._context.mark_reset()
         self._session.end()
         self._device.reset()
         self._session = self._new_session()
@@ -394,12 +394,12 @@ class Gpu:
         """Close the device. Nothing of it can be used again. A second call does nothing."""
         if self._closed:
             return
-        self._context.forbid(RESET)
+        self._context.refuse_in_capture(RESET)
         self._closed = True
         if self._context.lost is None:
             self._context.close()
             self._device.close()
-        self._context.closed()
+        self._context.mark_closed()
         self._session.end()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:

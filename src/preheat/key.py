@@ -93,16 +93,17 @@ def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
         ("label", program.label.encode()),
         ("source", program.source.encode()),
         *_rows("option", program.options),
-        *((f"header:{n}", t.encode()) for n, t in program.headers),
+        *[(f"header:{n}", t.encode()) for n, t in program.headers],
         *_rows("name", program.names),
     )
 
 
-def _rows(label: str, values: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
-    yield f"{label}s", str(len(values)).encode()
+def _rows(label: str, values: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    rows = [(f"{label}s", str(len(values)).encode())]
     for index, value in enumerate(values):
         # The name of a directory may be bytes that are not text.
-        yield f"{label}[{index}]", value.encode(errors="surrogateescape")
+        rows.append((f"{label}[{index}]", value.encode(errors="surrogateescape")))
+    return rows
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,20 +92,18 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        others, moved = _split_include_options(
-            [_text("option", o) for o in several("options", options)]
-        )
+        others, moved = _split_include_options(several("options", options))
         written = [_path(directory) for directory in (*several("include", include), *moved)]
-        spellings = tuple((os.path.abspath(d), spelled(d, path, _asking_file)) for d in written)
+        spellings = tuple([(os.path.abspath(d), spelled(d, path, _asking_file)) for d in written])
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
             options=tuple(others),
-            include=tuple(directory for directory, _ in spellings),
+            include=tuple([directory for directory, _ in spellings]),
             spellings=spellings,
             headers=header_rows(headers),
-            names=tuple(_text("name", n) for n in several("names", names)),
+            names=several("names", names),
             path=path,
         )
 
@@ -151,11 +149,11 @@ class Program:
 
     def __post_init__(self) -> None:
         known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
-        complete = tuple(
+        complete = [
             (directory, known.get(directory) or spelled(directory, self.path))
             for directory in dict.fromkeys(self.include)
-        )
-        object.__setattr__(self, "spellings", complete)
+        ]
+        object.__setattr__(self, "spellings", tuple(complete))
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
         if "/" in _text("label", self.label) or not self.label:
@@ -164,16 +162,16 @@ class Program:
                 hint="the label reaches the binary and the key: a path would differ per machine",
             )
         for what, texts in (
-            ("source", [self.source]),
+            ("source", (self.source,)),
             ("an option", self.options),
             ("a name", self.names),
-            ("a header", [text for header in self.headers for text in header]),
-            ("label", [self.label]),
+            ("a header", chain.from_iterable(self.headers)),
+            ("label", (self.label,)),
         ):
             for text in texts:
                 if "\0" in text:
                     raise InputError(f"{self.label!r}: {what} contains a NUL byte")
-                if not _is_unicode(text):
+                if not text.isascii() and not _is_unicode(text):
                     raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
         if self.language == "ptx":
             for what, given in (("headers", self.headers), ("names", self.names)):
@@ -224,11 +222,9 @@ class Program:
 
 def file_of(source: object) -> Path | None:
     """Return the file that `source` names, or None for source text or a program."""
-    if isinstance(source, os.PathLike):
-        return Path(source)
-    if isinstance(source, str) and source.endswith((".cu", ".ptx")) and "\n" not in source:
-        return Path(source)
-    return None
+    if isinstance(source, str):
+        return Path(source) if source.endswith((".cu", ".ptx")) and "\n" not in source else None
+    return Path(source) if isinstance(source, os.PathLike) else None
 
 
 def several(what: str, given: object) -> tuple[Any, ...]:
@@ -242,7 +238,7 @@ def several(what: str, given: object) -> tuple[Any, ...]:
         raise InputError(f"{what} must be a list, not {type(given).__name__}: {given!r}")
     values = tuple(given)
     for value in values:
-        if not isinstance(value, str | os.PathLike):
+        if not isinstance(value, str | os.PathLike if what == "include" else str):
             raise InputError(
                 f"include must hold paths, not {type(value).__name__}: {value!r}"
                 if what == "include"
@@ -253,9 +249,10 @@ def several(what: str, given: object) -> tuple[Any, ...]:
 
 def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return in-memory headers as pairs of name and text, sorted by name."""
-    if not isinstance(headers, Mapping | None):
+    if headers is None:
+        return ()
+    if not isinstance(headers, Mapping):
         raise InputError(f"headers must be a mapping from name to text, not {type(headers).__name__}")
-    headers = headers or {}
     for name in headers:
         parts = _text("header name", name).split("/")
         if name == _CANARY or name.startswith("/proc/") or any(part.startswith("@") for part in parts):
@@ -300,7 +297,7 @@ def _asking_file() -> str | None:
     return None if name == "?" or name.startswith("<") else os.path.abspath(name)
 
 
-def _split_include_options(options: list[str]) -> tuple[list[str], list[str]]:
+def _split_include_options(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Separate `-Idir`, `-I dir`, `-I=dir` and `--include-path=dir` from other options, in order."""
     others: list[str] = []
     moved: list[str] = []

@@ -28,7 +28,7 @@ class _Flight(Call, Generic[T]):
     __slots__ = ("done", "error", "result", "signal")
 
     def __init__(self, frame: FrameType) -> None:
-        super().__init__(frame)
+        Call.__init__(self, frame)
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None
@@ -43,7 +43,7 @@ class _Flight(Call, Generic[T]):
     def finish(self) -> None:
         """Make the result or the error available to the threads that wait."""
         self.done = True
-        self.end()
+        self.frame = None
         self.signal.release()
 
 
@@ -65,12 +65,14 @@ class SingleFlight(Generic[T]):
         """
         mine: _Flight[T] = _Flight(sys._getframe())
         try:
-            flight = self._join(key, mine, title)
+            flight: _Flight[T] | None = self._flights.setdefault(key, mine)
+            if flight is not mine:
+                flight = self._join(key, mine, title)
             if flight is None:
                 return make()
             return self._lead(key, mine, make) if flight is mine else _outcome(flight)
         finally:
-            mine.end()
+            mine.frame = None
 
     def _join(self, key: Hashable, mine: _Flight[T], title: str | None) -> _Flight[T] | None:
         """Return the flight of another thread when it is done, or `mine` when it has to run.

@@ -49,7 +49,7 @@ class _Job(NamedTuple):
         return label if self.target is None else f"{label} for {self.target}"
 
 
-class _Ready(NamedTuple):
+class _LoadableCode(NamedTuple):
     """Code to load, and the names of the kernels to resolve; none means all."""
 
     code: Code
@@ -63,9 +63,9 @@ class _LostError(Exception):
 def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> WarmReport:
     """Compile, load and capture what `sources` list: see `Gpu.warm`."""
     session = gpu._session
-    session.context.require()
-    session.context.forbid(LOAD)
-    session.context.forbid(WARM)
+    session.context.require_alive()
+    session.context.refuse_in_capture(LOAD)
+    session.context.refuse_in_capture(WARM)
     return _WarmUp(gpu, session).run(sources, jobs)
 
 
@@ -86,7 +86,7 @@ class _WarmUp:
         """Run the warm-up; `WarmError` at the end lists what failed."""
         lost = False
         with self._timed("seconds"):
-            opened = [self._opened(source) for source in sources]
+            opened = [self._open_source(source) for source in sources]
             try:
                 self._warm(opened, _parallel_compiles(jobs))
             except _LostError:
@@ -107,7 +107,10 @@ class _WarmUp:
     def _warm(self, sources: Sequence[Manifest | Bundle], jobs: int) -> None:
         graphs = self._graphs(sources)
         with self._timed("compiling"):
-            ready = [*self._baked(sources), *self._compiled(self._jobs(sources), jobs)]
+            ready = [
+                *self._best_bundle_entries(sources),
+                *self._compiled(self._compile_jobs(sources), jobs),
+            ]
         with self._timed("loading"):
             for each in ready:
                 self._resolve(each)
@@ -118,7 +121,7 @@ class _WarmUp:
 
     # Collecting the work
 
-    def _opened(self, source: Any) -> Manifest | Bundle:
+    def _open_source(self, source: Any) -> Manifest | Bundle:
         if isinstance(source, Manifest):
             return source
         if isinstance(source, Bundle):
@@ -130,7 +133,7 @@ class _WarmUp:
             require_programs(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
         )
 
-    def _jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
+    def _compile_jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
         """Return the programs of the manifests, with the longest compiles first."""
         manifest = Manifest().merged(*(each for each in sources if isinstance(each, Manifest)))
         for title, error in manifest.unreadable:
@@ -146,7 +149,7 @@ class _WarmUp:
         ]
         return [None, *named] if not named or any(not arch.suffix for arch in wanted.archs) else named
 
-    def _baked(self, sources: Iterable[Manifest | Bundle]) -> list[_Ready]:
+    def _best_bundle_entries(self, sources: Iterable[Manifest | Bundle]) -> list[_LoadableCode]:
         """Return the programs of the bundles, each for the architecture that runs best here."""
         ranks = {arch: rank for rank, arch in enumerate(runnable_archs(self._context.device.arch))}
         best: dict[object, BundleEntry] = {}
@@ -156,11 +159,11 @@ class _WarmUp:
                 found = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
                 if found is None:
                     continue
-                known = best.setdefault(_request(found), found)
+                known = best.setdefault(_request_without_arch(found), found)
                 if ranks[found.artifact.arch] < ranks[known.artifact.arch]:
-                    best[_request(found)] = found
+                    best[_request_without_arch(found)] = found
         self._counts.update(programs=len(best), hits=len(best))
-        return [_Ready(Code(each.artifact), each.entries) for each in best.values()]
+        return [_LoadableCode(Code(each.artifact), each.entries) for each in best.values()]
 
     def _graphs(self, sources: Iterable[Manifest | Bundle]) -> dict[str, dict[str, None]]:
         """Return the keys to capture for each name, as text."""
@@ -172,49 +175,49 @@ class _WarmUp:
 
     # Compiling, loading and capturing
 
-    def _compiled(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
+    def _compiled(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
         """Return the code of programs, from a cache or compiled now."""
         self._counts["programs"] += len(jobs)
-        ready, missing = [], []
+        ready = []
+        missing = []
         for job in jobs:
             found = self._attempt(str(job), partial(self._stored, job))
             if found:
-                ready.append(_Ready(found[0], job.wanted.entries))
+                ready.append(_LoadableCode(found[0], job.wanted.entries))
             elif found is not None:
                 missing.append(job)
         self._counts["hits"] += len(ready)
-        return ready + self._make(missing, at_once)
+        return ready + self._compile(missing, at_once)
 
     def _stored(self, job: _Job) -> list[Code]:
         """Return the stored code of a program in a list, which is empty without any."""
-        program, target = job.wanted.program, job.target
-        arch = self._context.device.arch if target is None else target
-        found = self._builder.lookup(program, arch, exact=target is not None).artifact
-        return [] if found is None else [Code(found, program)]
+        arch = self._context.device.arch if job.target is None else job.target
+        found = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
+        return [] if found is None else [Code(found, job.wanted.program)]
 
-    def _make(self, jobs: Sequence[_Job], at_once: int) -> list[_Ready]:
+    def _compile(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
         make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
         if len(make) < 2 or self._builder.sealed is SealMode.ERROR:
-            return self._made(jobs, deque(make))
+            return self._collect(jobs, deque(make))
         from concurrent.futures import ThreadPoolExecutor  # Takes milliseconds.
 
         pool = ThreadPoolExecutor(at_once)  # Threads suffice, because compilers run in processes.
         try:
-            return self._made(jobs, deque(pool.submit(do).result for do in make))
+            return self._collect(jobs, deque(pool.submit(do).result for do in make))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _made(self, jobs: Sequence[_Job], make: deque[Callable[[], Code]]) -> list[_Ready]:
+    def _collect(self, jobs: Sequence[_Job], make: deque[Callable[[], Code]]) -> list[_LoadableCode]:
         ready = []
         for job in jobs:
             # The callable refers to the error that it raises, so it must not stay in `make`.
             code = self._attempt(str(job), make.popleft())
             if code is not None:
-                ready.append(_Ready(code, job.wanted.entries))
+                ready.append(_LoadableCode(code, job.wanted.entries))
         self._counts["compiles"] += len(ready)
         return ready
 
-    def _resolve(self, ready: _Ready) -> None:
+    def _resolve(self, ready: _LoadableCode) -> None:
         """Load code and resolve its kernels."""
         artifact = ready.code.artifact
         new = artifact.digest not in self._session.loaded
@@ -230,7 +233,7 @@ class _WarmUp:
     def _capture(self, name: str, texts: Iterable[str]) -> None:
         """Capture the keys of a name, with the largest first if they can be sorted."""
         title = f"graph {name!r}"
-        read = [self._attempt(f"{title}, {text}", partial(_key, text)) for text in texts]
+        read = [self._attempt(f"{title}, {text}", partial(_parse_key, text)) for text in texts]
         keys = _largest_first([key[0] for key in read if key is not None])
         graphs = self._attempt(title, partial(self._warmable, name, len(keys)))
         if graphs is None:
@@ -292,12 +295,12 @@ def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> Bundle
     return found if found.artifact.arch in ranks else None
 
 
-def _request(entry: BundleEntry) -> object:
+def _request_without_arch(entry: BundleEntry) -> object:
     """Return the parts of a request without architecture and compiler."""
     return tuple(part for part in entry.request if part.label not in ("arch", "toolchain"))
 
 
-def _key(text: str) -> tuple[Any]:
+def _parse_key(text: str) -> tuple[Any]:
     """Return the value of a literal, in a tuple because it may be None."""
     try:
         return (ast.literal_eval(text),)

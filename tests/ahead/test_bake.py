@@ -30,7 +30,6 @@ from preheat.config import Config, SealMode
 from preheat.errors import (
     CompileError,
     InputError,
-    OutOfMemoryError,
     SealedError,
     ToolchainError,
     UnknownEntryError,
@@ -40,6 +39,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain.locate import Located
 from tests.conftest import Recorder
+from tests.driver_errors import out_of_memory
 from tests.processes import PATIENCE, finish, kill, start, wait_for
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
@@ -265,7 +265,7 @@ def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> N
     [
         CompileError("a.cu", "sm_90", ["-G"], "log"),
         UnknownEntryError("f", "a.cu", ["g"]),
-        OutOfMemoryError("cuMemAlloc", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
+        out_of_memory("cuMemAlloc"),
         SealedError(program="a.cu", arch="sm_90", reason="absent", caller="app.py:1", entry="f"),
     ],
     ids=lambda error: type(error).__name__,

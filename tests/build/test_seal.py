@@ -1,12 +1,12 @@
-"""Sealed: what is stored is used, without a compiler or headers; what is not is named and refused."""
+"""Sealed processes: stored code is used without a compiler or headers; a miss is named and refused."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,106 +19,23 @@ from preheat.build.lookup import Miss
 from preheat.build.seal import in_force, seal, sealed, unseal
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle, write
-from preheat.cache.trust import open_file
 from preheat.config import Config, SealMode
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
-    BundleError,
     CompileError,
     ConfigError,
     InputError,
     PreheatError,
     SealedError,
     ToolchainNotFoundError,
-    WarmError,
 )
 from preheat.events import Events, log_events
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
 from preheat.program import Program
-from tests.conftest import SAXPY, Recorder
+from tests.build.sealed import CLOCK, NAMED, PLAIN, TWO, Baked, elsewhere, on_disk, recorded
+from tests.conftest import SAXPY
 from tests.processes import PATIENCE
-
-PLAIN = Program.of(SAXPY, label="saxpy.cu", options=("-lineinfo",))
-TWO = """
-template <typename T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }
-"""
-NAMED = Program.of(TWO, label="scale.cu", names=("scale<float>",))
-IN_MEMORY = Program.of(
-    '#include "by.h"\nextern "C" __global__ void k(int* x) { x[0] *= BY; }',
-    label="memory.cu",
-    headers={"by.h": "#define BY 3\n"},
-)
-CLOCK = Program.of('extern "C" __global__ void when(char* x) { x[0] = __TIME__[0]; }', label="clock.cu")
-
-
-def on_disk(place: Path) -> Program:
-    """A program in `place` that includes files beside it, two steps away."""
-    place.mkdir(exist_ok=True)
-    (place / "outer.h").write_text('#include "inner.h"\n')
-    (place / "inner.h").write_text("#define BY 5\n")
-    source = '#include "outer.h"\nextern "C" __global__ void k(int* x) { x[0] *= BY; }'
-    (place / "file.cu").write_text(source)
-    return Program.from_file(place / "file.cu")
-
-
-def elsewhere(program: Program, place: str) -> Program:
-    """The same in a project that has moved: its file and the directory of that are in `place`."""
-    if program.path is None:
-        return program
-    return replace(program, include=(place,), path=f"{place}/{program.label}")
-
-
-class _NoCompiler:
-    """A toolchain of a machine that has none: whatever it is asked fails, and is remembered."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("close", "after_fork"):
-            return lambda: None
-
-        def refuse(*_: object) -> Any:
-            self.asked.append(name)
-            raise ToolchainNotFoundError("NVRTC was not found: not installed")
-
-        return refuse
-
-
-@dataclass
-class Baked:
-    """A bundle of a few programs, and what was put into it."""
-
-    path: Path
-    include: Path
-    programs: dict[str, Program]
-
-
-@pytest.fixture(scope="module")
-def baked(shared_builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Baked:
-    place = tmp_path_factory.mktemp("baked")
-    file = on_disk(place / "include")
-    entries: dict[str, bytes] = {}
-    programs = {p.label: p for p in (PLAIN, NAMED, IN_MEMORY, CLOCK, file)}
-    for program in programs.values():
-        entries |= shared_builder.bundle_entry(program, "sm_90")[0].encode()
-    write(place / "kernels.heat", entries, {})
-    return Baked(place / "kernels.heat", place / "include", programs)
-
-
-@pytest.fixture
-def bare(tmp_path: Path, recorder: Recorder) -> Callable[..., Builder]:
-    """Opens builders with an empty cache and no compiler."""
-
-    def open_one(**settings: Any) -> Builder:
-        config = Config(cache_dirs=(tmp_path / "empty",), lock_dir=tmp_path / "locks", **settings)
-        builder = Builder.open(config, events=Events(recorder))
-        builder.toolchain = _NoCompiler()  # type: ignore[assignment]
-        return builder
-
-    recorder.forgive = True
-    return open_one
 
 
 def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
@@ -229,12 +146,6 @@ def test_a_bundle_from_before_include_directories_counted_answers_what_includes_
         builder.build(baked.programs["file.cu"], "sm_90")
     (told,) = refused.value.differences
     assert told.startswith("include: the bundle does not say for which directories it was baked")
-
-
-def recorded(builder: Builder, name: str) -> list[Any]:
-    (sink,) = builder.events._sinks[name]
-    assert isinstance(sink, Recorder)
-    return sink.named(name)
 
 
 def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
@@ -440,15 +351,6 @@ def test_a_warning_is_told_once_per_compile(config: Config) -> None:
     assert (told["compiles"], told["rejections"], told["sealed"]) == (1, 1, 2)
 
 
-# The process
-
-
-@pytest.fixture(autouse=True)
-def unsealed() -> Iterator[None]:
-    yield
-    unseal()
-
-
 def test_a_seal_holds_for_every_builder_until_it_is_lifted(builder: Builder) -> None:
     seal()
     with pytest.raises(SealedError):
@@ -519,189 +421,3 @@ def test_the_environment_seals(text: str, mode: SealMode) -> None:
 def test_a_seal_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError, match="PREHEAT_SEALED"):
         Config.from_env({"PREHEAT_SEALED": "strict"})
-
-
-# Mounting
-
-
-def test_a_bundle_is_mounted_once_and_its_successor_takes_its_place(
-    baked: Baked, builder: Builder, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy.heat"
-    copy.write_bytes(baked.path.read_bytes())
-    first, last = builder.mount(copy), builder.mount(baked.path)
-    assert builder.mount(copy) is first
-    write(copy, {}, {})
-    successor = builder.mount(copy)
-    assert builder.bundles == (successor, last)
-    assert first.get(next(first.digests()))  # those who hold it can still read it
-
-
-def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
-    baked: Baked, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "copy.heat"
-    copy.write_bytes(baked.path.read_bytes())
-
-    def opened_then_replaced(path: Path, *, trust: bool) -> int:
-        descriptor = open_file(path, trust=trust)
-        write(copy, {}, {})
-        return descriptor
-
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("preheat.cache.bundle.open_file", opened_then_replaced)
-        assert len(builder.mount(copy)) > 0
-    assert len(builder.mount(copy)) == 0
-
-
-def test_a_bundle_that_others_can_write_is_refused(
-    baked: Baked, builder: Builder, tmp_path: Path
-) -> None:
-    open_to_all = tmp_path / "open.heat"
-    open_to_all.write_bytes(baked.path.read_bytes())
-    open_to_all.chmod(0o666)
-    with pytest.raises(BundleError, match=r"cannot be trusted: others can write to it \(mode 0666\)"):
-        builder.mount(open_to_all)
-    assert builder.bundles == ()
-
-
-def test_a_bundle_of_the_settings_that_cannot_be_used_is_an_event(
-    bare: Callable[..., Builder], tmp_path: Path
-) -> None:
-    (tmp_path / "bad.heat").write_bytes(b"not a bundle")
-    builder = bare(bundles=(tmp_path / "bad.heat", tmp_path / "no.heat"))
-    assert [Path(row["path"]).name for row in recorded(builder, "refused")] == ["bad.heat", "no.heat"]
-
-
-def test_a_damaged_entry_of_a_bundle_is_a_miss(
-    baked: Baked, bare: Callable[..., Builder], tmp_path: Path
-) -> None:
-    whole = bytearray(baked.path.read_bytes())
-    found = whole.find(b"saxpy.cu", len(whole) // 4)
-    while found > 0:
-        whole[found] ^= 1
-        found = whole.find(b"saxpy.cu", found)
-    (tmp_path / "bad.heat").write_bytes(whole)
-    builder = bare(bundles=(tmp_path / "bad.heat",), sealed=SealMode.ERROR)
-    with pytest.raises(SealedError, match="process: the entry failed its check"):
-        builder.build(PLAIN, "sm_90")
-    assert recorded(builder, "damaged")
-
-
-def with_damage(baked: Baked, label: str, place: Path) -> Path:
-    """The bundle, its promise for one program damaged, its code whole."""
-    key = bundle_key(baked.programs[label], Arch.parse("sm_90")).digest
-    with Bundle.open(baked.path) as bundle:
-        promise = bundle.get(key)
-    assert promise is not None
-    bad = place / "bad.heat"
-    bad.write_bytes(baked.path.read_bytes().replace(promise, bytes([*promise[:-1], promise[-1] ^ 1])))
-    return bad
-
-
-@pytest.mark.parametrize("label", ["saxpy.cu", "file.cu"])
-def test_a_damaged_promise_hides_no_other(
-    label: str, baked: Baked, bare: Callable[..., Builder], tmp_path: Path
-) -> None:
-    bad = with_damage(baked, label, tmp_path)
-    builder = bare(bundles=(bad,), sealed=SealMode.ERROR)
-    for program in baked.programs.values():
-        with pytest.raises(SealedError) as refused:
-            builder.build(replace(program, options=("-G",)), "sm_90")
-        near = refused.value.nearest
-        assert near is not None
-        assert near.startswith(program.label) == (program.label != label)
-
-
-def test_a_promise_is_made_anew_where_a_bundle_has_a_damaged_one(
-    baked: Baked, shared_builder: Builder, config: Config, recorder: Recorder, tmp_path: Path
-) -> None:
-    recorder.forgive = True
-    program = baked.programs["file.cu"]
-    bad = with_damage(baked, "file.cu", tmp_path)
-    builder = Builder.open(replace(config, bundles=(bad,)), events=Events(recorder))
-    assert (
-        builder.bundle_entry(program, "sm_90")[0].encode()
-        == shared_builder.bundle_entry(program, "sm_90")[0].encode()
-    )
-    builder.close()
-
-
-def test_code_of_a_bundle_that_a_device_refuses_is_replaced_once(
-    shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, recorder: Recorder
-) -> None:
-    recorder.forgive = True
-    promise = shared_builder.bundle_entry(PLAIN, "sm_90")[0]
-    newer = replace(promise.artifact, digest="ab" * 32)  # as another compiler would have made it
-    bundle = config.lock_dir.with_name("newer.heat")
-    write(bundle, replace(promise, artifact=newer).encode(), {})
-    config = replace(config, bundles=(bundle,))
-    for process in range(2):
-        builder = open_builder(config)
-        assert builder.build(PLAIN, "sm_90").digest == newer.digest
-        mended = builder.rebuild(PLAIN, "sm_90", reason="too new for this driver")
-        assert mended.digest == promise.artifact.digest
-        assert builder.build(PLAIN, "sm_90") == mended
-        assert len(recorder.named("compile")) == 1, process
-    with sealed():
-        assert open_builder(config).rebuild(PLAIN, "sm_90", reason="too new") == mended
-        with pytest.raises(SealedError, match="process: too new"):
-            builder.rebuild(PLAIN, "sm_90", reason="too new")
-    assert builder.build(PLAIN, "sm_90") == mended
-
-
-NONSENSE: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
-    ("promise", lambda meta: meta.update(entries="scale")),
-    ("promise", lambda meta: meta.update(entries=[{}])),
-    ("promise", lambda meta: meta.update(note=["why"])),
-    ("promise", lambda meta: meta.update(include="{file}")),
-    ("promise", lambda meta: meta.update(include=["{file}", 5])),
-    ("promise", lambda meta: meta.update(states=[])),
-    ("promise", lambda meta: meta["states"][0].update(entry=5)),
-    ("promise", lambda meta: meta["states"][0].update(entry="00" * 32)),
-    ("promise", lambda meta: meta["states"][0].update(headers=[[{}, "x.h", ""]])),
-    ("promise", lambda meta: meta["states"][0].update(absent=[[[], "x.h"]])),
-    ("promise", lambda meta: meta["states"][0].update(roots=[None])),
-    ("code", lambda meta: meta.update(label=["file.cu"])),
-    ("code", lambda meta: meta.update(toolchain=None)),
-    ("code", lambda meta: meta.update(parts=[[{}, "1"]])),
-    ("code", lambda meta: meta.update(headers=[["0", [], ""]])),
-]
-
-
-@pytest.mark.parametrize("case", range(len(NONSENSE)))
-def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
-    case: int,
-    baked: Baked,
-    shared_builder: Builder,
-    open_builder: Callable[..., Builder],
-    recorder: Recorder,
-    tmp_path: Path,
-) -> None:
-    recorder.forgive = True
-    (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
-    promise = shared_builder.bundle_entry(program, "sm_90")[0]
-    entries = promise.encode()
-    digest = promise.key if of == "promise" else promise.artifact.digest
-    meta, sections = codec.unpack(digest, entries[digest])
-    spoil(meta)
-    write(tmp_path / "odd.heat", {**entries, digest: codec.pack(digest, meta, sections)}, {})
-    builder = open_builder()
-    builder.mount(tmp_path / "odd.heat")
-    assert builder.why(program, "sm_90") == Miss("damaged: the entry failed its check")
-    assert builder.nearest(program, "sm_90") is None
-    with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu, pytest.raises(WarmError):
-        gpu.warm(tmp_path / "odd.heat")
-
-
-def test_a_request_event_tells_of_every_program_that_is_returned(builder: Builder) -> None:
-    seen: list[tuple[str, str, str]] = []
-
-    def sink(_: str, fields: Mapping[str, Any]) -> None:
-        seen.append((fields["program"].label, str(fields["arch"]), str(fields["artifact"].arch)))
-
-    builder.events.subscribe(sink, "request")
-    builder.build(PLAIN, "sm_80")
-    builder.lookup(PLAIN, "sm_86")
-    assert builder.lookup(PLAIN, "sm_86", exact=True).artifact is None
-    assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from preheat.errors import OutOfMemoryError
 from preheat.graph.cache import GraphCache
 from tests.graph.support import (
-    Work,
+    AxpyCase,
 )
 
 
 class Step:
     """A body that adds `a * x` to `y`, and counts how often Python went through it."""
 
-    def __init__(self, made: Work, a: int = 3) -> None:
+    def __init__(self, made: AxpyCase, a: int = 3) -> None:
         self.made, self.a, self.entered = made, a, 0
 
     def __call__(self) -> Any:
@@ -29,7 +28,3 @@ def warmed(graphs: GraphCache, step: Callable[[], object], *keys: Any, owner: ob
     for key in keys:
         for _ in range(2):
             graphs.run(key, step, owner=owner)
-
-
-def out_of_memory(call: str = "cuGraphInstantiate") -> OutOfMemoryError:
-    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
-from tests.graph.support import Work
+from tests.graph.support import AxpyCase
 
 KIB = 1024
 
@@ -14,7 +14,7 @@ def bytes_of(pool: Pool, n: int) -> Array:
     return pool.empty(n, "uint8")
 
 
-def add(job: Work, into: Array, a: int = 3) -> None:
+def add(job: AxpyCase, into: Array, a: int = 3) -> None:
     """`into += a * x`."""
     job.axpy[-(-job.n // 64), 64](a, job.x, into, job.n)
 

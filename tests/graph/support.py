@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from preheat.graph.graph import Graph
 from preheat.graph.replay import Replayer
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel
-from tests.runtime.support import Flaky
+from tests.faulty import Flaky
 
 T = TypeVar("T")
 
@@ -55,13 +54,19 @@ extern "C" __global__ void crash(int** chain) { *chain[0] = 1; }
 
 
 MODES = ["thread_local", "global", "relaxed"]
+#: The factor of a launch that names none.
+FACTOR = 3
 
 
 class BodyError(Exception):
-    """What a body raises."""
+    """Raised by the body of a capture."""
 
 
-class Work(NamedTuple):
+class InterruptedByTestError(Exception):
+    """Raised by a signal handler of a test, in the place of KeyboardInterrupt."""
+
+
+class AxpyCase(NamedTuple):
     """A device with a kernel on integers, which are exact: every launch adds `a * x` to `y`."""
 
     gpu: Gpu
@@ -72,26 +77,42 @@ class Work(NamedTuple):
     xs: np.ndarray[Any, Any]
     ys: np.ndarray[Any, Any]
 
-    def launch(self, a: int = 3) -> None:
-        """One launch."""
-        self.axpy[-(-self.n // 64), 64](a, self.x, self.y, self.n)
+    def launch(self, a: int = FACTOR, times: int = 1) -> None:
+        """Launch the kernel; from the third time on the launch is a fast one."""
+        for _ in range(times):
+            self.axpy[-(-self.n // 64), 64](a, self.x, self.y, self.n)
 
     def check(self, factor: int) -> None:
-        """That `y` is what launches with these factors, added up, make of it."""
+        """Check that `y` is the result of launches whose factors add up to `factor`."""
         np.testing.assert_array_equal(self.y.numpy(), self.ys + factor * self.xs)
 
-    def captured(self, a: int = 3, **more: Any) -> Graph:
-        """A graph of one launch."""
+    def check_launches(self, times: int) -> None:
+        """Check that `y` is the result of this number of launches with the default factor."""
+        self.check(FACTOR * times)
+
+    def check_usable(self, launches: int = 0) -> None:
+        """Check that the device works with and without a capture, after this number of launches."""
+        context = self.gpu._context
+        assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
+        self.check_launches(launches)
+        self.launch()
+        graph = self.captured()
+        graph.replay()
+        self.check_launches(launches + 2)
+        graph.close()
+
+    def captured(self, a: int = FACTOR, **more: Any) -> Graph:
+        """Return a graph of one launch."""
         with self.gpu.capture(**more) as graph:
             self.launch(a)
         return graph
 
 
-def work(gpu: Gpu, n: int = 257) -> Work:
-    """axpy on `gpu`, with operands of `n` elements."""
+def axpy_case(gpu: Gpu, n: int = 257) -> AxpyCase:
+    """Return axpy on `gpu` with operands of `n` elements."""
     random = np.random.default_rng(n)
     xs, ys = (random.integers(-1000, 1000, n, dtype=np.int32) for _ in range(2))
-    return Work(gpu, gpu.kernel(KERNELS, "axpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
+    return AxpyCase(gpu, gpu.kernel(KERNELS, "axpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
 
 
 @dataclass(frozen=True)
@@ -150,26 +171,6 @@ def line_of(function: Callable[..., object], lines: int = 0) -> str:
     """The first line of a function, or one so many lines further down, as errors name it."""
     code = function.__code__
     return f"{Path(code.co_filename).name}:{code.co_firstlineno + lines}"
-
-
-def elsewhere(do: Callable[[], T]) -> T:
-    """What `do` gives, or raises, in another thread."""
-    given: list[T] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            given.append(do())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(300)
-    assert not thread.is_alive(), "the other thread hangs"
-    if raised:
-        raise raised[0]
-    return given[0]
 
 
 def runs_without_a_graph(reason: str = "") -> pytest.WarningsRecorder:

@@ -11,7 +11,7 @@ import pytest
 
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
-from tests.graph.support import work
+from tests.graph.support import axpy_case
 from tests.runtime.support import library
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_padded_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_few_graphs_serve_every_batch(device: Gpu) -> None:
-    sizes, made = buckets(17), work(device, 17)
+    sizes, made = buckets(17), axpy_case(device, 17)
     graphs, want = device.graphs(), made.ys.astype(np.int64)
     for n in (5, 3, 17, 6, 1, 7, 16, 4, 17, 8, 13):
         size = bucket(n, sizes)

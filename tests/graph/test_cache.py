@@ -18,22 +18,22 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
-from preheat.graph.keys import described, text_of
+from preheat.graph.keys import described, key_text
 from tests.conftest import Recorder
+from tests.faulty import Flaky
 from tests.graph.cache_support import Step, warmed
 from tests.graph.support import (
+    axpy_case,
     log,
     nothing_left_open,
     runs_without_a_graph,
-    work,
 )
-from tests.runtime.support import Flaky
 
 # Exactly once
 
 
 def test_a_step_happens_once_a_call_eager_then_captured_then_replayed(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     step = Step(made)
     for call in range(1, 8):
         graphs.run("k", step)
@@ -43,7 +43,7 @@ def test_a_step_happens_once_a_call_eager_then_captured_then_replayed(device: Gp
 
 
 def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(device: Gpu) -> None:
-    made, graphs, kept = work(device, 33), device.graphs(), dict[str, Any]()
+    made, graphs, kept = axpy_case(device, 33), device.graphs(), dict[str, Any]()
 
     def step() -> None:
         if not kept:
@@ -59,7 +59,7 @@ def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(
 
 
 def test_keys_have_cached_graphs_of_their_own(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs()
+    made, graphs = axpy_case(device, 31), device.graphs()
     steps = {a: Step(made, a) for a in (2, 5, 11)}
     total = 0
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_keys_have_cached_graphs_of_their_own(device: Gpu) -> None:
 
 
 def test_a_first_run_that_raises_is_no_sight(device: Gpu) -> None:
-    made, graphs, fail = work(device), device.graphs(), [True]
+    made, graphs, fail = axpy_case(device), device.graphs(), [True]
     step = Step(made)
 
     def body() -> None:
@@ -93,7 +93,7 @@ def test_a_first_run_that_raises_is_no_sight(device: Gpu) -> None:
 
 
 def test_what_comes_back_is_what_the_capture_returned_refreshed(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs()
+    made, graphs = axpy_case(device, 31), device.graphs()
     captured: dict[str, Any] = {"deep": [made.y, (made.x, 7)], "none": None}
     outputs: list[dict[str, Any]] = [captured, {"eager": 1}]
 
@@ -116,7 +116,7 @@ class Named(NamedTuple):
 
 
 def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs()
+    made, graphs = axpy_case(device, 31), device.graphs()
 
     def step() -> tuple[Any, ...]:
         made.launch()
@@ -136,7 +136,7 @@ def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_lists_and_dicts_are_the_callers_own_in_every_call(copy: bool, device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs()
+    made, graphs = axpy_case(device, 31), device.graphs()
 
     def step() -> Any:
         made.launch()
@@ -153,7 +153,7 @@ def test_lists_and_dicts_are_the_callers_own_in_every_call(copy: bool, device: G
 
 
 def test_what_holds_no_list_and_no_array_comes_back_as_it_is(device: Gpu) -> None:
-    made, graphs, plain = work(device, 31), device.graphs(), (1, ("two", None), Named(3, b"four"))
+    made, graphs, plain = axpy_case(device, 31), device.graphs(), (1, ("two", None), Named(3, b"four"))
 
     def step() -> Any:
         made.launch()
@@ -167,7 +167,7 @@ def test_what_holds_no_list_and_no_array_comes_back_as_it_is(device: Gpu) -> Non
 
 
 def test_replay_says_whether_there_was_a_graph(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     assert graphs.replay("k") is False
     graphs.run("k", Step(made))
     assert graphs.replay("k") is False
@@ -187,7 +187,7 @@ def test_replay_sets_named_scalars(device: Gpu) -> None:
 
 
 def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     first, second = made.captured(2), made.captured(5)
     graphs.install("k", first)
     graphs.replay("k")
@@ -201,7 +201,7 @@ def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None
 
 @pytest.mark.parametrize("verb", ["run", "replay"])
 def test_a_graph_that_its_owner_closes_counts_as_absent(verb: str, device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
     graph.close()
@@ -218,7 +218,7 @@ def test_a_graph_that_its_owner_closes_counts_as_absent(verb: str, device: Gpu) 
 def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     verb: str, device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
     found = graphs._entries.find
@@ -245,9 +245,9 @@ def test_only_a_usable_graph_of_this_device_and_life_is_installed(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu, other = open_device("emulator"), open_device("emulator")
-    graphs, made = gpu.graphs(), work(gpu)
+    graphs, made = gpu.graphs(), axpy_case(gpu)
     with pytest.raises(InputError, match="another device"):
-        graphs.install("k", work(other).captured())
+        graphs.install("k", axpy_case(other).captured())
     with pytest.raises(GraphError, match="cannot be installed: it is new"):
         graphs.install("k", gpu.capture())
     closed, old = made.captured(), made.captured()
@@ -261,7 +261,7 @@ def test_only_a_usable_graph_of_this_device_and_life_is_installed(
 
 
 def test_invalidated_keys_begin_anew_and_absent_ones_are_no_ops(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     step = Step(made)
     warmed(graphs, step, "a", "b", "c")
     graphs.invalidate("absent")
@@ -334,7 +334,7 @@ def test_a_scalar_cannot_have_the_name_of_what_a_replay_takes(device: Gpu) -> No
 
 
 def test_the_least_recently_used_cached_graph_goes_first(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs(capacity=3)
+    made, graphs = axpy_case(device, 31), device.graphs(capacity=3)
     step = Step(made)
     warmed(graphs, step, "a", "b", "c")
     graphs.replay("a")
@@ -349,7 +349,7 @@ def test_the_least_recently_used_cached_graph_goes_first(device: Gpu) -> None:
 
 
 def test_an_evicted_key_begins_anew(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs(capacity=1)
+    made, graphs = axpy_case(device, 31), device.graphs(capacity=1)
     step = Step(made)
     warmed(graphs, step, "a", "b")
     graphs.run("a", step)
@@ -360,7 +360,7 @@ def test_an_evicted_key_begins_anew(device: Gpu) -> None:
 
 
 def test_eviction_waits_for_nothing_and_gives_everything_back(flaky: Flaky) -> None:
-    made = work(flaky.gpu, 31)
+    made = axpy_case(flaky.gpu, 31)
     with nothing_left_open(flaky):
         graphs = flaky.gpu.graphs(capacity=1)
         with flaky.asked() as asked:
@@ -372,7 +372,7 @@ def test_eviction_waits_for_nothing_and_gives_everything_back(flaky: Flaky) -> N
 
 
 def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs(capacity=1)
+    made, graphs = axpy_case(device, 31), device.graphs(capacity=1)
     step = Step(made)
     warmed(graphs, step, "a")
     # As the other thread has it now.
@@ -387,7 +387,7 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
 def test_cached_graphs_are_closed_outside_the_lock(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs, locked = work(device, 31), device.graphs(capacity=1), list[bool]()
+    made, graphs, locked = axpy_case(device, 31), device.graphs(capacity=1), list[bool]()
     drain = device._context.drain
 
     def watched(**more: Any) -> None:
@@ -425,7 +425,7 @@ class Equal:
 
 
 def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     owners: list[Any] = [None, Model(), Model(), Equal(), Equal(), "name", 7]
     for a, owner in enumerate(owners, start=1):
         warmed(graphs, Step(made, a), "k", owner=owner)
@@ -445,7 +445,7 @@ def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
 
 
 def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
-    made, graphs, owner = work(device), device.graphs(), Model()
+    made, graphs, owner = axpy_case(device), device.graphs(), Model()
     warmed(graphs, Step(made), "a", "b", owner=owner)
     warmed(graphs, Step(made), "a", "b", owner=1000)
     warmed(graphs, Step(made), "a")
@@ -456,7 +456,7 @@ def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
 
 
 def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
-    made, graphs, owner = work(flaky.gpu), flaky.gpu.graphs(), Model()
+    made, graphs, owner = axpy_case(flaky.gpu), flaky.gpu.graphs(), Model()
     warmed(graphs, Step(made), "a", "b", owner=owner)
     warmed(graphs, Step(made), "a")
     graphs.run("seen", Step(made), owner=owner)
@@ -471,7 +471,7 @@ def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Fla
 
 
 def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(device: Gpu) -> None:
-    made, graphs, owner = work(device), device.graphs(), Model()
+    made, graphs, owner = axpy_case(device), device.graphs(), Model()
     warmed(graphs, Step(made), "a", owner=owner)
     with graphs._entries.lock:  # as when the collector runs inside a verb
         del owner
@@ -482,7 +482,7 @@ def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(devic
 
 
 def test_a_new_owner_never_inherits_the_cached_graphs_of_one_at_its_address(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs(capacity=8)
+    made, graphs = axpy_case(device, 31), device.graphs(capacity=8)
     for _ in range(20):
         owner = Model()
         assert not graphs.replay("k", owner=owner)
@@ -498,7 +498,7 @@ def test_what_can_neither_be_held_weakly_nor_hashed_is_no_owner(device: Gpu) -> 
 
 def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
     with nothing_left_open(flaky):
-        made, owner = work(flaky.gpu), Model()
+        made, owner = axpy_case(flaky.gpu), Model()
         graphs = flaky.gpu.graphs()
         warmed(graphs, Step(made), "a", owner=owner)
         warmed(graphs, Step(made), "a")
@@ -510,7 +510,7 @@ def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
 
 
 def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     step = Step(made)
     warmed(graphs, step, "k")
     with device.capture() as graph:
@@ -524,7 +524,7 @@ def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
 
 
 def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
-    made, inner, outer = work(device), device.graphs(), device.graphs()
+    made, inner, outer = axpy_case(device), device.graphs(), device.graphs()
     step = Step(made)
 
     def both() -> None:
@@ -539,7 +539,7 @@ def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
 
 
 def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     warmed(graphs, Step(made), "k")
     with pytest.raises(CaptureError, match="replaying a graph inside a capture"), device.capture():
         graphs.replay("k" if graphs.replay("absent") is False else "absent")
@@ -549,7 +549,7 @@ def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> No
 
 
 def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: Gpu) -> None:
-    made, graphs, entered = work(device), device.graphs(), list[int]()
+    made, graphs, entered = axpy_case(device), device.graphs(), list[int]()
 
     def body(a: int) -> Any:
         entered.append(a)
@@ -568,7 +568,7 @@ def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: 
 
 
 def test_warming_lists_what_could_not_be_captured_after_trying_everything(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
 
     def body(a: int) -> None:
         made.launch(a)
@@ -585,7 +585,7 @@ def test_warming_lists_what_could_not_be_captured_after_trying_everything(device
 
 
 def test_warming_tries_again_what_is_in_quarantine(device: Gpu) -> None:
-    made, graphs, fails = work(device), device.graphs(), [True]
+    made, graphs, fails = axpy_case(device), device.graphs(), [True]
 
     def body(a: int) -> None:
         made.launch(a)
@@ -622,7 +622,7 @@ def test_what_cannot_be_warmed_is_refused_before_anything_runs(
 
 
 def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     with pytest.raises(CaptureError, match="warming graphs inside a capture"), device.capture():
         graphs.warm((1,), made.launch)
     made.check(0)
@@ -632,7 +632,7 @@ def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
 
 
 def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
-    made, graphs = work(device, 257), device.graphs()
+    made, graphs = axpy_case(device, 257), device.graphs()
     warmed(graphs, Step(made), ("decode", 8))
     graphs.replay(("decode", 8))
     report = graphs.report()
@@ -645,7 +645,7 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
 
 
 def test_the_report_counts_in_words(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs()
+    made, graphs = axpy_case(device, 31), device.graphs()
     warmed(graphs, Step(made), "a")
     with runs_without_a_graph("nothing was captured"):
         for _ in range(2 + 15):
@@ -657,7 +657,7 @@ def test_the_report_counts_in_words(device: Gpu) -> None:
 
 def test_captures_evictions_and_quarantine_are_events(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    recorder, made, graphs = Recorder(), work(gpu), gpu.graphs(capacity=1)
+    recorder, made, graphs = Recorder(), axpy_case(gpu), gpu.graphs(capacity=1)
     gpu.builder.events.subscribe(recorder)
     try:
         warmed(graphs, Step(made), "a", "b")
@@ -674,7 +674,7 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
 
 
 def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     warmed(graphs, Step(made), ("decode", 8))
     with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):
         graphs.replay(("decode", 8), step=3)
@@ -682,5 +682,5 @@ def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
 
 def test_a_key_as_text_is_the_literal_that_is_equal_to_it() -> None:
     for key in ("layer at 0x1f", ("a at 0x2>", 3), b"at 0x1"):
-        assert ast.literal_eval(text_of(key)) == key
+        assert ast.literal_eval(key_text(key)) == key
     assert " at 0x" not in described(object())

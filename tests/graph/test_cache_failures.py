@@ -22,28 +22,17 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
-from tests.graph.cache_support import Step, out_of_memory, warmed
-from tests.graph.support import (
-    elsewhere,
-    here,
-    line_of,
-    nothing_left_open,
-    runs_without_a_graph,
-    work,
-)
-from tests.runtime.support import Flaky
-
-
-def illegal_address(call: str = "cuGraphInstantiate") -> DriverError:
-    meaning = "an illegal memory access was encountered"
-    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
-
+from tests.driver_errors import illegal_address, out_of_memory
+from tests.faulty import Flaky
+from tests.graph.cache_support import Step, warmed
+from tests.graph.support import axpy_case, here, line_of, nothing_left_open, runs_without_a_graph
+from tests.threads import run_in_thread
 
 # Captures that fail
 
 
 def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     step = Step(made)
 
     def body() -> int:
@@ -68,7 +57,7 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
 
 
 def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller(device: Gpu) -> None:
-    made, graphs, waits = work(device), device.graphs(), [True]
+    made, graphs, waits = axpy_case(device), device.graphs(), [True]
 
     def body() -> None:
         made.launch()
@@ -101,7 +90,7 @@ def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller
 
 
 def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
 
     def body() -> None:
         made.launch()
@@ -118,7 +107,7 @@ def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
 
 
 def test_a_filter_of_the_program_silences_the_warning(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for _ in range(3):
@@ -140,9 +129,9 @@ def test_the_wait_after_failures_doubles_to_a_bound() -> None:
 
 
 def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
     step = Step(made)
-    flaky.seam.fail("graph.instantiate", out_of_memory())
+    flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
         for _ in range(2 + 16):
             graphs.run("k", step)
@@ -155,12 +144,12 @@ def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
 
 @pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload"])
 def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str, flaky: Flaky) -> None:
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
     step = Step(made)
     failed = {"instantiate": 1} if verb == "graph.instantiate" else {}
     with nothing_left_open(flaky, **failed):
         graphs.run("k", step)
-        flaky.seam.fail(verb, out_of_memory())
+        flaky.seam.fail(verb, out_of_memory("cuGraphInstantiate"))
         with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
             assert graphs.run("k", step) is made.y
         made.check(6)
@@ -171,7 +160,7 @@ def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str
 
 
 def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
     flaky.seam.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
@@ -182,7 +171,7 @@ def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -
 
 
 def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
 
     def body() -> None:
         made.launch()
@@ -198,7 +187,7 @@ def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky
 
 
 def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> None:
-    made, graphs, calls = work(device), device.graphs(), list[int]()
+    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -215,7 +204,7 @@ def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> 
 
 
 def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
 
     def body() -> None:
         made.launch()
@@ -242,7 +231,7 @@ def test_a_body_that_does_nothing_on_the_device_runs_as_it_is(device: Gpu) -> No
 
 
 def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
-    made, graphs, fails = work(device), device.graphs(), [True]
+    made, graphs, fails = axpy_case(device), device.graphs(), [True]
 
     def body() -> None:
         made.launch()
@@ -273,10 +262,10 @@ def test_nor_is_one_inside_the_capture_hidden(verb: str, open_flaky: Callable[..
 
 def raised_and_lost(flaky: Flaky, verb: str) -> None:
     """That what `verb` cannot survive comes out, of this call and the next ones, with nothing tried."""
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
-    flaky.seam.fail(verb, illegal_address())
+    flaky.seam.fail(verb, illegal_address("cuGraphInstantiate"))
     with flaky.asked("launch") as asked, pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
         graphs.run("k", step)
     assert asked.get("launch", 0) <= 1  # into the capture: none after it
@@ -287,9 +276,9 @@ def raised_and_lost(flaky: Flaky, verb: str) -> None:
 
 
 def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
-    made, graphs = work(flaky.gpu), flaky.gpu.graphs()
+    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
     warmed(graphs, Step(made), "k")
-    flaky.seam.fail("fill", illegal_address())
+    flaky.seam.fail("fill", illegal_address("cuGraphInstantiate"))
     with pytest.raises(DriverError):
         made.y.fill(1)
     with pytest.raises(ContextLostError, match="is lost since"):
@@ -300,7 +289,7 @@ def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu) -> None:
-    made, graphs, calls = work(device), device.graphs(), list[int]()
+    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -324,7 +313,7 @@ def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu
 
 
 def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
@@ -345,7 +334,7 @@ def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu)
 def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
@@ -371,13 +360,13 @@ def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
 ) -> None:
     gpu = open_device("emulator")
     graphs = gpu.graphs()
-    warmed(graphs, Step(work(gpu)), "a", "b")
-    graphs.run("seen", Step(work(gpu)))
+    warmed(graphs, Step(axpy_case(gpu)), "a", "b")
+    graphs.run("seen", Step(axpy_case(gpu)))
     gpu.reset()
     assert len(graphs) == 0
     assert "a" not in graphs
     assert graphs.replay("b") is False
-    made = work(gpu)
+    made = axpy_case(gpu)
     step = Step(made)
     for key in ("a", "seen"):
         graphs.run(key, step)
@@ -389,12 +378,12 @@ def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
 
 def test_a_capture_that_a_reset_overtakes_is_not_kept(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graphs, made = gpu.graphs(), work(gpu)
+    graphs, made = gpu.graphs(), axpy_case(gpu)
 
     def step() -> None:
         made.launch()
         if threading.get_ident() in gpu._context.captures_by_thread:
-            elsewhere(gpu.reset)
+            run_in_thread(gpu.reset)
 
     graphs.run("k", step)
     with pytest.raises((ContextLostError, CaptureError), match="reset"):

@@ -10,17 +10,15 @@ import pytest
 
 from preheat.gpu import Gpu
 from tests.graph.cache_support import Step, warmed
-from tests.graph.support import (
-    elsewhere,
-    work,
-)
-from tests.runtime.test_threads_and_fork import in_child
+from tests.graph.support import axpy_case
+from tests.processes import run_in_fork
+from tests.threads import run_in_thread
 
 # Threads
 
 
 def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> None:
-    made, graphs, entered = work(device), device.graphs(), list[str]()
+    made, graphs, entered = axpy_case(device), device.graphs(), list[str]()
 
     def other() -> None:
         entered.append("eager")
@@ -32,7 +30,7 @@ def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> N
         if threading.get_ident() in device._context.captures_by_thread:
             entered.append("captured")
             for _ in range(3):
-                elsewhere(lambda: graphs.run("k", other))
+                run_in_thread(lambda: graphs.run("k", other))
 
     graphs.run("k", step)
     graphs.run("k", step)
@@ -42,12 +40,12 @@ def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> N
 
 
 def test_two_keys_are_captured_at_once(device: Gpu) -> None:
-    made, other, graphs = work(device), work(device), device.graphs()
+    made, other, graphs = axpy_case(device), axpy_case(device), device.graphs()
 
     def step() -> None:
         made.launch()
         if threading.get_ident() in device._context.captures_by_thread:
-            elsewhere(lambda: warmed(graphs, other.launch, "b"))
+            run_in_thread(lambda: warmed(graphs, other.launch, "b"))
 
     graphs.run("a", step)
     graphs.run("a", step)
@@ -58,7 +56,7 @@ def test_two_keys_are_captured_at_once(device: Gpu) -> None:
 
 @pytest.mark.parametrize("verb", ["invalidate", "install"])
 def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, device: Gpu) -> None:
-    made, graphs = work(device), device.graphs()
+    made, graphs = axpy_case(device), device.graphs()
     newer = made.captured(100)
 
     def step() -> None:
@@ -78,7 +76,7 @@ def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, de
 
 def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
     n, rounds, workers = 31, 25, 4
-    made, graphs = work(device, n), device.graphs(capacity=2)
+    made, graphs = axpy_case(device, n), device.graphs(capacity=2)
     atomic = device.kernel(
         'extern "C" __global__ void bump(int* at, int by) { atomicAdd(at, by); }', "bump"
     )
@@ -114,7 +112,7 @@ def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
 
 def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graphs, made = gpu.graphs(), work(gpu)
+    graphs, made = gpu.graphs(), axpy_case(gpu)
     warmed(graphs, Step(made), "k")
     ready, done = threading.Event(), threading.Event()
 
@@ -133,7 +131,7 @@ def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gp
         made.check(12)
 
     try:
-        in_child(child)
+        run_in_fork(child)
     finally:
         done.set()
         thread.join(300)

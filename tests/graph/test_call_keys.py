@@ -17,7 +17,7 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.runtime.operands import Pointer
 from tests.graph.graphed_support import Batch, Frozen, Host, Late, Wrap, late
-from tests.graph.support import work
+from tests.graph.support import axpy_case
 
 # Keys
 
@@ -25,7 +25,7 @@ from tests.graph.support import work
 def test_another_array_of_the_same_shape_is_another_cached_graph_whatever_the_key_says(
     device: Gpu,
 ) -> None:
-    made = work(device)
+    made = axpy_case(device)
     outs = [device.array(made.ys) for _ in range(3)]
 
     @device.graphed(key=lambda x, *_: x.shape)
@@ -40,7 +40,7 @@ def test_another_array_of_the_same_shape_is_another_cached_graph_whatever_the_ke
 
 
 def test_a_view_elsewhere_in_the_same_memory_is_another_cached_graph(device: Gpu) -> None:
-    made = work(device, 64)
+    made = axpy_case(device, 64)
 
     @device.graphed()
     def step(y: Any) -> None:
@@ -102,7 +102,7 @@ class Slotted:
     ],
 )
 def test_arrays_are_found_where_they_are_nested(wrap: Wrap, device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
     outs = [device.array(made.ys) for _ in range(2)]
 
     def found(value: Any) -> Any:
@@ -125,7 +125,7 @@ def test_arrays_are_found_where_they_are_nested(wrap: Wrap, device: Gpu) -> None
 
 
 def test_where_an_array_stands_is_part_of_the_key(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(key=lambda *_, **__: "one")
     def step(x: Any = None, y: Any = None) -> None:
@@ -148,7 +148,7 @@ def test_where_an_array_stands_is_part_of_the_key(device: Gpu) -> None:
 def test_without_a_key_calls_with_other_values_never_share_a_graph(
     values: tuple[Any, Any], device: Gpu
 ) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed()
     def step(value: Any) -> Any:
@@ -162,7 +162,7 @@ def test_without_a_key_calls_with_other_values_never_share_a_graph(
 
 
 def test_equal_values_share_a_graph(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed()
     def step(*given: Any, **named: Any) -> None:
@@ -175,7 +175,7 @@ def test_equal_values_share_a_graph(device: Gpu) -> None:
 
 
 def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
-    made, graphs = work(device, 31), list[Any]()
+    made, graphs = axpy_case(device, 31), list[Any]()
 
     @device.graphed(key=lambda batch, *_: batch)
     def step(batch: int, note: Any) -> None:
@@ -194,7 +194,7 @@ def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
 def test_with_a_key_another_object_is_another_cached_graph_whatever_it_holds(
     kind: Any, device: Gpu
 ) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(key=lambda *_: "one")
     def step(given: Any, take: Any) -> None:
@@ -211,7 +211,7 @@ def test_with_a_key_another_object_is_another_cached_graph_whatever_it_holds(
 
 
 def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gpu) -> None:
-    made, alive = work(device, 31), list[Any]()
+    made, alive = axpy_case(device, 31), list[Any]()
 
     @device.graphed(key=lambda _: "one")
     def step(given: Any) -> None:
@@ -231,7 +231,7 @@ def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gp
 
 @pytest.mark.parametrize("value", [np.dtype("int32"), np.bool_(True), len, int, None, ..., b"x", 1.5])
 def test_what_is_plain_is_left_to_the_key_and_a_value_without_one(value: Any, device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(key=lambda *_: "one")
     def keyed(_: Any) -> None:
@@ -263,7 +263,7 @@ def test_without_a_key_an_object_that_is_equal_to_itself_alone_asks_for_one(
 
 
 def test_a_bare_address_is_memory_like_any_other(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
     outs = [device.array(made.ys) for _ in range(2)]
 
     @device.graphed(key=lambda _: "one")
@@ -286,7 +286,7 @@ def test_an_array_is_no_key(device: Gpu) -> None:
 
 
 def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:
-    made, seen = work(device, 31), list[Any]()
+    made, seen = axpy_case(device, 31), list[Any]()
 
     def key(*args: Any, **named: Any) -> str:
         seen.append((args, named))
@@ -333,7 +333,7 @@ def test_host_memory_is_an_array_like_any_other_on_the_emulator(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = work(gpu, 31)
+    made = axpy_case(gpu, 31)
     outs = [made.ys.copy() for _ in range(2)]
 
     @gpu.graphed(key=lambda y: y.shape)
@@ -348,7 +348,7 @@ def test_host_memory_is_an_array_like_any_other_on_the_emulator(
 
 
 def test_cached_graphs_are_called_by_function_and_arguments(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed()
     def step(y: Any, n: int, *, mode: str) -> None:

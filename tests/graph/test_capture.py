@@ -4,25 +4,20 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from preheat.errors import CaptureError, InputError
+from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.graph.support import (
-    MODES,
-    BodyError,
-    Default,
-    elsewhere,
-    here,
-    nothing_left_open,
-    work,
-)
-from tests.runtime.support import SIZES, Flaky
+from tests.faulty import Flaky
+from tests.graph.support import MODES, AxpyCase, BodyError, Default, axpy_case, here, nothing_left_open
+from tests.runtime.support import SIZES
+from tests.threads import run_in_thread
 
 # Begin and end
 
@@ -32,7 +27,7 @@ from tests.runtime.support import SIZES, Flaky
 def test_a_body_becomes_a_graph_and_nothing_runs_before_its_replay(
     mode: str, n: int, device: Gpu
 ) -> None:
-    made = work(device, n)
+    made = axpy_case(device, n)
     with device.capture(mode=mode) as graph:
         made.launch(3)
         made.launch(-5)
@@ -44,7 +39,7 @@ def test_a_body_becomes_a_graph_and_nothing_runs_before_its_replay(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture(mode=mode)
     assert (graph.state, graph.status) == (State.NEW, "none")
     assert graph.begin() is graph
@@ -59,7 +54,7 @@ def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -
 
 
 def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     made.launch(2)
     graph = made.captured(10)
     made.launch(3)
@@ -70,7 +65,7 @@ def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
 
 @pytest.mark.parametrize("warm", [0, 1, 5])
 def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     grid, block, args = -(-made.n // 64), 64, (2, made.x, made.y, made.n)
     bound = made.axpy.bind(*args, grid=grid, block=block)
     kept = made.axpy[grid, block]
@@ -93,7 +88,7 @@ def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) ->
 
 
 def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
-    made, stream = work(device), device.stream()
+    made, stream = axpy_case(device), device.stream()
     for given in (None, stream):
         with device.capture(stream=given) as graph:
             where: Any = graph.stream if given is None else stream
@@ -106,7 +101,7 @@ def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
 
 
 def test_fills_and_copies_become_nodes(device: Gpu) -> None:
-    made, wide = work(device, 33), device.array(np.arange(33) * 0.5)
+    made, wide = axpy_case(device, 33), device.array(np.arange(33) * 0.5)
     other = device.array(made.ys)
     with device.capture() as graph:
         made.x.fill(4)
@@ -128,13 +123,13 @@ def test_an_end_without_a_begin_is_an_error(device: Gpu) -> None:
     with pytest.raises(CaptureError, match="there is no capture to end: this graph is new") as caught:
         graph.end()
     assert caught.value.hint == "begin it first: graph.begin()"
-    made = work(device)
+    made = axpy_case(device)
     with pytest.raises(CaptureError, match="this graph is ready"):
         made.captured().end()
 
 
 def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     began = here(-1)
     made.launch(3)
@@ -148,7 +143,7 @@ def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
 
 
 def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     second = device.capture()
     with device.capture() as graph:
         made.launch(3)
@@ -173,7 +168,7 @@ def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     with nothing_left_open(flaky):
         graph = flaky.gpu.capture(mode=mode).begin()
         began = here(-1)
@@ -190,21 +185,30 @@ def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
     assert caught.value.hint == "use one of thread_local, global, relaxed"
 
 
-def test_another_thread_cannot_end_a_capture_and_does_it_no_harm(device: Gpu) -> None:
-    made = work(device)
+def test_another_thread_can_neither_end_a_capture_nor_launch_into_it(device: Gpu) -> None:
+    made = axpy_case(device)
     graph = device.capture().begin()
     began = here(-1)
     made.launch(3)
-    with pytest.raises(CaptureError, match=f"belongs to another thread, which began it at {began}"):
-        elsewhere(graph.end)
+    message = f"belongs to another thread, which began it at {began}"
+    with pytest.raises(CaptureError, match=message) as caught:
+        run_in_thread(graph.end)
+    assert caught.value.hint == "end it in the thread that began it"
     assert (graph.state, graph.status) == (State.CAPTURING, "active")
+
+    def launch() -> None:
+        made.axpy.launch(3, made.x, made.y, made.n, grid=5, block=64, stream=graph.stream)
+
+    with pytest.raises(CaptureError, match="another thread is capturing this stream"):
+        run_in_thread(launch)
     made.launch(4)
     graph.end().replay()
+    assert len(graph) == 2
     made.check(7)
 
 
 def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     with device.capture() as graph:
         made.launch()
         with pytest.raises(CaptureError, match="still being captured"):
@@ -222,18 +226,20 @@ def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
 def test_a_body_that_raises_leaves_everything_usable(
     mode: str, launches: int, own_stream: bool, flaky: Flaky
 ) -> None:
-    gpu, made = flaky.gpu, work(flaky.gpu)
+    gpu = flaky.gpu
+    made = axpy_case(gpu)
     stream = gpu.stream() if own_stream else None
     with nothing_left_open(flaky):
-        graph = gpu.capture(mode=mode, stream=stream)
-        with pytest.raises(BodyError, match="mine") as caught, graph:
-            for _ in range(launches):
-                made.launch()
-            raise BodyError("mine")
-        assert not hasattr(caught.value, "__notes__")
-        assert (graph.state, graph.status) == (State.FAILED, "none")
-        with pytest.raises(CaptureError, match="this graph is failed already"):
-            graph.begin()
+        for _ in range(3):
+            graph = gpu.capture(mode=mode, stream=stream)
+            with pytest.raises(BodyError, match="mine") as caught, graph:
+                for _ in range(launches):
+                    made.launch()
+                raise BodyError("mine")
+            assert not hasattr(caught.value, "__notes__")
+            assert (graph.state, graph.status) == (State.FAILED, "none")
+            with pytest.raises(CaptureError, match="this graph is failed already"):
+                graph.begin()
         made.launch(2)
         if stream is not None:
             made.axpy.launch(5, made.x, made.y, made.n, grid=5, block=64, stream=stream)
@@ -247,45 +253,69 @@ def test_a_body_that_raises_leaves_everything_usable(
 
 
 def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     flaky.gpu.synchronize()
     with flaky.asked("allocate", "free") as asked:
         own = flaky.gpu.array(made.xs)
+        buffer = weakref.ref(own.buffer)
         with pytest.raises(BodyError), flaky.gpu.capture() as graph:
             made.axpy[5, 64](1, own, made.y, made.n)
             raise BodyError
         del own
         gc.collect()
+        assert buffer() is None
         flaky.gpu.synchronize()
     assert asked == {"allocate": 1, "free": 1}
     assert graph.state is State.FAILED
 
 
-def test_what_went_wrong_first_is_noted_on_what_the_body_raises(device: Gpu) -> None:
-    made = work(device)
+STEPS: tuple[Callable[[AxpyCase], object], ...] = (
+    lambda b: b.launch(),
+    lambda b: b.y.fill(7),
+    lambda b: b.y.copy_from(b.x),
+    lambda b: b.launch(times=3),
+)
+
+
+@pytest.mark.parametrize("kind_of_error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("at", range(len(STEPS) + 1))
+def test_a_body_that_raises_anywhere_leaves_nothing_behind(
+    at: int, kind_of_error: type[BaseException], flaky: Flaky
+) -> None:
+    made = axpy_case(flaky.gpu)
+    raised = kind_of_error("mine")
+    graph = flaky.gpu.capture()
+
+    verbs = ("stream.begin_capture", "stream.end_capture", "graph.close")
+    with flaky.asked(*verbs) as asked, pytest.raises(kind_of_error) as caught, graph:
+        for step in STEPS[:at]:
+            step(made)
+        raise raised
+    assert caught.value is raised
+    assert asked == dict.fromkeys(verbs, 1)
+    assert (graph.state, graph.status, len(graph)) == (State.FAILED, "none", 0)
+    with pytest.raises(GraphError, match="cannot be replayed: its capture failed"):
+        graph.replay()
+    with pytest.raises(CaptureError, match="this graph is failed already"):
+        graph.begin()
+    made.check_usable()
+
+
+def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) -> None:
+    made = axpy_case(device)
     with pytest.raises(BodyError) as caught, device.capture():
         made.launch()
         try:
             made.y.numpy()
         except CaptureError as error:
+            where = here(-2)
             first = error
         raise BodyError
     (note,) = caught.value.__notes__
-    assert note.startswith("the first error inside this capture was, at ")
+    assert note.startswith(f"the first error inside this capture was, at {where}: ")
+    assert "copying to the host inside a capture" in note
     assert str(first) in note
-
-
-@pytest.mark.parametrize("kind_of_error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_no_exception_at_all_leaves_a_capture_open(
-    kind_of_error: type[BaseException], flaky: Flaky
-) -> None:
-    made = work(flaky.gpu)
-    with nothing_left_open(flaky):
-        with pytest.raises(kind_of_error), flaky.gpu.capture():
-            made.launch()
-            raise kind_of_error
-        made.launch(2)
-        made.check(2)
+    made.check_usable()
 
 
 # Finalizers
@@ -293,7 +323,7 @@ def test_no_exception_at_all_leaves_a_capture_open(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     dead = [flaky.gpu.array(made.xs) for _ in range(5)]
     events = [flaky.gpu.record() for _ in range(300)]
     old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")

@@ -18,8 +18,10 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
-from tests.graph.support import elsewhere
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.faulty import Flaky
+from tests.graph.support import InterruptedByTestError, axpy_case
+from tests.runtime.support import KERNELS
+from tests.threads import run_in_thread
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching")
 def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) -> None:
-    made, over = bench(device), threading.Event()
+    made, over = axpy_case(device), threading.Event()
     errors: list[BaseException] = []
 
     def wait() -> None:
@@ -59,17 +61,13 @@ def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) 
     assert errors == []
 
 
-class InterruptedByTestError(Exception):
-    """What Ctrl-C would be, if it were not Ctrl-C."""
-
-
 # Python itself swallows what a signal raises inside a finalizer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = axpy_case(gpu)
 
     fired: list[int] = []
 
@@ -100,16 +98,16 @@ def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
     with gpu.capture() as graph:
         made.launch()
     graph.replay()
-    made.check(1)
+    made.check_launches(1)
     gpu.synchronize()
     assert not gpu._context.captures_by_thread
-    assert not gpu._context.garbage
+    assert not gpu._context.deferred_cleanups
 
 
 def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench(flaky.gpu)
+    made = axpy_case(flaky.gpu)
 
     leave = ForeignLibraries.leave
 
@@ -126,11 +124,11 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
         with flaky.gpu.capture() as graph:
             made.launch()
     graph.replay()
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(device: Gpu) -> None:
-    made, ended = bench(device), threading.Event()
+    made, ended = axpy_case(device), threading.Event()
     dropped, other = threading.Event(), threading.Event()
 
     def drop() -> None:
@@ -149,7 +147,7 @@ def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(devic
     thread.join()
     assert ended.is_set()
     assert not device._context.captures_by_thread
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) -> None:
@@ -172,7 +170,7 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
         device._context.order.run_locked(collect)
         return len(doomed)
 
-    assert elsewhere(work) == 1
+    assert run_in_thread(work) == 1
 
 
 def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(flaky: Flaky) -> None:
@@ -221,20 +219,20 @@ def test_a_scalar_may_be_called_self(device: Gpu) -> None:
 
 
 def test_a_replay_into_a_stream_that_another_thread_captures_is_refused(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
     with device.capture() as first:
         made.launch()
     with device.capture() as second:
         made.launch()
         stream = second.stream
         with pytest.raises(CaptureError, match="another thread is capturing this stream"):
-            elsewhere(lambda: first.replay(stream))
+            run_in_thread(lambda: first.replay(stream))
     second.replay()
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
-    made, seen = bench(device), []
+    made, seen = axpy_case(device), []
 
     def write(row: Any) -> None:
         seen.append(row["count"])
@@ -246,12 +244,12 @@ def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
         made.launch()
     graph.replay()
     assert seen == [1, 2, 3]
-    made.check(3)
+    made.check_launches(3)
     assert graph.num_replays == 3
 
 
 def test_a_profile_that_raises_does_not_disturb_the_replay(device: Gpu) -> None:
-    made = bench(device)
+    made = axpy_case(device)
 
     def write(_: Any) -> None:
         raise ValueError("full")
@@ -261,7 +259,7 @@ def test_a_profile_that_raises_does_not_disturb_the_replay(device: Gpu) -> None:
         made.launch()
     graph.replay()
     assert graph.num_replays == 1
-    made.check(1)
+    made.check_launches(1)
 
 
 def test_an_error_of_a_fill_that_was_caught_inside_is_not_forgotten(device: Gpu) -> None:

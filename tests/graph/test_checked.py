@@ -10,8 +10,10 @@ import pytest
 
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
-from tests.graph.support import KERNELS, elsewhere, log, nothing_left_open, work
-from tests.runtime.support import Flaky, library
+from tests.faulty import Flaky
+from tests.graph.support import KERNELS, axpy_case, log, nothing_left_open
+from tests.runtime.support import library
+from tests.threads import run_in_thread
 
 
 class Knobs:
@@ -97,7 +99,7 @@ def test_every_change_is_listed(device: Gpu) -> None:
 
 
 def test_an_equal_call_is_replayed_once(device: Gpu) -> None:
-    made, entered = work(device), list[int]()
+    made, entered = axpy_case(device), list[int]()
     graphs = device.graphs(checked=True)
 
     def step() -> Any:
@@ -113,7 +115,7 @@ def test_an_equal_call_is_replayed_once(device: Gpu) -> None:
 
 
 def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
-    made, factor = work(device), [3]
+    made, factor = axpy_case(device), [3]
     graphs = device.graphs(checked=True)
 
     def step() -> None:
@@ -130,7 +132,7 @@ def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
 
 
 def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None:
-    made, noted = work(device), log(device)
+    made, noted = axpy_case(device), log(device)
     graphs = device.graphs(checked=True)
     for a in (1, 2, 1, 2, 1, 2):
         graphs.run(a, lambda a=a: made.launch(a))  # type: ignore[misc]
@@ -142,7 +144,7 @@ def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None
 
 
 def test_unchecked_cached_graphs_replay_what_was_captured(device: Gpu) -> None:
-    made, factor = work(device), [3]
+    made, factor = axpy_case(device), [3]
     graphs = device.graphs()
     for _ in range(2):
         graphs.run("k", lambda: made.launch(factor[0]))
@@ -152,7 +154,7 @@ def test_unchecked_cached_graphs_replay_what_was_captured(device: Gpu) -> None:
 
 
 def test_replay_has_no_body_to_check(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs(checked=True)
+    made, graphs = axpy_case(device), device.graphs(checked=True)
     graphs.install("k", made.captured())
     assert graphs.replay("k")
     made.check(3)
@@ -175,7 +177,7 @@ def test_looking_instantiates_nothing_and_leaves_nothing_open(flaky: Flaky) -> N
 
 
 def test_a_call_that_could_not_be_captured_says_so(device: Gpu) -> None:
-    made, syncs = work(device), list[bool]()
+    made, syncs = axpy_case(device), list[bool]()
     graphs = device.graphs(checked=True)
 
     def step() -> None:
@@ -194,7 +196,7 @@ def test_a_call_that_could_not_be_captured_says_so(device: Gpu) -> None:
 
 
 def test_graphed_functions_are_checked_too(device: Gpu) -> None:
-    made, factor = work(device), [3]
+    made, factor = axpy_case(device), [3]
 
     @device.graphed(key=lambda n: n, checked=True)
     def step(n: int) -> None:
@@ -209,7 +211,7 @@ def test_graphed_functions_are_checked_too(device: Gpu) -> None:
 
 
 def test_a_key_that_forgets_an_argument_is_found_out(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
 
     @device.graphed(key=lambda x, *_: x.shape, checked=True)
     def step(x: Any, y: Any, n: int) -> None:
@@ -222,7 +224,7 @@ def test_a_key_that_forgets_an_argument_is_found_out(device: Gpu) -> None:
 
 
 def test_copied_inputs_are_no_difference(device: Gpu) -> None:
-    made, want = work(device, 31), np.zeros(31, np.int64)
+    made, want = axpy_case(device, 31), np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True, checked=True)
@@ -238,7 +240,7 @@ def test_copied_inputs_are_no_difference(device: Gpu) -> None:
 
 def test_memory_of_other_libraries_is_checked_by_its_address(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = work(gpu, 31)
+    made = axpy_case(gpu, 31)
     outs = [made.ys.copy(), made.ys.copy()]
     graphs = gpu.graphs(checked=True)
 
@@ -254,7 +256,7 @@ def test_memory_of_other_libraries_is_checked_by_its_address(open_device: Callab
 
 
 def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> None:
-    made, graphs = work(device, 31), device.graphs(checked=True)
+    made, graphs = axpy_case(device, 31), device.graphs(checked=True)
 
     def step() -> None:
         made.launch()
@@ -262,7 +264,7 @@ def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> Non
     for _ in range(2):
         graphs.run("k", step)
     for _ in range(3):
-        elsewhere(lambda: graphs.run("k", step))
+        run_in_thread(lambda: graphs.run("k", step))
     made.check(15)
 
 
@@ -270,7 +272,7 @@ def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> Non
 
 
 def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
-    made, graphs = work(device), device.graphs(checked=True)
+    made, graphs = axpy_case(device), device.graphs(checked=True)
     outs = [device.zeros(31), device.zeros(31)]
 
     def step() -> dict[str, Any]:
@@ -297,7 +299,7 @@ def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
     ],
 )
 def test_other_results_are_compared_too(after: Any, told: str | None, device: Gpu) -> None:
-    made, graphs = work(device), device.graphs(checked=True)
+    made, graphs = axpy_case(device), device.graphs(checked=True)
     results: list[Any] = [after, (1, []), (1, [])]
 
     def step() -> Any:
@@ -331,7 +333,7 @@ def test_tensors_that_torch_allocates_inside_are_no_difference(open_device: Call
 
 
 def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
-    made, pool = work(device, 31), device.pool(1 << 20)
+    made, pool = axpy_case(device, 31), device.pool(1 << 20)
 
     @device.graphed(checked=True)
     def step(x: Any) -> Any:
@@ -345,7 +347,7 @@ def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
 
 
 def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
-    made, pool, turned = work(device, 31), device.pool(1 << 20), list[str]()
+    made, pool, turned = axpy_case(device, 31), device.pool(1 << 20), list[str]()
     graphs = device.graphs(checked=True)
     outside = pool.zeros(31, "int32")
 
@@ -375,7 +377,12 @@ def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
 
 
 def test_scratch_memory_that_was_new_at_the_capture_is_no_difference(device: Gpu) -> None:
-    made, pool, graphs, sizes = work(device, 31), device.pool(), device.graphs(checked=True), [31, 1031]
+    made, pool, graphs, sizes = (
+        axpy_case(device, 31),
+        device.pool(),
+        device.graphs(checked=True),
+        [31, 1031],
+    )
 
     def step() -> None:
         with pool.frame():

@@ -19,8 +19,9 @@ from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import elsewhere, here, log
-from tests.runtime.support import bench, library
+from tests.graph.support import axpy_case, here, log
+from tests.runtime.support import library
+from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
 
@@ -67,11 +68,11 @@ def linger(gpu: Gpu, stream: object = None) -> None:
 
 def usable(gpu: Gpu, torch: Any) -> None:
     """That preheat and torch work as before."""
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()
     graph.replay()
-    made.check(1)
+    made.check_launches(1)
     torch.cuda.synchronize()
     assert torch.ones(3, device="cuda").sum().item() == 3
 
@@ -231,7 +232,7 @@ def test_a_replay_is_ordered_with_what_torch_does_before_and_after(
 
 
 def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None:
-    made, stream = bench(gpu), torch.cuda.Stream()
+    made, stream = axpy_case(gpu), torch.cuda.Stream()
     with gpu.capture() as graph:
         made.launch()
     with torch.cuda.stream(stream):
@@ -241,7 +242,7 @@ def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None
     assert not event.query()  # it waits its turn there
     stream.synchronize()
     graph.replay(stream=torch.cuda.current_stream(), synchronize=True)
-    made.check(2)
+    made.check_launches(2)
 
 
 def test_tensors_are_kept_alive_by_the_graph(gpu: Gpu, torch: Any, copy: Kernel) -> None:
@@ -398,21 +399,21 @@ def test_tensors_of_any_producer_are_captured_and_kept(gpu: Gpu, torch: Any, cop
 
 
 def test_a_replay_works_in_a_thread_that_never_touched_cuda(gpu: Gpu) -> None:
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()
     for _ in range(4):
-        elsewhere(graph.replay)
-    made.check(4)
-    elsewhere(lambda: graph.replay(synchronize=True))
-    elsewhere(graph.close)
-    made.check(5)
+        run_in_thread(graph.replay)
+    made.check_launches(4)
+    run_in_thread(lambda: graph.replay(synchronize=True))
+    run_in_thread(graph.close)
+    made.check_launches(5)
 
 
 def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
-    made, step = bench(gpu), log(gpu)
+    made, step = axpy_case(gpu), log(gpu)
     with gpu.capture() as before:
         made.launch()
     before.replay()
@@ -427,14 +428,14 @@ def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
         inside.replay()
         inside.replay()
         step.captured().replay(step=77)
-        made.check(6)
+        made.check_launches(6)
         if not {"torch", "cupy"} & sys.modules.keys():  # which make another one current
             assert int(driver.cuCtxGetCurrent()[1]) == int(context)
         assert driver.cuCtxDestroy(context)[0] == 0
         return inside
 
-    elsewhere(work).replay()
-    made.check(7)
+    run_in_thread(work).replay()
+    made.check_launches(7)
     assert step.seen() == [77]
 
 
@@ -451,7 +452,7 @@ def test_a_hundred_replays_behind_a_slow_kernel_each_see_their_own_scalar(gpu: G
 
 
 def test_a_replay_waits_for_nothing_unless_asked(gpu: Gpu) -> None:
-    made = bench(gpu)
+    made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()
     graph.replay(synchronize=True)
@@ -460,11 +461,11 @@ def test_a_replay_waits_for_nothing_unless_asked(gpu: Gpu) -> None:
     for _ in range(10):
         graph.replay()
     assert not gpu.record().done()
-    made.check(11)
+    made.check_launches(11)
 
 
 def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
-    made = bench(gpu)
+    made = axpy_case(gpu)
     linger(gpu)  # which loads it
     for how in ("close", "drop"):
         with gpu.capture() as graph:
@@ -476,11 +477,11 @@ def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
         del graph
         made.gpu.empty(1)
         assert not gpu.record().done()
-    made.check(2)
+    made.check_launches(2)
 
 
 def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch: Any) -> None:
-    made, inside = bench(gpu), threading.Barrier(3)
+    made, inside = axpy_case(gpu), threading.Barrier(3)
     graphs: list[Graph] = []
 
     def capture() -> None:
@@ -497,7 +498,7 @@ def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch
     y = torch.full((N,), 2.0, device="cuda") * 3
     assert torch.cuda.current_stream() == torch.cuda.default_stream()  # threads have their own
     made.launch()
-    made.check(1)
+    made.check_launches(1)
     inside.wait(300)
     for thread in threads:
         thread.join(300)
@@ -505,7 +506,7 @@ def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch
     for graph in graphs:
         assert len(graph) == 1
         graph.replay()
-    made.check(3)
+    made.check_launches(3)
 
 
 EXIT = """

@@ -21,9 +21,10 @@ from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.runtime import active_capture
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import Default, elsewhere
+from tests.graph.support import Default
 from tests.runtime.support import KERNELS
 from tests.test_docs import matches
+from tests.threads import run_in_thread
 
 PAGE = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
 N = 33
@@ -33,7 +34,7 @@ class Row(NamedTuple):
     """One row of the page; `says` is an error and its words, or that there is nothing to say."""
 
     does: str
-    elsewhere: str
+    run_in_thread: str
     says: str
 
 
@@ -245,8 +246,8 @@ def _(s: Scene) -> None:
 def _(s: Scene) -> None:
     with s.gpu.capture() as graph:
         s.launch(70)
-        elsewhere(s.launch)
-        elsewhere(s.check)  # done, at once
+        run_in_thread(s.launch)
+        run_in_thread(s.check)  # done, at once
     assert [str(node.arguments[1]) for node in graph.nodes] == ["70"]
     graph.replay()
     s.check(70)
@@ -283,7 +284,7 @@ def _(s: Scene) -> None:
     graph = s.gpu.capture().begin()
     s.launch()
     try:
-        elsewhere(graph.end)
+        run_in_thread(graph.end)
     finally:
         graph.end()
 
@@ -317,7 +318,7 @@ def _(s: Scene) -> None:
 @footgun("capture nothing")
 def _(s: Scene) -> None:
     with s.gpu.capture():
-        elsewhere(s.launch)
+        run_in_thread(s.launch)
 
 
 @footgun("capture the default stream")

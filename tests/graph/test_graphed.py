@@ -15,9 +15,12 @@ import pytest
 
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late
-from tests.graph.support import KERNELS, elsewhere, here, nothing_left_open, runs_without_a_graph, work
-from tests.runtime.support import Flaky, library
+from tests.graph.support import KERNELS, axpy_case, here, nothing_left_open, runs_without_a_graph
+from tests.runtime.support import library
+from tests.threads import run_in_thread
 
 
 def integers(seed: int, n: int = 31) -> Host:
@@ -25,7 +28,7 @@ def integers(seed: int, n: int = 31) -> Host:
 
 
 def test_calls_run_once_each_eager_captured_then_replayed(device: Gpu) -> None:
-    made, entered = work(device), list[int]()
+    made, entered = axpy_case(device), list[int]()
 
     @device.graphed()
     def step(x: Any, y: Any) -> Any:
@@ -56,7 +59,7 @@ def test_it_looks_like_the_function_it_wraps(device: Gpu) -> None:
 
 
 def test_it_needs_no_parentheses(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed
     def step(y: Any) -> None:
@@ -112,7 +115,7 @@ def test_a_key_is_a_function(device: Gpu) -> None:
 
 
 def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     class Model:
         def __init__(self, a: int) -> None:
@@ -139,7 +142,7 @@ def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> No
 
 
 def test_static_and_inherited_methods_work(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     class Base:
         @staticmethod
@@ -164,7 +167,7 @@ def test_static_and_inherited_methods_work(device: Gpu) -> None:
 
 
 def test_a_function_that_a_class_borrows_stays_what_it_is(device: Gpu) -> None:
-    made = work(device, 62)
+    made = axpy_case(device, 62)
 
     @device.graphed
     def free(y: Any) -> None:
@@ -203,7 +206,7 @@ def test_a_method_looks_like_the_function_it_wraps_and_needs_an_instance(device:
 
 
 def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) -> None:
-    made, entered = work(device, 33), list[int]()
+    made, entered = axpy_case(device, 33), list[int]()
 
     @device.graphed(copy_inputs=True)
     def step(x: Any, n: int) -> Any:
@@ -229,7 +232,7 @@ def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) 
 
 
 def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     class Model:
         @device.graphed
@@ -266,7 +269,7 @@ def test_what_cannot_be_warmed_is_refused_before_anything_runs(
 
 
 def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     def step() -> dict[str, Any]:
         made.launch()
@@ -283,7 +286,7 @@ def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
 
 
 def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
-    made, entered, want = work(device, 31), list[int](), np.zeros(31, np.int64)
+    made, entered, want = axpy_case(device, 31), list[int](), np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -317,7 +320,7 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
 def test_a_step_that_writes_what_is_only_copied_in_is_refused(
     write: Callable[[Any, Any], object], told: str, device: Gpu
 ) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(copy_inputs=True)
     def step(given: Batch) -> None:
@@ -368,7 +371,7 @@ def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu)
 
 @pytest.mark.parametrize("wrap", [lambda y: Batch(7, y), lambda y: Frozen(y), lambda y: late(y)])
 def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gpu) -> None:
-    made, want = work(device, 31), np.zeros(31, np.int64)
+    made, want = axpy_case(device, 31), np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -383,7 +386,7 @@ def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gp
 
 
 def test_copied_inputs_of_another_layout_or_shared_are_another_cached_graph(device: Gpu) -> None:
-    made = work(device, 62)
+    made = axpy_case(device, 62)
     y = device.zeros(31, "int32")
 
     @device.graphed(key=lambda *_: "one", copy_inputs=True)
@@ -406,7 +409,7 @@ def test_copied_inputs_of_another_layout_or_shared_are_another_cached_graph(devi
 
 def test_host_inputs_are_copied_too_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, y, want = work(gpu, 31), gpu.zeros(31, "int32"), np.zeros(31, np.int64)
+    made, y, want = axpy_case(gpu, 31), gpu.zeros(31, "int32"), np.zeros(31, np.int64)
 
     @gpu.graphed(copy_inputs=True)
     def step(x: Host) -> None:
@@ -455,9 +458,8 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
 
 
 def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Flaky) -> None:
-    from tests.graph.cache_support import out_of_memory
 
-    made = work(flaky.gpu, 31)
+    made = axpy_case(flaky.gpu, 31)
 
     @flaky.gpu.graphed(copy_inputs=True)
     def step(x: Any) -> None:
@@ -496,7 +498,7 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
     gpu, tensors = open_device("cuda"), Tensors(name)
-    made, y, entered = work(gpu, 31), tensors.of(np.zeros(31, np.int32)), list[int]()
+    made, y, entered = axpy_case(gpu, 31), tensors.of(np.zeros(31, np.int32)), list[int]()
 
     @gpu.graphed(copy_inputs=True, copy=True)
     def step(x: Any) -> dict[str, Any]:
@@ -520,7 +522,7 @@ def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
     gpu, tensors = open_device("cuda"), Tensors(name)
-    made = work(gpu, 31)
+    made = axpy_case(gpu, 31)
     outs = [tensors.of(made.ys) for _ in range(2)]
 
     @gpu.graphed(key=lambda y: tuple(y.shape), checked=True)
@@ -555,7 +557,7 @@ def test_a_transposed_tensor_at_the_same_address_is_another_cached_graph(
 
 
 def test_a_graphed_function_called_from_a_captured_body_becomes_part_of_it(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(copy_inputs=True, copy=True)
     def inner(x: Any) -> Any:
@@ -578,7 +580,7 @@ def test_a_graphed_function_called_from_a_captured_body_becomes_part_of_it(devic
 
 
 def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed()
     def step() -> int:
@@ -593,7 +595,7 @@ def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> Non
 
 
 def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed(key=lambda size: size)
     def step(size: int) -> Any:
@@ -622,14 +624,14 @@ def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -
 
 
 def test_a_graphed_function_can_be_called_from_any_thread(device: Gpu) -> None:
-    made = work(device, 31)
+    made = axpy_case(device, 31)
 
     @device.graphed()
     def step() -> None:
         made.launch()
 
     for call in range(1, 5):
-        elsewhere(step)
+        run_in_thread(step)
         made.check(3 * call)
     assert len(step.graphs) == 1
 
@@ -653,7 +655,7 @@ def test_decode_like_steps_are_bit_identical_to_eager(device: Gpu) -> None:
 
 def test_nothing_is_left_behind(flaky: Flaky) -> None:
     with nothing_left_open(flaky):
-        made = work(flaky.gpu, 31)
+        made = axpy_case(flaky.gpu, 31)
 
         @flaky.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
         def step(x: Any, a: int) -> Any:

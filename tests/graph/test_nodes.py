@@ -21,7 +21,7 @@ from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.array import Array
-from tests.graph.support import KERNELS, here, log, work
+from tests.graph.support import KERNELS, axpy_case, here, log
 from tests.runtime.support import KERNELS as MORE
 
 
@@ -69,7 +69,7 @@ def page(device: Gpu) -> Page:
 
 
 def test_nodes_say_everything_that_was_captured(device: Gpu) -> None:
-    page, made = Page(device), work(device)
+    page, made = Page(device), axpy_case(device)
     shape: dict[str, Any] = {"grid": (2, 3), "block": (8, 4, 2), "shared": 128}
     with device.capture() as graph:
         page.mix.launch(1.5, True, page.x[3:], page.y, 33, **shape)
@@ -146,7 +146,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]{5,}", re.IGNORECASE)
 
 def held(gpu: Gpu) -> list[object]:
     """What a program holds that captures and runs something: numbers, tensors, streams and all."""
-    made, pool = work(gpu), gpu.pool(4096)
+    made, pool = axpy_case(gpu), gpu.pool(4096)
     ours = made.axpy.bind(3, made.x, made.y, made.n, grid=5, block=64)
     theirs = [np.zeros(made.n, np.int32) for _ in range(2)] if gpu.name.startswith("emulator") else []
 
@@ -191,7 +191,7 @@ def test_nothing_that_a_program_holds_shows_an_address(device: Gpu) -> None:
 
 
 def test_nodes_and_arguments_show_what_they_are(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = made.captured()
     assert repr(graph.nodes) == "(<Node axpy[5, 64](3, Array int32[257], Array int32[257], 257)>,)"
     assert [repr(argument) for argument in graph.nodes[0].arguments] == [
@@ -211,7 +211,7 @@ def test_equal_programs_show_equal_text(open_device: Callable[..., Gpu]) -> None
 
 
 def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Callable[..., Gpu]) -> None:
-    made = work(open_device("emulator"))
+    made = axpy_case(open_device("emulator"))
     tensors = [np.zeros(made.n, np.int32) for _ in range(2)]
     graphs = []
     for tensor in tensors:
@@ -227,7 +227,7 @@ def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Calla
 
 
 def test_a_graph_introduces_itself(device: Gpu) -> None:
-    made, name = work(device), device.name
+    made, name = axpy_case(device), device.name
     graph = device.capture(name="decode")
     assert repr(graph) == f"<Graph 'decode': new, 0 nodes on {name}>"
     with graph:
@@ -253,7 +253,7 @@ def behind(graph: Graph) -> base.Stream:
 
 
 def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
-    made, page = work(device), Page(device)
+    made, page = axpy_case(device), Page(device)
     seam, spare = device._device, device.zeros(9, "int32")
 
     def foreign(value: int, at: int) -> None:
@@ -306,7 +306,7 @@ def test_a_graph_of_foreign_work_alone_is_not_empty(device: Gpu) -> None:
 
 
 def test_a_foreign_kernel_has_its_name(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     geometry = Geometry((5, 1, 1), (64, 1, 1))
     block = new_param_buffer(made.axpy._signature)
     block.pack(3, made.x.address, made.y.address, made.n)
@@ -395,7 +395,7 @@ def test_several_changes_are_told_each(page: Page) -> None:
 
 
 def test_another_program_of_the_same_name_is_another_kernel(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     other = device.kernel(KERNELS + "// changed\n", "axpy")
     with device.capture() as graph:
         other[5, 64](3, made.x, made.y, made.n)

@@ -28,15 +28,11 @@ from preheat.graph.arena import FreeList, Span
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
 from tests.graph.pool_support import KIB, add, bytes_of, fail
-from tests.graph.support import KERNELS, Work, runs_without_a_graph, work
-from tests.runtime.support import Flaky
-from tests.runtime.test_threads_and_fork import in_child
-
-
-def out_of_memory(call: str = "cuMemAllocAsync") -> OutOfMemoryError:
-    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-
+from tests.graph.support import KERNELS, AxpyCase, axpy_case, runs_without_a_graph
+from tests.processes import run_in_fork
 
 # What there is
 
@@ -104,7 +100,7 @@ def test_an_array_is_not_copied_as_another_type(device: Gpu) -> None:
 
 
 def test_kernels_take_arrays_of_a_pool_like_any_other(device: Gpu) -> None:
-    job = work(device)
+    job = axpy_case(device)
     into = device.pool().array(job.ys)
     for _ in range(4):  # the quick way too
         add(job, into)
@@ -196,7 +192,7 @@ def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
 
 
 def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
-    job = work(flaky.gpu)
+    job = axpy_case(flaky.gpu)
     with flaky.asked("free") as asked:
         pool = flaky.gpu.pool(4 * KIB)
         into = pool.array(job.ys)
@@ -212,7 +208,7 @@ def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
 
 
 def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> None:
-    job, pool = work(device), device.pool(8 * KIB)
+    job, pool = axpy_case(device), device.pool(8 * KIB)
     mine, other = pool.array(job.ys), pool.array(job.ys)
     graphs: list[Graph] = []
     for into in (mine, other):
@@ -234,7 +230,7 @@ def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> No
 
 
 def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
-    job, pool = work(device), device.pool(8 * KIB)
+    job, pool = axpy_case(device), device.pool(8 * KIB)
     into = pool.array(job.ys)
     with device.capture() as graph:
         add(job, into)
@@ -249,7 +245,7 @@ def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device
 
 
 def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Flaky) -> None:
-    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -263,7 +259,7 @@ def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Fla
 
 
 def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(device: Gpu) -> None:
-    job, pool, side = work(device), device.pool(8 * KIB), device.stream()
+    job, pool, side = axpy_case(device), device.pool(8 * KIB), device.stream()
     spin = device.kernel(KERNELS, "spin")
     into = pool.array(job.ys)
     for _ in range(3):
@@ -274,7 +270,7 @@ def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(devi
 
 
 def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
-    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -289,7 +285,7 @@ def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
 
 
 def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
-    job, pool, side = work(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -333,7 +329,7 @@ def test_and_is_handed_out_again_once_it_did(open_flaky: Callable[..., Flaky]) -
 # Growing
 
 
-def drops(pool: Pool, job: Work) -> None:
+def drops(pool: Pool, job: AxpyCase) -> None:
     """Take nine pieces, each dropped before the next is taken: a capture keeps them all."""
     for _ in range(9):
         add(job, pool.zeros(job.n, "int32"))
@@ -341,7 +337,7 @@ def drops(pool: Pool, job: Work) -> None:
 
 
 def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) -> None:
-    job, pool = work(device), device.pool(2 * KIB)
+    job, pool = axpy_case(device), device.pool(2 * KIB)
     runs, graphs = 0, list[Graph]()
     while not graphs:
         drops(pool, job)
@@ -356,7 +352,7 @@ def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) ->
 
 
 def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measured(device: Gpu) -> None:
-    job, pool, graphs = work(device), device.pool(2 * KIB), device.graphs()
+    job, pool, graphs = axpy_case(device), device.pool(2 * KIB), device.graphs()
     calls = 0
     with runs_without_a_graph("the pool has no room") as told:
         while "step" not in graphs:
@@ -374,14 +370,14 @@ def test_room_for_the_next_try_that_cannot_be_had_is_no_error_of_who_asks_for_le
     held = bytes_of(pool, 256)
     with pytest.raises(CaptureError, match="no room"), flaky.gpu.capture():
         bytes_of(pool, 64 * KIB)
-    flaky.seam.fail("allocate", out_of_memory(), out_of_memory())
+    flaky.seam.fail("allocate", out_of_memory("cuMemAllocAsync"), out_of_memory("cuMemAllocAsync"))
     more = bytes_of(pool, 512).fill(7)
     assert more.numpy()[0] == 7
     assert (pool.size, pool.used) == (2 * KIB, held.nbytes + more.nbytes)
 
 
 def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
-    job, pool = work(device), device.pool()
+    job, pool = axpy_case(device), device.pool()
     graphs: list[Graph] = []
 
     def body(n: int) -> None:
@@ -440,7 +436,7 @@ def test_reserving_inside_a_capture_is_refused_where_it_would_allocate(device: G
 
 
 def test_measuring_runs_the_body_and_makes_room_for_its_capture(device: Gpu) -> None:
-    job, pool, runs = work(device, 1009), device.pool(), 0
+    job, pool, runs = axpy_case(device, 1009), device.pool(), 0
     out = device.zeros(job.n, "int32")
 
     def body() -> None:
@@ -527,7 +523,7 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
 
 
 def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: Gpu) -> None:
-    job, pool = work(device), device.pool(8 * KIB)
+    job, pool = axpy_case(device), device.pool(8 * KIB)
     pool.seal()
     graph = device.capture().begin()
     with pytest.raises(PoolSealedError):
@@ -538,7 +534,7 @@ def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: 
 
 
 def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) -> None:
-    job, pool = work(device), device.pool(8 * KIB)
+    job, pool = axpy_case(device), device.pool(8 * KIB)
     into = pool.array(job.ys)
     pool.seal()
     with device.capture() as graph:
@@ -554,7 +550,7 @@ def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) 
 
 
 def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
-    job = work(flaky.gpu)
+    job = axpy_case(flaky.gpu)
     with flaky.asked("free") as asked, flaky.gpu.pool(8 * KIB) as pool:
         into = pool.array(job.ys)
         with pool.frame(), flaky.gpu.capture() as scratchy:
@@ -579,7 +575,7 @@ def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
 
 
 def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:
-    job, pool = work(device), device.pool(8 * KIB)
+    job, pool = axpy_case(device), device.pool(8 * KIB)
     into = pool.array(job.ys)
     with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
         pool.close()
@@ -626,6 +622,6 @@ def test_a_fork_while_another_thread_takes_from_a_pool_leaves_no_lock_behind(
     def child() -> None:
         assert pool.zeros(3).numpy().tolist() == [0, 0, 0]
 
-    in_child(child)
+    run_in_fork(child)
     pool._lock.release()
     assert pool.used == 0  # the child's is the child's

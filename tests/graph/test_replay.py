@@ -12,32 +12,18 @@ import pytest
 
 import preheat
 from preheat.errors import (
-    CaptureError,
-    ContextLostError,
-    DeviceError,
     DriverError,
     EmulatorFault,
     GraphError,
-    OutOfMemoryError,
     StaleGraphError,
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.host import host_bytes
-from tests.graph.support import KERNELS, Work, elsewhere, here, nothing_left_open, work
-from tests.runtime.support import SIZES, Flaky
-
-
-def illegal_address(call: str) -> DriverError:
-    """An error that a context does not survive."""
-    meaning = "an illegal memory access was encountered"
-    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
-
-
-def no_memory(call: str) -> OutOfMemoryError:
-    """An error of which another try may know nothing."""
-    return OutOfMemoryError(call, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-
+from tests.faulty import Flaky
+from tests.graph.support import KERNELS, AxpyCase, axpy_case, nothing_left_open
+from tests.runtime.support import SIZES
+from tests.threads import run_in_thread
 
 WAITS = ("synchronize", "stream.synchronize", "stream.done", "copy_out")
 
@@ -115,7 +101,7 @@ def test_two_graphs_in_turn_with_eager_work_between_are_like_eager_work_to_the_b
 
 
 def test_a_replay_reads_what_is_in_its_arrays_now(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = made.captured(3)
     made.y.write(made.xs)
     graph.replay()
@@ -126,16 +112,16 @@ def test_a_replay_reads_what_is_in_its_arrays_now(device: Gpu) -> None:
 
 
 def test_a_graph_may_be_replayed_from_any_thread(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = made.captured(3)
-    elsewhere(graph.replay)
+    run_in_thread(graph.replay)
     graph.replay()
-    elsewhere(lambda: graph.replay(synchronize=True))
+    run_in_thread(lambda: graph.replay(synchronize=True))
     made.check(9)
 
 
 def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
-    made, streams = work(device), [device.stream() for _ in range(2)]
+    made, streams = axpy_case(device), [device.stream() for _ in range(2)]
     graph = made.captured(3)
     made.launch(100)  # which comes first
     graph.replay(stream=streams[0])
@@ -187,7 +173,7 @@ def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[
 
 
 def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
 
     def refused(graph: Graph, words: str) -> None:
         for door in (graph.replay, graph.upload, graph.instantiate):
@@ -212,11 +198,11 @@ def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
     made.check(0)
 
 
-def test_closing_a_graph_twice_is_fine_and_lets_go_of_what_it_held(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+def test_a_graph_may_be_closed_twice_and_releases_what_it_held(flaky: Flaky) -> None:
+    made = axpy_case(flaky.gpu)
     with nothing_left_open(flaky), flaky.asked("free", "allocate") as asked:
         own = flaky.gpu.array(made.xs)
-        with flaky.gpu.capture() as graph:
+        with flaky.gpu.capture(name="step") as graph:
             made.axpy[5, 64](3, own, made.y, made.n)
         graph.replay()
         del own
@@ -225,12 +211,13 @@ def test_closing_a_graph_twice_is_fine_and_lets_go_of_what_it_held(flaky: Flaky)
         gc.collect()
         flaky.gpu.synchronize()
     assert asked == {"allocate": 1, "free": 1}
-    assert graph.state is State.CLOSED
+    assert (graph.state, graph.num_replays) == (State.CLOSED, 1)
+    assert repr(graph).startswith("<Graph 'step': closed")
     made.check(3)
 
 
 def test_a_graph_is_dropped_while_its_replay_runs(device: Gpu) -> None:
-    made = work(device, 1009)
+    made = axpy_case(device, 1009)
     for _ in range(20):
         made.captured(3).replay()
     made.check(60)
@@ -240,7 +227,7 @@ def test_a_graph_is_dropped_while_its_replay_runs(device: Gpu) -> None:
 
 
 def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
-    made, stream = work(flaky.gpu), flaky.gpu.stream()
+    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
     with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
         graph = made.captured(3)
     assert asked == {"graph.instantiate": 1}
@@ -258,7 +245,7 @@ def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
 
 
 def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
-    made, stream = work(flaky.gpu), flaky.gpu.stream()
+    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
     step = flaky.gpu.scalar("int32", name="step")
     note, out = flaky.gpu.kernel(KERNELS, "note"), flaky.gpu.zeros(100, "int32")
     count = flaky.gpu.zeros(1, "int32")
@@ -279,7 +266,7 @@ def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
 
 
 def test_a_quick_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
+    made = axpy_case(flaky.gpu)
     graph = made.captured(3)
     graph.replay()
     with flaky.asked() as asked:
@@ -287,35 +274,6 @@ def test_a_quick_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
             graph.replay()
     assert asked == {"replay": 7}
     made.check(24)
-
-
-@pytest.mark.parametrize("warm", [0, 1, 3])
-def test_only_replays_that_were_accepted_are_counted(warm: int, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    graph = made.captured(3)
-    for _ in range(warm):
-        graph.replay()
-    for verb in ("executable.upload", "replay") if warm == 0 else ("replay",):
-        flaky.seam.fail(verb, no_memory("cuGraphLaunch"))
-        with pytest.raises(OutOfMemoryError):
-            graph.replay()
-        assert graph.num_replays == warm
-    graph.replay()
-    assert graph.num_replays == warm + 1
-    made.check(3 * warm + 3)
-
-
-def test_a_failed_upload_is_tried_again(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    graph = made.captured(3)
-    with flaky.asked("executable.upload") as asked:
-        flaky.seam.fail("executable.upload", no_memory("cuGraphUpload"))
-        with pytest.raises(OutOfMemoryError):
-            graph.upload()
-        graph.replay()
-        graph.replay()
-    assert asked == {"executable.upload": 2}
-    made.check(6)
 
 
 # What a graph owns
@@ -362,7 +320,7 @@ def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> N
 
 
 def test_a_graph_may_outlive_its_kernel_handles_and_streams(device: Gpu) -> None:
-    made, stream = work(device), device.stream()
+    made, stream = axpy_case(device), device.stream()
     graph = made.captured(3, stream=stream)
     stream.close()
     del stream
@@ -386,7 +344,7 @@ CLOSES: dict[str, tuple[str, str]] = {
 def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
     name: str, replayed: int, flaky: Flaky
 ) -> None:
-    gpu, made = flaky.gpu, work(flaky.gpu)
+    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
     filled, copied, target = (gpu.array(np.arange(5, dtype=np.int32)) for _ in range(3))
     step, out = gpu.scalar("int32", name="step"), gpu.zeros(50, "int32")
     count, note = gpu.zeros(1, "int32"), gpu.kernel(KERNELS, "note")
@@ -415,7 +373,7 @@ def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
 
 
 def test_memory_closed_between_capture_and_instantiate_makes_the_graph_stale(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
     graph.end()
@@ -426,7 +384,7 @@ def test_memory_closed_between_capture_and_instantiate_makes_the_graph_stale(dev
 
 
 def test_closing_other_memory_leaves_a_graph_as_it_is(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     spare = device.array(made.xs)
     graph = made.captured(3)
     graph.replay()
@@ -436,157 +394,10 @@ def test_closing_other_memory_leaves_a_graph_as_it_is(device: Gpu) -> None:
     made.check(6)
 
 
-# Errors
-
-
-@pytest.mark.parametrize("warm", [0, 3])
-@pytest.mark.parametrize("name", ["decode", None])
-def test_an_error_that_nothing_survives_names_the_last_graph_replayed(
-    name: str | None, warm: int, flaky: Flaky
-) -> None:
-    made = work(flaky.gpu)
-    before = made.captured(1, name="prefill")
-    graph = flaky.gpu.capture(name=name).begin()
-    told = name or f"captured at {here(-1)}"
-    made.launch()
-    graph.end()
-    before.replay()
-    for _ in range(warm):
-        graph.replay()
-    flaky.seam.fail("replay", illegal_address("cuGraphLaunch"))
-    with pytest.raises(DriverError, match="ILLEGAL_ADDRESS") as caught:
-        graph.replay()
-    assert str(caught.value).endswith(f"the last graph replayed was {told}")
-    assert graph.num_replays == warm
-    for door in (graph.replay, before.replay, flaky.gpu.synchronize, made.launch):
-        with pytest.raises(ContextLostError, match=f"the last graph replayed was {told}"):
-            door()
-
-
-@pytest.mark.parametrize("verb", ["copy_out", "launch", "synchronize", "replay"])
-def test_what_fails_after_a_replay_names_it_at_the_next_call(verb: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    first, second = made.captured(1, name="first"), made.captured(2, name="second")
-    for graph in (second, first, second):
-        graph.replay()
-    doors: dict[str, Callable[[], object]] = {
-        "copy_out": made.y.numpy,
-        "launch": made.launch,
-        "synchronize": flaky.gpu.synchronize,
-        "replay": second.replay,
-    }
-    flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
-    with pytest.raises(DriverError, match="the last graph replayed was second"):
-        doors[verb]()
-
-
-def test_without_a_replay_no_graph_is_named(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    made.captured(1)
-    flaky.seam.fail("launch", illegal_address("cuLaunchKernelEx"))
-    with pytest.raises(DriverError) as caught:
-        made.launch()
-    assert "graph" not in str(caught.value)
-
-
-def test_a_kernel_that_faults_in_a_replay_names_itself_and_the_graph(
-    open_device: Callable[..., Gpu],
-) -> None:
-    gpu = open_device("emulator")
-    crash, chain = gpu.kernel(KERNELS, "crash"), gpu.array(np.array([3], np.int64))
-    with gpu.capture(name="doomed") as graph:
-        crash[1, 1](chain)
-    with pytest.raises(EmulatorFault, match="crash") as caught:
-        graph.replay()
-    assert "the last graph replayed was doomed" in str(caught.value)
-    assert graph.num_replays == 0
-
-
-def test_an_instantiation_that_fails_is_its_own_error_and_can_be_tried_again(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    with nothing_left_open(flaky, instantiate=3):
-        graph = flaky.gpu.capture()
-        flaky.seam.fail("graph.instantiate", *(no_memory("cuGraphInstantiate") for _ in range(3)))
-        with pytest.raises(OutOfMemoryError, match="cuGraphInstantiate"), graph:
-            made.launch()
-        assert (graph.state, graph.status) == (State.CAPTURED, "none")
-        with pytest.raises(OutOfMemoryError):
-            graph.instantiate()
-        with pytest.raises(OutOfMemoryError):
-            graph.replay()
-        made.launch(10)
-        made.check(10)
-        graph.replay()
-        assert (graph.state, graph.num_replays) == (State.READY, 1)
-        made.check(13)
-        del graph
-        gc.collect()
-
-
-def test_a_graph_that_was_never_instantiated_is_given_back(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    for drop in (Graph.close, lambda _: None):
-        with nothing_left_open(flaky):
-            graph = flaky.gpu.capture().begin()
-            made.launch()
-            drop(graph.end())
-            del graph
-            gc.collect()
-
-
-@pytest.mark.parametrize("verb", ["stream.begin_capture", "graph.nodes"])
-def test_a_capture_whose_begin_or_end_fails_leaves_nothing_behind(verb: str, flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    flaky.seam.fail(verb, no_memory(verb))
-    before = flaky.seam.calls.copy()
-    graph = flaky.gpu.capture()
-    with pytest.raises(DeviceError), graph:
-        made.launch()
-    assert graph.status == "none"
-    assert graph.state in (State.FAILED, State.NEW)
-    made.launch(2)
-    again = made.captured(10)
-    again.replay()
-    made.check(12)
-    again.close()
-    graph.close()
-    flaky.gpu.synchronize()
-    calls = flaky.seam.calls - before
-    assert calls["graph.close"] == calls["stream.end_capture"]
-    assert flaky.gpu.empty(1).shape == (1,)
-
-
-def test_an_end_that_fails_frees_what_was_captured(flaky: Flaky) -> None:
-    made = work(flaky.gpu)
-    flaky.gpu.synchronize()
-    with nothing_left_open(flaky, end=1), flaky.asked("allocate", "free") as asked:
-        own = flaky.gpu.array(made.xs)
-        graph = flaky.gpu.capture().begin()
-        made.axpy[5, 64](3, own, made.y, made.n)
-        with pytest.raises(DeviceError):
-            flaky.gpu._device.synchronize()  # another library's
-        with pytest.raises(CaptureError):
-            graph.end()
-        del own
-        gc.collect()
-        flaky.gpu.synchronize()
-    assert asked == {"allocate": 1, "free": 1}
-    assert graph.state is State.FAILED
-
-
-def test_graphs_made_and_dropped_leave_nothing_behind(flaky: Flaky) -> None:
-    made = work(flaky.gpu, 33)
-    with nothing_left_open(flaky):
-        for _ in range(50):
-            made.captured(1).replay()
-        gc.collect()
-    made.check(50)
-
-
 # Memory that another library allocates inside
 
 
-def allocating(made: Work, **more: Any) -> tuple[Graph, int]:
+def allocating(made: AxpyCase, **more: Any) -> tuple[Graph, int]:
     """A graph with memory that another library allocates in it and does not free."""
     seam = made.gpu._device
     with made.gpu.capture(name="step", **more) as graph:
@@ -598,7 +409,7 @@ def allocating(made: Work, **more: Any) -> tuple[Graph, int]:
 
 
 def test_free_on_launch_lets_a_graph_that_allocates_be_replayed_again(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph, address = allocating(made, free_on_launch=True)
     assert [node.kind for node in graph.nodes] == ["allocation", "fill", "kernel"]
     for _ in range(4):
@@ -608,7 +419,7 @@ def test_free_on_launch_lets_a_graph_that_allocates_be_replayed_again(device: Gp
 
 
 def test_without_free_on_launch_the_next_replay_says_what_to_do(device: Gpu) -> None:
-    made = work(device)
+    made = axpy_case(device)
     graph, address = allocating(made)
     graph.replay()
     for _ in range(2):
@@ -630,7 +441,7 @@ def test_memory_that_the_driver_allocates_in_a_captured_stream(open_device: Call
     from cuda.bindings import driver
 
     gpu = open_device("cuda")
-    made = work(gpu)
+    made = axpy_case(gpu)
     with gpu.capture(free_on_launch=True) as graph:
         status, address = driver.cuMemAllocAsync(64, graph.stream.handle)
         assert int(status) == 0

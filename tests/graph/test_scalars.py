@@ -12,8 +12,10 @@ import pytest
 from preheat.errors import CaptureError, DriverError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.graph.support import KERNELS, elsewhere, log, nothing_left_open
-from tests.runtime.support import Flaky
+from tests.driver_errors import not_supported
+from tests.faulty import Flaky
+from tests.graph.support import KERNELS, log, nothing_left_open
+from tests.threads import run_in_thread
 
 SLOW = 200_000_000  # cycles: a tenth of a second, long after 100 replays were queued
 
@@ -114,7 +116,7 @@ def test_graphs_share_a_scalar(device: Gpu) -> None:
     second.replay()
     second.replay(step=2)
     first.replay()
-    elsewhere(lambda: first.replay(step=3))
+    run_in_thread(lambda: first.replay(step=3))
     assert made.seen() == [1, 1, 2, 2, 3]
 
 
@@ -286,8 +288,8 @@ def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) 
             made.step.set(3, stream=stream)
     captured = graph.stream
     with pytest.raises(CaptureError, match="setting a scalar while another thread captures"):
-        elsewhere(lambda: made.step.set(3, stream=captured))
-    elsewhere(lambda: made.step.set(5, stream=side))  # which is not the captured one
+        run_in_thread(lambda: made.step.set(3, stream=captured))
+    run_in_thread(lambda: made.step.set(5, stream=side))  # which is not the captured one
     with pytest.raises(CaptureError, match="the capture failed: setting a scalar"):
         graph.end()
     assert made.step.get() == 5
@@ -329,7 +331,7 @@ def test_a_set_that_fails_is_no_replay(flaky: Flaky) -> None:
     made = log(flaky.gpu)
     graph = made.captured()
     graph.replay(step=1)
-    error = DriverError("cuMemsetD32Async", 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+    error = not_supported("cuMemsetD32Async")
     flaky.seam.fail("set", error)
     with flaky.asked("replay") as asked, pytest.raises(DriverError, match="NOT_SUPPORTED"):
         graph.replay(step=2)

@@ -14,8 +14,8 @@ from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
 from preheat.runtime.array import Array
-from tests.graph.support import elsewhere
 from tests.interop.support import CuPy, N, Peer, Recording, Work, distinct, refusal
+from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
 
@@ -219,7 +219,7 @@ def test_memory_is_given_back_in_another_thread_without_spoiling_a_capture(
     del a  # Its memory is freed at the next allocation.
     with peer.capture(mode) as graph:
         peer.add(x, 1.0)
-        elsewhere(lambda: work.gpu.empty(1024))
+        run_in_thread(lambda: work.gpu.empty(1024))
         peer.add(x, 1.0)
     for turn in (1, 2):
         graph.replay()

@@ -150,7 +150,7 @@ def test_the_consumer_does_not_overwrite_what_is_still_read(
 
 def shared(a: Array) -> bool:
     """Return True while another library may use this memory."""
-    return a.buffer.uses.shared and a.uses.stream is None
+    return a.buffer.uses.shared and a.uses.writer is None
 
 
 @pytest.mark.gpu
@@ -169,7 +169,7 @@ def test_an_array_is_ours_alone_again_once_its_consumers_have_released_it(
     gc.collect()
     assert not a.buffer.uses.shared
     work.put(a, 3.0)
-    assert a.uses.stream is own
+    assert a.uses.writer is own
     assert distinct(a.numpy()) == {3.0}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from preheat.gpu import Gpu
-from preheat.runtime.context import _PILE
+from preheat.runtime.context import _LONG_QUEUE
 from preheat.runtime.uses import _MANY_READS
-from tests.graph.support import elsewhere
 from tests.interop.support import CuPy, Foreign, N, Peer, Torch, Work, distinct
+from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
 
@@ -135,7 +135,7 @@ def test_a_replay_in_the_default_stream_is_ordered_there_under_another_context(w
             gpu.synchronize()
             return distinct(y.numpy())
 
-    assert elsewhere(replay) == {2.0}
+    assert run_in_thread(replay) == {2.0}
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -163,7 +163,7 @@ def test_scalars_are_set_in_the_default_stream_under_another_context(count: int,
                 found.append(distinct(seen.numpy()) | distinct(y.numpy()))
         return found
 
-    assert elsewhere(replay) == [{3.0}, {3.0, 5.0}, {5.0, 6.0}]
+    assert run_in_thread(replay) == [{3.0}, {3.0, 5.0}, {5.0, 6.0}]
 
 
 # Destroyed streams
@@ -242,13 +242,13 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
     def kept() -> list[int]:
         gc.collect()
         gpu.synchronize()
-        lines = [*order._own.values(), *order._by_handle.values()]
+        lines = [*order._own_streams.values(), *order._by_handle.values()]
         return [
-            len(order._others),
-            len(order._own) + len(order._capture_streams) + len(order._by_handle),
-            len(context._held) + len(context.garbage) + len(context.idle),
-            max(len(line.seen) for line in lines),
-            len(read.uses._reads),
+            len(order._foreign_streams),
+            len(order._own_streams) + len(order._capture_streams) + len(order._by_handle),
+            len(context._held_until_done) + len(context.deferred_cleanups) + len(context.idle_streams),
+            max(len(line.waited_for) for line in lines),
+            len(read.uses._last_reads),
         ]
 
     for _ in range(50):
@@ -256,10 +256,10 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
     before, most = kept(), 0
     for _ in range(1000):
         use()
-        most = max(most, len(context.garbage))
+        most = max(most, len(context.deferred_cleanups))
     after = kept()
     slack = [_MANY_READS + 1, 0, 8, 256, _MANY_READS + 1]
     for found, first, more in zip(after, before, slack, strict=True):
         assert found <= first + more
-    assert most <= 2 * _PILE  # Launches destroy unused events even without any allocation.
+    assert most <= 2 * _LONG_QUEUE  # Launches destroy unused events even without any allocation.
     assert distinct(own.numpy()) == {0.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
 from tests.kernels.products import FORMS, op_of, product_agrees, shape_of
+from tests.threads import run_in_thread
 
 DIMS = {"m": 5, "n": 3, "k": 7}
 ROOM = 32 << 20  # bytes of a workspace
@@ -142,9 +142,9 @@ def test_operands_are_checked_like_those_of_a_kernel(
 ) -> None:
     product = Product(emulator)
     a, b, c = product.arrays
-    elsewhere = open_device("emulator:1").zeros(a.shape)
+    run_in_thread = open_device("emulator:1").zeros(a.shape)
     with pytest.raises(LaunchError, match=r"cublasGemmEx.*another device"):
-        blas._multiply(product.op, product.dtype, elsewhere, b, c)
+        blas._multiply(product.op, product.dtype, run_in_thread, b, c)
     with pytest.raises(LaunchError, match="cannot take an array of float16"):
         blas._multiply(product.op, product.dtype, a, emulator.zeros(b.shape, "float16"), c)
     b.close()
@@ -274,12 +274,6 @@ def test_workspaces_for_streams_of_other_libraries_are_bounded(blas: Blas, emula
 # Captures
 
 
-def elsewhere(do: Callable[[], T]) -> T:
-    """What another thread makes of it."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(do).result()
-
-
 def test_a_capture_has_its_own_workspace_and_makes_no_handle(
     blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
@@ -352,7 +346,7 @@ def test_a_workspace_is_ready_whatever_threads_do_in_a_capture(
     product, stream = Product(emulator), emulator.stream()
     with emulator.capture():
         launched()
-        elsewhere(partial(product, blas, stream=stream))  # which takes the one that was ready
+        run_in_thread(partial(product, blas, stream=stream))  # which takes the one that was ready
         product(blas)
 
 
@@ -364,7 +358,7 @@ def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
     with emulator.capture(mode="global"):
         launched()
         product(blas)
-        elsewhere(partial(product, blas))
+        run_in_thread(partial(product, blas))
         assert blas._ready == []
     assert len(cublas.named("gemm_ex")) == 3
     product(blas)
@@ -382,7 +376,7 @@ def test_no_workspace_is_given_back_while_a_thread_captures(
     with emulator.capture():
         launched()
         stream.close()
-        elsewhere(partial(product, blas))
+        run_in_thread(partial(product, blas))
         assert emulator.memory().free == free
     emulator.synchronize()
     assert emulator.memory().free == free + ROOM

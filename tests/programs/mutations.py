@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/runtime/test_ordering.py", "tests/programs/test_random_programs.py")
+TESTS = (
+    "tests/runtime/test_ordering.py",
+    "tests/runtime/test_shared_ordering.py",
+    "tests/runtime/test_foreign_captures.py",
+    "tests/programs/test_random_programs.py",
+)
 
 
 class Mutation(NamedTuple):
@@ -34,88 +39,91 @@ ORDER, USES = "runtime/order.py", "runtime/uses.py"
 MUTATIONS = (
     Mutation(
         "no use waits for an earlier one", ORDER,
-        "            if not uses.allows(line, write=write):\n                uses.await_all",
-        "            if False:\n                uses.await_all",
+        "            if not uses.has_right(timeline, write=write):\n                uses.wait_for_uses",
+        "            if False:\n                uses.wait_for_uses",
     ),
     Mutation(
         "no use waits for the stream with the exclusive right", USES,
-        "        if self._owner is not None:\n            self._await(line, self._owner, marks)\n",
+        "        if self._writer_timeline is not None:\n"
+        "            self._wait_for(timeline, self._writer_timeline, marks)\n",
         "",
     ),
     Mutation(
         "no use waits for the last write of a stream without a right", USES,
-        "        for last in self._writes.values():\n            line.wait(*last)\n",
+        "        for last in self._last_writes.values():\n            timeline.wait(*last)\n",
         "",
     ),
     Mutation(
         "no write waits for streams that may read", USES,
-        "                self._await(line, reader, marks)\n",
+        "                self._wait_for(timeline, reader, marks)\n",
         "                pass\n",
     ),
     Mutation(
         "no write waits for reads of other libraries' streams", USES,
-        "            for last in self._reads.values():\n                line.wait(*last)\n",
+        "            for last in self._last_reads.values():\n                timeline.wait(*last)\n",
         "",
     ),
     Mutation(
         "a stream that reads gets the right to write", USES,
-        "        if write or (self._owner is None and not others):\n",
+        "        if write or (self._writer_timeline is None and not others):\n",
         "        if True:\n",
     ),
     Mutation(
         "a stream keeps its right to write while others read", USES,
-        "        if self._owner is not None:  # `await_all` has just marked it.\n"
-        "            self._keep_reading(self._owner.position)\n",
+        "        if self._writer_timeline is not None:  # `wait_for_uses` has just marked it.\n"
+        "            self._make_writer_a_reader(self._writer_timeline.position)\n",
         "",
     ),
     Mutation(
         "having waited once is having waited for all that follows", USES,
-        "self.seen.get(other.stream.id, 0) >= position",
-        "other.stream.id in self.seen",
+        "self.waited_for.get(other.stream.id, 0) >= position",
+        "other.stream.id in self.waited_for",
     ),
     Mutation(
         "prepared work is not told that it lost a right", USES,
-        "        for claim in self._claims or ():\n            claim.revoke()\n",
+        "        for dependent in self._dependents or ():\n            dependent.invalidate()\n",
         "",
     ),
     Mutation(
         "a use in a stream of another library is forgotten", ORDER,
-        "            uses.note(self._line, position, write=write)\n",
+        "            uses.record_use(self._timeline, position, write=write)\n",
         "            pass\n",
     ),
     Mutation(
         "nothing waits for the current streams of other libraries", ORDER,
-        "        for other in self._others:\n            line.join(other)\n",
+        "        for other in self._others:\n            timeline.wait_for_all(other)\n",
         "",
     ),
     Mutation(
         "other libraries do not wait for uses of what they share", ORDER,
-        "            other.wait(self._line, position)\n",
+        "            other.wait(self._timeline, position)\n",
         "            pass\n",
     ),
     Mutation(
         "memory that was given away counts as ours alone", USES,
-        "        return self.by_interface or bool(self.leases)\n",
+        "        return self.exported_by_interface or bool(self.leases)\n",
         "        return False\n",
     ),
     Mutation(
         "an array interface is taken for released at once", USES,
-        "        return self.by_interface or bool(self.leases)\n",
+        "        return self.exported_by_interface or bool(self.leases)\n",
         "        return bool(self.leases)\n",
     ),
     Mutation(
         "a consumer does not wait for what was done before the export", ORDER,
-        "                uses.await_all(line, write=True, marks=marks)\n            uses.expose()",
-        "            uses.expose()",
+        "                uses.wait_for_uses(timeline, write=True, marks=marks)\n"
+        "            uses.end_rights()",
+        "            uses.end_rights()",
     ),
     Mutation(
         "an export leaves the short path open", ORDER,
-        "                uses.await_all(line, write=True, marks=marks)\n            uses.expose()",
-        "                uses.await_all(line, write=True, marks=marks)",
+        "                uses.wait_for_uses(timeline, write=True, marks=marks)\n"
+        "            uses.end_rights()",
+        "                uses.wait_for_uses(timeline, write=True, marks=marks)",
     ),
     Mutation(
         "nothing waits for where a consumer worked when it released memory", ORDER,
-        "                    part.written_by(line)\n",
+        "                    part.record_foreign_write(timeline)\n",
         "                    pass\n",
     ),
     Mutation(
@@ -125,22 +133,23 @@ MUTATIONS = (
     ),
     Mutation(
         "a second consumer does not wait for the first", ORDER,
-        "                for other in before:\n                    line.join(other)\n",
+        "                for other in before:\n                    timeline.wait_for_all(other)\n",
         "",
     ),
     Mutation(
-        "an array interface names a stream that has waited for nothing", "runtime/array.py",
-        "[_LEGACY_STREAM, self.buffer.home.handle, *working(self._device)]",
-        "[_LEGACY_STREAM, *working(self._device)]",
+        "an array interface names a stream that has waited for nothing", "runtime/export.py",
+        "[_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]",
+        "[_LEGACY_STREAM, *current_streams(device)]",
     ),
     Mutation(
         "scratch memory grows into memory that is still used", "graph/pool.py",
-        "        self._context.order.expect(self._sharing.uses, self._context.stream)\n",
+        "            self._context.order.add_pending_reader("
+        "self._scratch.uses, self._context.stream)\n",
         "",
     ),
     Mutation(
-        "parts of a block do not delay its free", "graph/pool.py",
-        "    stretch.block.uses.inherited[id(uses)] = uses\n",
+        "parts of a block do not delay its free", "graph/arena.py",
+        "        span.block.uses.retired_parts[id(uses)] = uses\n",
         "",
     ),
     Mutation(
@@ -149,13 +158,13 @@ MUTATIONS = (
         "            pass\n",
     ),
     Mutation(
-        "a pool hands memory out before its last use", "graph/pool.py",
+        "a pool hands memory out before its last use", "graph/arena.py",
         "            order.section(home, {back.uses: True}).enter()\n",
         "            pass\n",
     ),
     Mutation(
-        "places that frames hand out again have uses of their own", "graph/pool.py",
-        "    def _new_uses(self) -> Uses:\n        return self._sharing.uses\n",
+        "places that frames hand out again have uses of their own", "graph/frames.py",
+        "    def _new_uses(self) -> Uses:\n        return self.stack.uses\n",
         "",
     ),
     Mutation(
@@ -165,17 +174,17 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph holds no tensors of other libraries", "graph/capture.py",
-        "        self.foreign += gathered.foreign\n",
+        "        self.foreign += arguments.foreign\n",
         "",
     ),
     Mutation(
-        "a graph does not keep what other libraries allocated inside it", "graph/graph.py",
-        "            self._pool = capture.guests.claim()\n",
-        "            capture.guests.claim()\n",
+        "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",
+        "            pools = capture.foreign_libraries.take_pools()\n",
+        "            capture.foreign_libraries.take_pools()\n",
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",
-        "        context.hold(record_event(context, stream), arguments.held)\n",
+        "        context.hold_until(record_event(context, stream), arguments.held)\n",
         "        pass\n",
     ),
     Mutation(
@@ -184,8 +193,8 @@ MUTATIONS = (
         '== (self.name, "Tensor") for each in (kind,)',
     ),
     Mutation(
-        "a replay does not count as a write of its scalars", "graph/graph.py",
-        "capture.uses | {scalar.buffer.uses: True for scalar in self._scalars.values()}",
+        "a replay does not count as a write of its scalars", "graph/recorded.py",
+        "capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()}",
         "dict(capture.uses)",
     ),
 )  # fmt: skip
@@ -203,11 +212,13 @@ def run(mutation: Mutation) -> tuple[bool, float, str]:
         file.write_text(text.replace(mutation.before, mutation.after))
         env = os.environ | {"PYTHONPATH": str(copy), "PREHEAT_TEST_PROGRAMS": "300"}
         env |= {"PREHEAT_TEST_ALL": "1", "PREHEAT_TEST_SHRINK": "0"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=line", *TESTS]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=timeline", *TESTS]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib"]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [
+        timeline for timeline in done.stdout.splitlines() if timeline.startswith(("FAILED", "ERROR"))
+    ]
     if done.returncode not in (0, 1):
         raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
     return done.returncode == 1, time.perf_counter() - started, (failed or [""])[0][:150]

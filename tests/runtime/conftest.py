@@ -1,54 +1,34 @@
-"""Fixtures: devices whose calls are counted and can be made to fail."""
+"""Fixtures of the tests of the runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from preheat.build.builder import Builder
+from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
-from tests.faulty import Faulty
-from tests.runtime.support import Bench, Flaky, bench
-
-
-@pytest.fixture
-def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
-    """Open devices whose interface can fail, by kind, and close them afterwards."""
-    opened: list[Gpu] = []
-
-    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
-        if kind == "emulator":
-            from preheat.devices.emulator.device import EmulatorDevice
-
-            seam = Faulty(EmulatorDevice(0, "sm_90"))
-        else:
-            from preheat.devices.cuda.device import CudaDevice
-
-            seam = Faulty(CudaDevice(0))
-        whole: Any = seam
-        opened.append(Gpu(whole, builder, **more))
-        return Flaky(opened[-1], seam)
-
-    yield open_one
-    for gpu in opened:
-        gpu.close()
-
-
-@pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind of device."""
-    return str(request.param)
-
-
-@pytest.fixture
-def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
-    """Each kind of device, with an interface that can fail."""
-    return open_flaky(kind)
+from tests.runtime.ordering import SOURCE, World
+from tests.runtime.support import Bench, bench
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 
 @pytest.fixture
 def setup(device: Gpu) -> Bench:
     """saxpy and its operands on every device."""
     return bench(device)
+
+
+@pytest.fixture
+def world(
+    request: pytest.FixtureRequest, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=request.param), shared_builder)
+    torch, cupy = FakeTorch(gpu), FakeCuPy(gpu)
+    introduce(torch, monkeypatch)
+    introduce(cupy, monkeypatch)
+    kernels = (gpu.kernel(SOURCE, name) for name in ("put", "copy", "spread"))
+    yield World(gpu, torch, cupy, *kernels)
+    gpu.synchronize()
+    gpu.close()

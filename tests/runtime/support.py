@@ -1,11 +1,9 @@
-"""Helpers for the tests of the runtime: kernels, inputs, and counts of the calls of a device."""
+"""Helpers for the tests of the runtime: kernels and inputs."""
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,6 @@ from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.conftest import SAXPY
-from tests.faulty import Faulty
 
 SIZES = (1, 31, 33, 257, 1009)
 
@@ -117,19 +114,3 @@ def library(name: str) -> Any:
             return importlib.import_module(name)
         except ImportError as missing:
             pytest.skip(f"{name} cannot be imported: {missing}")
-
-
-class Flaky(NamedTuple):
-    """A device whose calls are counted and can be made to fail."""
-
-    gpu: Gpu
-    seam: Faulty
-
-    @contextmanager
-    def asked(self, *verbs: str) -> Iterator[dict[str, int]]:
-        """Yield a dict that gets the number of calls of each verb, by default of all."""
-        before, counts = self.seam.calls.copy(), dict[str, int]()
-        yield counts
-        counts |= {
-            verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs
-        }

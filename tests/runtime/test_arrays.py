@@ -373,7 +373,7 @@ def test_a_closed_array_is_told_at_every_door(device: Gpu) -> None:
         with pytest.raises(StaleBufferError, match="its memory was freed"):
             door()
     assert "freed" in repr(made)
-    assert made.uses.stream is part.uses.stream is None
+    assert made.uses.writer is part.uses.writer is None
 
 
 def test_memory_at_the_same_address_has_another_generation(device: Gpu) -> None:

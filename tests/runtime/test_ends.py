@@ -16,7 +16,8 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.bound import Bound
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
-from tests.runtime.support import KERNELS, Flaky
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS
 
 
 class Things(NamedTuple):
@@ -102,7 +103,7 @@ def hint_of(do: Callable[[], object]) -> str | None:
 
 
 def fault(gpu: Gpu) -> None:
-    gpu._context.failed(EmulatorFault("narrow", "something no kernel survives"))
+    gpu._context.handle_loss(EmulatorFault("narrow", "something no kernel survives"))
 
 
 def fault_and(then: Callable[[Gpu], None], gpu: Gpu) -> None:
@@ -111,7 +112,7 @@ def fault_and(then: Callable[[Gpu], None], gpu: Gpu) -> None:
 
 
 def reset_elsewhere(gpu: Gpu) -> None:
-    gpu._context.failed(ContextLostError("it was reset", hint="open it again"))
+    gpu._context.handle_loss(ContextLostError("it was reset", hint="open it again"))
 
 
 RESET = "the device was reset already: {again}"
@@ -153,7 +154,7 @@ def test_a_gpu_that_does_not_recover_is_not_reset(end: str, open_flaky: Callable
     if "fault" in end:
         fault(flaky.gpu)
     if "fork" in end:
-        flaky.gpu._context.forked()
+        flaky.gpu._context.mark_forked()
         hint = "start workers with multiprocessing's 'spawn' or 'forkserver' method"
     with flaky.asked() as asked:
         for use, _ in USES.values():

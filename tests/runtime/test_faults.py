@@ -20,20 +20,9 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY, Recorder
-from tests.faulty import Faulty
-from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
-
-
-def illegal_address(call: str = "cuStreamSynchronize") -> DriverError:
-    """Return an error that ends a context."""
-    meaning = "an illegal memory access was encountered"
-    return DriverError(call, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", meaning, sticky=True)
-
-
-def not_supported(call: str = "cuMemsetD32Async") -> DriverError:
-    """Return an error that changes nothing."""
-    return DriverError(call, 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
-
+from tests.driver_errors import illegal_address, not_supported
+from tests.faulty import Faulty, Flaky
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 Door = Callable[[Bench], object]
 #: What a user does, by the verb of the seam that it comes to.
@@ -64,7 +53,7 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
 ) -> None:
     made, door = bench(flaky.gpu), DOORS[verb]
     made.launch(warm)
-    flaky.seam.fail(verb, illegal_address())
+    flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
         door(made)
     assert first.value.sticky
@@ -82,7 +71,7 @@ def test_a_lost_device_is_an_event(
     open_flaky: Callable[..., Flaky], open_builder: Callable[..., Builder], recorder: Recorder
 ) -> None:
     flaky = open_flaky("emulator", open_builder())
-    flaky.seam.fail("synchronize", illegal_address())
+    flaky.seam.fail("synchronize", illegal_address("cuStreamSynchronize"))
     for _ in range(2):
         with pytest.raises(DeviceError) as caught:
             flaky.gpu.synchronize()
@@ -96,7 +85,7 @@ def test_a_lost_device_is_an_event(
 def test_an_error_that_passes_leaves_everything_usable(verb: str, flaky: Flaky) -> None:
     made, door = bench(flaky.gpu), DOORS[verb]
     for launches in range(0, 5, 2):
-        flaky.seam.fail(verb, not_supported())
+        flaky.seam.fail(verb, not_supported("cuMemsetD32Async"))
         with pytest.raises(DriverError, match="CUDA_ERROR_NOT_SUPPORTED"):
             door(made)
         made.check(launches)
@@ -112,10 +101,10 @@ def test_waiting_tells_of_errors_of_the_work_before(
     flaky = open_flaky("emulator")
     stream = flaky.gpu.stream()
     if wait == "stream":
-        flaky.seam.fail("stream.synchronize", illegal_address())
+        flaky.seam.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
         door = stream.synchronize
     else:
-        event, raised = stream.record(), illegal_address()
+        event, raised = stream.record(), illegal_address("cuStreamSynchronize")
 
         def failing() -> None:
             flaky.seam.on_loss(raised)
@@ -135,7 +124,7 @@ def test_a_blocking_device_names_the_kernel_that_failed(
     flaky = open_flaky(kind, blocking=True)
     made = bench(flaky.gpu)
     made.launch(3)
-    flaky.seam.fail("stream.synchronize", illegal_address())
+    flaky.seam.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
     with pytest.raises(
         DriverError, match="saxpy: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"
     ):

@@ -16,7 +16,8 @@ from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import strided, tensor_kind
-from tests.runtime.support import KERNELS, Flaky, bench, library
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench, library
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
@@ -129,7 +130,7 @@ def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(fl
     del given, made
     gc.collect()
     with flaky.asked("synchronize", "free") as asked:
-        dlpack.sweep()
+        dlpack.end_dropped_exports()
         flaky.gpu.empty(1)
     assert asked == {"free": 1}
 
@@ -338,7 +339,7 @@ def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu
     columns, side = emulator.kernel(STRIDES, "columns"), emulator.stream()
     columns.launch(strided(own), 2, out, 20, grid=1, block=64, stream=side)
     assert np.array_equal(out.numpy()[:20], np.arange(0, 40, 2))
-    assert own.buffer.uses.stream is not emulator._context.stream  # The use is on record.
+    assert own.buffer.uses.writer is not emulator._context.stream  # The use is on record.
     for wrong in (3, "x", None, [1, 2]):
         with pytest.raises(InputError, match="strided takes an array or a tensor, not"):
             strided(wrong)
@@ -355,13 +356,13 @@ def test_a_strided_array_is_passed_by_its_first_element(step: int, emulator: Gpu
 
 
 def test_exports_of_many_arrays_do_not_pile_up(emulator: Gpu) -> None:
-    before = len(dlpack._handed_out)
+    before = len(dlpack._exports)
     for n in range(50):
         assert np.from_dlpack(emulator.array([n]))[0] == n
         emulator.array([n]).__dlpack__()
     emulator.synchronize()
-    assert len(dlpack._handed_out) <= before
-    assert not dlpack._offered
+    assert len(dlpack._exports) <= before
+    assert not dlpack._unconsumed_capsules
 
 
 def test_a_consumer_in_c_gives_the_memory_back_by_the_deleter(device: Gpu) -> None:

@@ -17,7 +17,8 @@ from preheat.errors import EmulatorFault, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime.launch import Launch
 from preheat.runtime.operands import Pointer
-from tests.runtime.support import KERNELS, PTX, SIZES, Bench, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, PTX, SIZES, Bench, bench
 
 
 @pytest.mark.parametrize("n", SIZES)

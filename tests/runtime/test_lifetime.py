@@ -15,7 +15,9 @@ from preheat.errors import ContextLostError, OutOfMemoryError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime.array import Array
 from tests.conftest import SAXPY
-from tests.runtime.support import KERNELS, Flaky, bench
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, bench
 
 
 def test_dropping_an_array_asks_nothing_of_the_device_until_the_next_allocation(flaky: Flaky) -> None:
@@ -97,7 +99,7 @@ def test_memory_in_use_does_not_grow_with_work(device: Gpu) -> None:
 
 
 def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Flaky) -> None:
-    full = OutOfMemoryError("cuMemAllocFromPoolAsync", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    full = out_of_memory("cuMemAllocFromPoolAsync")
     flaky.seam.fail("allocate", full)
     with flaky.asked("allocate", "synchronize", "stream.synchronize") as asked:
         made = flaky.gpu.array([1, 2, 3])
@@ -186,8 +188,8 @@ def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
     flaky.gpu.array([3.0])  # dropped, and not freed yet
     flaky.gpu.stream()
     flaky.gpu.reset()
-    assert not context.garbage
-    assert not context.idle
+    assert not context.deferred_cleanups
+    assert not context.idle_streams
     new = [flaky.gpu.array([2.0] * 8) for _ in range(4)]
     with flaky.asked("free") as asked:
         old[0].close()
@@ -249,7 +251,7 @@ def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> N
         going.wait()
         made.close()
         thread.join()
-        assert all(view.uses.stream is None for view in views)
+        assert all(view.uses.writer is None for view in views)
 
 
 def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None:
@@ -270,9 +272,9 @@ def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None
         def __del__(self) -> None:
             let_go.append(self.name)
 
-    context.hold(Point("ended", True), Kept("ended"))
-    context.hold(Point("running", False), Kept("running"))
-    threads = [threading.Thread(target=context._let_go) for _ in range(4)]
+    context.hold_until(Point("ended", True), Kept("ended"))
+    context.hold_until(Point("running", False), Kept("running"))
+    threads = [threading.Thread(target=context._drop_completed) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -296,13 +298,13 @@ def test_a_module_dropped_while_others_are_unloaded_waits_for_the_next_time(flak
         context.drain(modules=True)
     del flaky.seam.__dict__["synchronize"]
     assert asked == {"module.unload": 1}
-    assert len(context.unused) == 1
+    assert len(context.unused_modules) == 1
 
 
 def test_events_do_not_pile_up_where_nobody_allocates(device: Gpu) -> None:
     for _ in range(2000):
         device.record()
-    assert len(device._context.garbage) < 1000
+    assert len(device._context.deferred_cleanups) < 1000
 
 
 def test_a_load_that_outlives_its_device_is_not_found_on_the_next(

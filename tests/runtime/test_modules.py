@@ -30,7 +30,9 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.program import Program
 from tests.conftest import SAXPY, Recorder
-from tests.runtime.support import KERNELS, PTX, Bench, Flaky, bench
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
+from tests.runtime.support import KERNELS, PTX, Bench, bench
 
 OpenBuilder = Callable[..., Builder]
 OpenFlaky = Callable[..., Flaky]
@@ -236,21 +238,21 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, run = flaky.gpu, flaky.gpu._session.requests.run
+    gpu, run = flaky.gpu, flaky.gpu._session._module_loads.run
 
     def late(key: Any, make: Any, *, title: str) -> Any:
-        monkeypatch.setattr(gpu._session.requests, "run", run)
+        monkeypatch.setattr(gpu._session._module_loads, "run", run)
         gpu.module(SAXPY)  # as another thread would, between the lookup and the load
         return run(key, make, title=title)
 
-    monkeypatch.setattr(gpu._session.requests, "run", late)
+    monkeypatch.setattr(gpu._session._module_loads, "run", late)
     with flaky.asked("load") as asked:
         gpu.module(SAXPY)
     assert asked == {"load": 1}
 
 
 def test_a_load_that_failed_is_tried_again(flaky: Flaky) -> None:
-    full = OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    full = out_of_memory("cuModuleLoadData")
     flaky.seam.fail("load", full)
     with pytest.raises(OutOfMemoryError):
         flaky.gpu.kernel(SAXPY, "saxpy")
@@ -449,7 +451,7 @@ def test_strict_takes_no_code_made_for_a_lower_minor(
         (["sm_89"], "sm_86", "sm_86"),  # a higher minor: compiled
     ],
 )
-def test_stored_code_is_used_along_the_ladder(
+def test_stored_code_is_used_for_every_runnable_architecture(
     stored: list[str], device: str, used: str,
     open_device: OpenDevice, open_builder: OpenBuilder, recorder: Recorder,
 ) -> None:  # fmt: skip
@@ -544,7 +546,7 @@ def test_code_that_stays_invalid_is_reported(
 @pytest.mark.parametrize(
     "error",
     [
-        OutOfMemoryError("cuModuleLoadData", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
+        out_of_memory("cuModuleLoadData"),
         DriverError(
             "cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX is too new"
         ),

@@ -11,7 +11,8 @@ import pytest
 
 from preheat.errors import ContextLostError, InputError
 from preheat.gpu import Gpu
-from tests.runtime.support import Bench, Flaky, bench
+from tests.faulty import Flaky
+from tests.runtime.support import Bench, bench
 
 
 class Foreign:
@@ -250,4 +251,4 @@ def test_events_of_many_launches_do_not_pile_up(flaky: Flaky) -> None:
     made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
     for _ in range(1000):
         made.saxpy.launch(0.0, made.x, made.y, 0, grid=1, block=1, stream=stream)
-    assert len(flaky.gpu._context.garbage) < 300
+    assert len(flaky.gpu._context.deferred_cleanups) < 300

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,35 +13,9 @@ from preheat.build.builder import Builder
 from preheat.errors import ContextLostError, StaleBufferError
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY
-from tests.processes import PATIENCE, ended, finish, start
-from tests.runtime.support import KERNELS, Flaky, bench
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Run `work` in a forked child, which must end well."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads about
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        reaped, status = os.waitpid(child, os.WNOHANG)
-        if reaped:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    pytest.fail("the child hangs")
+from tests.faulty import Flaky
+from tests.processes import ended, finish, run_in_fork, start
+from tests.runtime.support import KERNELS, bench
 
 
 def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
@@ -92,7 +61,7 @@ def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[
         gpu.trim()
         gpu.close()
 
-    in_child(work)
+    run_in_fork(work)
     made.check(4)  # the child has a copy: nothing of it is seen here
     made.launch()
     made.check(5)
@@ -106,12 +75,12 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
     del gpu._context._drain_lock[0]  # another thread is at it
 
     def work() -> None:
-        assert len(gpu._context.garbage) == 1
+        assert len(gpu._context.deferred_cleanups) == 1
         held = gpu.empty(1)
-        assert not gpu._context.garbage
+        assert not gpu._context.deferred_cleanups
         held.close()
 
-    in_child(work)
+    run_in_fork(work)
     gpu._context._drain_lock[0] = True
 
 
@@ -134,7 +103,7 @@ def test_a_device_that_cannot_fork_is_lost_in_the_child(open_flaky: Callable[...
             made.x.close()
         assert asked == {}  # the parent's device is left alone
 
-    in_child(work)
+    run_in_fork(work)
     made.launch()
     made.check(5)
 
@@ -270,7 +239,7 @@ gpu = preheat.device("emulator")
 device, held, done = gpu._device, threading.Event(), threading.Event()
 
 def hold():
-    with device.lock, module._opening, gpu._context.resolving:
+    with device.lock, module._opening, gpu._context.resolve_lock:
         held.set()
         done.wait()
 

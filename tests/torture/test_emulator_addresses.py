@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.access import LOCAL, SHARED
+from preheat.devices.emulator.addresses import LOCAL_WINDOW, SHARED_WINDOW
 from preheat.errors import EmulatorFault
-from tests.emulator.support import Machine, entry
+from tests.devices.emulator.support import Machine, entry
 from tests.torture.conftest import Campaign
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,12 @@ DATA = 256  # words that kernels may use, between as many that they must not
 #: Numbers near which addresses wrap around, change their sign or their space.
 EDGES = [
     *(1 << power for power in (0, 4, 8, 31, 32, 36, 40, 47, 48, 50, 56, 57, 62, 63)),
-    *(SHARED + SHARED_BYTES, LOCAL + LOCAL_BYTES, SHARED - (1 << 36), (1 << 50) - (1 << 40)),
+    *(
+        SHARED_WINDOW + SHARED_BYTES,
+        LOCAL_WINDOW + LOCAL_BYTES,
+        SHARED_WINDOW - (1 << 36),
+        (1 << 50) - (1 << 40),
+    ),
     *(0x7FFF_FFFF_0000, 0xFFFF_8000_0000_0000),
 ]
 OFFSETS = (0, 8, -8, -1, 1, 4, (1 << 31) - 8, -(1 << 31), (1 << 63) - 1, 1 << 63, (1 << 64) - 4)
@@ -89,8 +94,10 @@ def _is_inside(space: str, base: int, offset: int, size: int, arrays: list[Array
 
     The base of a generic address decides its space. A sum that needs more than 64 bits is no address.
     """
-    if space == "generic" and base >= SHARED:
-        space, base = ("shared", base - SHARED) if base < LOCAL else ("local", base - LOCAL)
+    if space == "generic" and base >= SHARED_WINDOW:
+        space, base = (
+            ("shared", base - SHARED_WINDOW) if base < LOCAL_WINDOW else ("local", base - LOCAL_WINDOW)
+        )
     address = base + offset
     if address < 0 or address % size:
         return False

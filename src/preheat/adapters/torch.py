@@ -211,7 +211,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
 
 def _refusal(name: str, given: Any) -> InputError:
     """Return the error for a value that is not a tensor of torch on a GPU."""
-    if LIBRARIES["torch"].makes(type(given)):
+    if LIBRARIES["torch"].is_tensor_type(type(given)):
         hint = (
             f"move it: {name}.cuda()" if _torch().cuda.is_available() else f"torch sees no GPU; {_OPS}"
         )

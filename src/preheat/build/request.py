@@ -28,7 +28,7 @@ class Request:
         identity = self.toolchain.identity(self.program.language)
         return request_key(self.program, self.arch, identity)
 
-    @property
+    @lazy
     def digest(self) -> str:
         """The digest of `key`."""
         return self.key.digest

@@ -279,8 +279,8 @@ def _require(found: os.stat_result) -> None:
 def _require_file(found: os.stat_result, *, trust: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise NotAFileError
-    if not trust:
-        _require(found)
+    if not trust and (why := writable_by_others(found)):
+        raise DistrustedError(why)
 
 
 def _trusted(me: int | None) -> set[int]:

@@ -55,8 +55,11 @@ __all__ = [
 
 Dim3 = tuple[int, int, int]
 
-#: The handles of the default streams: the legacy one, which all threads share, and the per-thread one.
-LEGACY_STREAMS, PER_THREAD_STREAM = (0, 1), 2
+#: The handles of the legacy default stream, which all threads share.
+LEGACY_STREAMS = (0, 1)
+
+#: The handle of the per-thread default stream.
+PER_THREAD_STREAM = 2
 
 #: DLPack's device types: host memory, which the emulator works in, and memory of a GPU.
 ON_HOST, ON_GPU = 1, 2
@@ -175,10 +178,10 @@ class Stream(Protocol):
     handle: int
     id: int
 
-    def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
+    def record(self, *, timing: bool = False, reuse: Event | None = None) -> Event:
         """Return an event after everything submitted so far.
 
-        `again` is an event of this device to record once more instead of a new one. Work that already
+        `reuse` is an event of this device to record once more instead of a new one. Work that already
         waits for it keeps waiting for the earlier point.
         """
 
@@ -205,7 +208,7 @@ class Stream(Protocol):
     def end_capture(self) -> Graph:
         """End the capture and return its graph; an error when the capture is invalid."""
 
-    def captured(self) -> int:
+    def num_captured_nodes(self) -> int:
         """Return how many nodes are captured so far; an error without a valid capture."""
 
     def capture_status(self) -> str:
@@ -343,7 +346,7 @@ class Device(Protocol):
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Prepare a write to several addresses, each given with its size: 1, 2, 4, 8 or 16 bytes."""
 
-    def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Let kernels use host memory of the caller for a while, on a device that can."""
 
     def owner(self, address: int) -> object:

@@ -98,9 +98,9 @@ class PoolBuffer(Buffer):
     def export(self) -> None:
         """Keep the whole block, because another library gets the memory."""
         self.span.block.export()
-        self._backing = self.span.block._backing
+        self._exported_memory = self.span.block._exported_memory
 
-    def _give_back(self) -> Callable[[], None]:
+    def _deallocator(self) -> Callable[[], None]:
         give_back = self._return
         span = self.span
         uses = self.uses
@@ -115,12 +115,12 @@ class PoolBuffer(Buffer):
         make: type[ReturnedSpan] = ReturnedSpan,  # Finalizers must not use global names.
     ) -> None:
         """Return a span to its arena. The block is not freed before these uses either."""
-        span.block.uses.inherited[id(uses)] = uses
+        span.block.uses.retired_parts[id(uses)] = uses
         returned.append(make(span, uses))
 
     def __del__(self) -> None:
-        if self.open or self._backing:
-            self._give_back()()
+        if self.open or self._exported_memory:
+            self._deallocator()()
 
 
 class Arena:
@@ -141,7 +141,7 @@ class Arena:
         return sum(block.size for block in self.blocks)
 
     @property
-    def pending(self) -> int:
+    def returned_bytes(self) -> int:
         """Bytes that came back and are not free yet."""
         return sum(each.span.size for each in list(self.returned))
 
@@ -170,7 +170,7 @@ class Arena:
         reclaimed = 0
         for each, is_ordered in zip(back, ordered, strict=True):
             if is_ordered:
-                each.span.block.uses.inherited.pop(id(each.uses), None)
+                each.span.block.uses.retired_parts.pop(id(each.uses), None)
                 self.free.put(each.span)
                 reclaimed += each.span.size
             else:
@@ -182,7 +182,7 @@ class Arena:
         order = self._context.order
         home = back.span.block.home
         if self._context.captures_by_thread:
-            return back.uses.at_rest(order.timeline(home))
+            return back.uses.is_ordered_by(order.timeline(home))
         try:
             order.section(home, {back.uses: True}).enter()
         except CaptureError:  # Another library that took the memory is capturing.

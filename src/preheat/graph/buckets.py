@@ -21,7 +21,8 @@ _SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
     """Return 1, 2, 4, 8, then the multiples of `step` after 8, and `limit` as the last."""
-    limit, step = _whole(limit, "a limit"), _whole(step, "a step")
+    limit = _whole(limit, "a limit")
+    step = _whole(step, "a step")
     if limit < 1 or step < 1:
         raise InputError(f"there are no buckets up to {limit} in steps of {step}", hint="use 1 or more")
     steps = range(_SMALL[-1] // step * step + step, limit, step)
@@ -47,7 +48,8 @@ def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
     """Return a host array with rows of `fill` added up to `size` rows, or the array if it has them."""
     import numpy
 
-    host, size = _on_host(array), _whole(size, "a number of rows")
+    host = _on_host(array)
+    size = _whole(size, "a number of rows")
     if not host.ndim or len(host) > size:
         raise InputError(f"an array of shape {host.shape} cannot be padded to {size} rows")
     if len(host) == size:

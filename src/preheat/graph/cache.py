@@ -43,7 +43,7 @@ class GraphCache:
         graphs.run(size, lambda: step(size))   # runs; the second time captures; then replays
 
     Each `owner` has graphs of its own, which go when the owner does: it is referenced weakly where that
-    is possible. Recordings and warm-ups know the cache by `name`, and events have keys as `shown`
+    is possible. Recordings and warm-ups know the cache by `name`, and events have keys as `key_text`
     writes them. With `checked`, each call of `run` is captured anew and compared with the cached graph;
     `BakedError` is raised where a replay would use something else. A reset of the device empties the
     cache, which then works with the new context. `title` is what warnings call the cache. Safe from any
@@ -59,7 +59,7 @@ class GraphCache:
         name: str | None = None,
         checked: bool = False,
         warmers: Warmers,
-        shown: Callable[[Any], str],
+        key_text: Callable[[Any], str],
     ) -> None:
         self.capacity = _capacity(capacity)
         self.name = _name(name)
@@ -68,7 +68,7 @@ class GraphCache:
         self._context = context
         self._capture = capture
         self._warmers = warmers
-        self._shown = shown
+        self._key_text = key_text
         self._entries = Entries(context, self.capacity)
         self._warned: set[object] = set()  # kinds of failures
         fork.register(self)
@@ -123,10 +123,10 @@ class GraphCache:
                     raise
                 entries.drop(entry, cached)
         made = body(arrays)
-        entries.seen(entry)
+        entries.record_run(entry)
         if failure is not None:  # Only now: an error of the body itself is raised by its run above.
             self._warn(entry, failure)
-        return trees.copies(made) if copy else made
+        return trees.copy_arrays(made) if copy else made
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
         """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
@@ -156,7 +156,7 @@ class GraphCache:
 
     def warm_steps(self, steps: Sequence[Step], owner: object) -> None:
         """Capture the steps without a graph, in this order; see `warm`."""
-        self._context().forbid(WARM)
+        self._context().refuse_in_capture(WARM)
         wanted: dict[Hashable, Step] = {}
         for step in steps:
             wanted.setdefault(step.key, step)
@@ -212,7 +212,7 @@ class GraphCache:
         if self._entries.find(entry) is not None:
             return None
         step.body(step.arrays)
-        self._entries.seen(entry, ready=True)
+        self._entries.record_run(entry, ready=True)
         self._captured(entry, step)
         return self._entries.failure(entry)
 
@@ -266,7 +266,7 @@ class GraphCache:
 
         A step that can be captured but must not be is an error, which no quarantine hides.
         """
-        pending = self._entries.claim(entry)
+        pending = self._entries.begin_capture(entry)
         if pending is None:
             return None, None
         cached: CachedGraph | None = None
@@ -283,7 +283,7 @@ class GraphCache:
             cached = made
         finally:
             reason = None if failure is None else failure.reason
-            evicted = self._entries.settle(entry, pending, cached, reason)
+            evicted = self._entries.end_capture(entry, pending, cached, reason)
             if cached is not None:
                 self._emit("captured", entry)
             if reason is not None:
@@ -313,7 +313,7 @@ class GraphCache:
 
     def _emit(self, what: str, entry: EntryKey, reason: str = "") -> None:
         context = self._entries.context
-        key = self._shown(entry.key)
+        key = self._key_text(entry.key)
         # Graphs of an owner have no name, because a warmer cannot tell whose they are.
         name = self.name if entry.owner is None else None
         context.events.emit(

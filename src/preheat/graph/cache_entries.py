@@ -2,8 +2,8 @@
 
 A key is first seen, then captured, then has a graph:
 
-    unknown ──its body ran──▶ UncapturedKey ──claim──▶ PendingCapture ──settle──▶ CachedGraph
-                                    ▲───────── the capture failed: quarantine ─────────┘
+    unknown ──record_run──▶ UncapturedKey ──begin_capture──▶ PendingCapture ──end_capture──▶ CachedGraph
+                                  ▲─────────── the capture failed: quarantine ──────────┘
 
 Each owner has entries of its own. They go when the owner is collected.
 """
@@ -137,7 +137,7 @@ class Entries:
             self.drop(entry, cached)
             cached = None
         if removed:
-            self._destroy(removed)
+            self._drop_graphs(removed)
         return cached
 
     def has(self, entry: EntryKey) -> bool:
@@ -145,7 +145,7 @@ class Entries:
         with self.lock:
             removed = self._refresh()
             cached = self.graphs.get(entry)
-        self._destroy(removed)
+        self._drop_graphs(removed)
         return cached is not None and cached.usable
 
     def put(self, entry: EntryKey, cached: CachedGraph) -> list[EntryKey]:
@@ -153,7 +153,7 @@ class Entries:
         with self.lock:
             removed = self._refresh()
             evicted = self._put(entry, cached, removed)
-        self._destroy(removed)
+        self._drop_graphs(removed)
         return evicted
 
     def drop(self, entry: EntryKey, cached: CachedGraph) -> None:
@@ -168,17 +168,17 @@ class Entries:
             removed = self._refresh()
             for entry in entries:
                 self._forget(entry, removed)
-        self._destroy(removed)
+        self._drop_graphs(removed)
 
     def forget_all(self, owner: object) -> None:
         """Forget all keys of an owner, or of everybody where it is None."""
         token = self.owner_token(owner)
         with self.lock:
             removed = self._refresh()
-            for entry in self._known():
+            for entry in self._all_keys():
                 if owner is None or entry.owner == token:
                     self._forget(entry, removed)
-        self._destroy(removed)
+        self._drop_graphs(removed)
 
     def report(self) -> CacheReport:
         """Describe all graphs and the keys in quarantine."""
@@ -190,22 +190,22 @@ class Entries:
                 for entry, one in self.uncaptured.items()
                 if one.reason is not None
             )
-        self._destroy(removed)
+        self._drop_graphs(removed)
         return CacheReport(graphs, quarantined)
 
     # Captures
 
-    def seen(self, entry: EntryKey, *, ready: bool = False) -> None:
+    def record_run(self, entry: EntryKey, *, ready: bool = False) -> None:
         """Note that the body of a key ran; `ready` ends the quarantine of the key."""
         with self.lock:
             if entry not in self.graphs:
                 known = self._remember(entry)
                 known.wait = 0 if ready else known.wait
 
-    def claim(self, entry: EntryKey) -> PendingCapture | None:
+    def begin_capture(self, entry: EntryKey) -> PendingCapture | None:
         """Return the right to capture a key that was seen and is not in quarantine, or None.
 
-        One thread at a time has it, until it calls `settle`.
+        One thread at a time has it, until it calls `end_capture`.
         """
         with self.lock:
             known = self.uncaptured.get(entry)
@@ -218,7 +218,7 @@ class Entries:
             pending = self._pending[entry] = PendingCapture(self.context)
             return pending
 
-    def settle(
+    def end_capture(
         self,
         entry: EntryKey,
         pending: PendingCapture,
@@ -236,7 +236,7 @@ class Entries:
                 evicted = self._put(entry, cached, removed)
             if reason is not None and not late:
                 self._remember(entry).failed(reason)
-        self._destroy(removed)
+        self._drop_graphs(removed)
         return evicted
 
     def failure(self, entry: EntryKey) -> str | None:
@@ -247,19 +247,19 @@ class Entries:
 
     # Under the lock
 
-    def _known(self) -> set[EntryKey]:
+    def _all_keys(self) -> set[EntryKey]:
         return {*self.graphs, *self.uncaptured, *self._pending}
 
     def _refresh(self) -> _Removed:
         """Take out what belongs to an earlier context or to owners that were collected."""
         removed: _Removed = []
         if (context := self._current_context()) is not self.context:
-            for entry in self._known():
+            for entry in self._all_keys():
                 self._forget(entry, removed)
             self.context = context
         while self._collected:
             owner = self._collected.popleft()
-            for entry in self._known():
+            for entry in self._all_keys():
                 if entry.owner is owner:
                     self._forget(entry, removed)
             for number in [number for number, one in self.owners.items() if one is owner]:
@@ -290,7 +290,7 @@ class Entries:
 
     # Outside the lock
 
-    def _destroy(self, removed: _Removed) -> None:
+    def _drop_graphs(self, removed: _Removed) -> None:
         """Drop graphs. Each one is destroyed once no other thread is replaying it."""
         if removed:
             removed.clear()

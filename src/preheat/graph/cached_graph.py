@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
-from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written
+from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node, diff
-from preheat.runtime.memory import newest
+from preheat.runtime.memory import next_generation
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 
@@ -47,9 +47,9 @@ class CachedGraph:
     @classmethod
     def captured(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
         """Capture a step into a graph that `new` makes, ready to replay."""
-        inputs = [trees.private(array) for array in step.arrays]
+        inputs = [trees.clone_detached(array) for array in step.arrays]
         graph = new()
-        since = newest()
+        since = next_generation()
         try:
             with graph:
                 outputs = step.body(inputs)
@@ -67,9 +67,9 @@ class CachedGraph:
 
     def require_unwritten(self) -> None:
         """Raise if the graph writes into an array that calls only copy into."""
-        spans = [trees.span(array) for array in self.inputs]
+        spans = [trees.address_range(array) for array in self.inputs]
         for node in self.graph.nodes if spans else ():
-            for position, argument in written(node):
+            for position, argument in written_arguments(node):
                 address = int.from_bytes(argument.value, "little")
                 if any(address in span for span in spans):
                     raise GraphError(
@@ -83,9 +83,9 @@ class CachedGraph:
         """Replay with the content of `arrays`; return what the body returned, or copies of it."""
         with self.lock:
             for own, given in zip(self.inputs, arrays, strict=True):
-                trees.refill(own, given)
+                trees.copy_into(own, given)
             self.graph.replay()
-            return trees.copies(self.outputs) if copy else trees.fresh(self.outputs)
+            return trees.copy_arrays(self.outputs) if copy else trees.copy_containers(self.outputs)
 
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Capture `body` as `new` and raise if that would do something else than this graph does."""
@@ -101,7 +101,7 @@ class CachedGraph:
 
     def _captured_again(self, new: Graph, body: Body[Any]) -> CachedGraph:
         """Capture `body` with the same inputs, without instantiating the graph."""
-        since = newest()
+        since = next_generation()
         new.begin()
         try:
             outputs = body(self.inputs)
@@ -130,7 +130,7 @@ class CachedGraph:
         device = self.graph.context.device
         foreign = bool(self.graph.foreign)
         outputs = {
-            path: memory.returned(item, trees.memory(item, device), foreign=foreign)
+            path: memory.returned(item, trees.memory_of(item, device), foreign=foreign)
             for path, item in trees.leaves(self.outputs)
         }
         return nodes, outputs

@@ -122,17 +122,17 @@ class ArgumentReader:
 
     def group(self, given: Any) -> _Group:
         """Return the key of the arguments in a container."""
-        held = trees.parts(given) or {}
+        held = trees.children(given) or {}
         names = () if isinstance(given, tuple | list) else tuple(held)
         return _Group(type(given), names, tuple(map(self._read, held.values())))
 
     def _read(self, given: Any) -> Hashable:
-        if trees.parts(given) is not None:
+        if trees.children(given) is not None:
             return self.group(given)
-        memory = trees.memory(given, self._device)
+        memory = trees.memory_of(given, self._device)
         if memory is None:
             return self._other(given)
-        if not self._copied or not trees.fillable(given):
+        if not self._copied or not trees.can_clone(given):
             return memory
         known = [array is given for array in self.arrays]
         if True not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -70,7 +70,7 @@ class Capture:
     def open(self) -> None:
         """Begin the capture. If this fails or is interrupted, `abort` undoes what was done."""
         self.context.active_captures()
-        with self.context.gate:
+        with self.context.capture_lock:
             self.context.add_capture(self)
             self._opened = True
             self.foreign_libraries.enter()
@@ -119,7 +119,7 @@ class Capture:
         try:
             if self.thread == threading.get_ident():
                 self.foreign_libraries.leave()
-            self.context.require("capture the graph again: gpu.capture()")
+            self.context.require_alive("capture the graph again: gpu.capture()")
         finally:
             if self.context.lost is None:
                 try:
@@ -142,8 +142,13 @@ class Capture:
     def abandoned(self) -> bool:
         """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
-            return self._interrupted or self._graph() is None
+            return self.dropped
         return not self._owner.is_alive()
+
+    @property
+    def dropped(self) -> bool:
+        """True if the thread of the capture cannot end it: its graph was dropped."""
+        return self._interrupted or self._graph() is None
 
     def abort(self) -> None:
         """End the capture as far as it had begun, and drop the graph, valid or not."""
@@ -167,13 +172,13 @@ class Capture:
             return
         self.over = True
         if self.context.remove_capture(self) or not self._opened:
-            self.context.capture_streams.append(self.stream)
+            self.context.idle_capture_streams.append(self.stream)
 
     def release_pools(self) -> None:
         """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
-        pools = self.foreign_libraries.claim()
+        pools = self.foreign_libraries.take_pools()
         if pools:
-            self.context.garbage.append(partial(_release, pools))
+            self.context.deferred_cleanups.append(partial(_release, pools))
 
     def _failure(self, error: DeviceError | Exception) -> CaptureError:
         if self.first is not None:
@@ -223,14 +228,6 @@ class Capture:
             f"{operation.name} while another thread captures (since {self.began})", where=where
         )
 
-    def note_errors(self) -> AbstractContextManager[None]:
-        """Return a context for work that becomes part of the capture: it notes the first error.
-
-        The capture is the context itself, because a new one for each launch would cost more than the
-        rest of what a capture does for it.
-        """
-        return self
-
     def __enter__(self) -> None:
         self._place = call_site()
 
@@ -266,14 +263,23 @@ class Capture:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def add_launch(self, launch: Launch, arguments: LaunchArguments, data: bytes) -> None:
-        """Add a node for a launch."""
-        self.add_uses(arguments)
+    def add_launch(
+        self,
+        launch: Launch,
+        data: bytes,
+        arrays: Mapping[int, Array],
+        uses: Mapping[Uses, bool],
+        foreign: Sequence[Operand] = (),
+    ) -> None:
+        """Add a node for a launch with the packed parameters `data`, and keep its arrays."""
+        self.arrays |= dict.fromkeys(arrays.values())
+        for each, write in uses.items():
+            self.uses[each] = write or self.uses.get(each, False)
         self.modules[launch.module] = None
-        name, given = launch.signature.kernel, (arguments.arrays, data)
-        tensors = arguments.foreign
+        name = launch.signature.kernel
+        given = (arrays, data)
         self.nodes.append(
-            Node("kernel", name, self._place, launch=launch, given=given, tensors=tensors)
+            Node("kernel", name, self._place, launch=launch, given=given, tensors=foreign)
         )
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
@@ -290,7 +296,7 @@ class Capture:
 
     def _put(self, node: Node, pieces: int) -> None:
         self.nodes.append(node)
-        end = self.stream.captured()
+        end = self.stream.num_captured_nodes()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 
 

@@ -11,7 +11,7 @@ from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.nodes import Argument, Node
 
-__all__ = ["CaptureMemory", "MemoryNames", "Returned", "generations", "written"]
+__all__ = ["CaptureMemory", "MemoryNames", "Returned", "generations", "written_arguments"]
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
@@ -84,7 +84,7 @@ def generations(graph: Graph) -> set[int | None]:
     return {argument.generation for node in graph.nodes for argument in node.arguments}
 
 
-def written(node: Node) -> Iterator[tuple[int, Argument]]:
+def written_arguments(node: Node) -> Iterator[tuple[int, Argument]]:
     """Yield the arguments that a node writes, by position, as far as its types tell."""
     if node.kind in ("fill", "copy") and not node.foreign:
         yield 0, node.arguments[0]

@@ -39,7 +39,7 @@ class GraphExecutable:
         self.uploaded = False
         self.closed = False
         self.last_replay: base.Stream | Event | None = None
-        context.holders.add(self)
+        context.resources.add(self)
 
     @property
     def instantiated(self) -> bool:
@@ -55,7 +55,7 @@ class GraphExecutable:
         """Make the definition executable, once, and return the executable."""
         if self._executable is None:
             self.require_open()
-            self._context.forbid(INSTANTIATE)
+            self._context.refuse_in_capture(INSTANTIATE)
             definition = self._definition
             assert definition is not None
             self._executable = definition.instantiate(free_on_launch=self._free_on_launch)
@@ -71,7 +71,7 @@ class GraphExecutable:
     def close(self) -> None:
         """Destroy the graph at the next safe point. Closing it twice is allowed."""
         if not self.closed and self._context.lost is None:
-            self._context.garbage.append(self._destroyer())
+            self._context.deferred_cleanups.append(self._destroyer())
         self.closed = True
         self._definition = None
         self._executable = None
@@ -91,7 +91,7 @@ class GraphExecutable:
 
     def __del__(self) -> None:
         if self._executable is not None or self._definition is not None:
-            self._context.garbage.append(self._destroyer())
+            self._context.deferred_cleanups.append(self._destroyer())
 
 
 def _destroy(
@@ -103,7 +103,7 @@ def _destroy(
     """Destroy the parts of a graph, and hold `keep` until the last replay has completed."""
     if last_replay is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
         event = last_replay if isinstance(last_replay, Event) else record_event(context, last_replay)
-        context.hold(event, keep)
+        context.hold_until(event, keep)
     for part in parts:
         if part is not None:
             part.close()

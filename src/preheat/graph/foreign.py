@@ -32,23 +32,23 @@ class ForeignLibraries:
         """Direct every loaded library of this device to the captured stream."""
         place, index = self._device
         for library in LIBRARIES.values():
-            if library.directed and library.device_type == place and library.ready():
-                pool = library.enter(self._stack, StreamHandle(self._handle), index)
+            if library.can_redirect and library.device_type == place and library.is_initialized():
+                pool = library.redirect(self._stack, StreamHandle(self._handle), index)
                 self.pools[library] = pool
 
     def leave(self) -> None:
         """Let the libraries work in their own streams again."""
         self._stack.close()
 
-    def claim(self) -> tuple[object, ...]:
+    def take_pools(self) -> tuple[object, ...]:
         """Return the pools. From here on the caller keeps them."""
         pools = tuple(self.pools.values())
         self.pools = {}
         return pools
 
-    def recycle(self) -> None:
+    def return_pools(self) -> None:
         """Return unused pools to their libraries, for the next capture."""
         for library, pool in self.pools.items():
             if isinstance(library, Torch):
-                library.reuse(pool, self._device[1])
+                library.keep_unused_pool(pool, self._device[1])
         self.pools = {}

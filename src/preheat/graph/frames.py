@@ -9,8 +9,9 @@ captured in different frames share memory. Three rules keep that safe:
 2. Arrays end with their frame. From then on they raise. Graphs that use the memory stay valid, because
    each replay writes what it reads.
 3. A replay does not overwrite live arrays. The arrays of a frame that is open outside a capture hold
-   data that the program still reads. While there is such a frame, graphs ask before each replay
-   (`ScratchStack.check`), and one that uses the same bytes raises `GraphError`.
+   data that the program still reads. While there is such a frame, each replay of a graph that uses
+   scratch memory is checked (`ScratchStack.check_replay`), and one that uses the same bytes raises
+   `GraphError`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from preheat.errors import GraphError
 from preheat.graph.arena import PoolBuffer, ReturnedSpan, Span
-from preheat.graph.replay import Replayer
-from preheat.runtime.array import NO_RIGHTS
-from preheat.runtime.memory import Dependent
+from preheat.runtime.array import NO_RIGHTS, Array
+from preheat.runtime.memory import Buffer
+from preheat.runtime.order import Order
 from preheat.runtime.uses import Uses
 
 __all__ = ["Frame", "ScratchBuffer", "ScratchStack"]
@@ -39,37 +41,36 @@ class ScratchBuffer(PoolBuffer):
     `captured` tells that the buffer was handed out inside a capture.
     """
 
-    __slots__ = ("_captured", "_ended", "_stack")
+    __slots__ = ("_arrays", "_captured", "_ended", "stack")
 
     def __init__(self, span: Span, size: int, stack: ScratchStack, *, captured: bool) -> None:
         self._ended = False
         self._captured = captured
-        self._stack = stack
+        self._arrays: weakref.WeakSet[Array] = weakref.WeakSet()
+        self.stack = stack
         super().__init__(span, size, _NOT_RETURNED)
 
     def _new_uses(self) -> Uses:
-        return self._stack.uses
+        return self.stack.uses
 
-    def uses_of(self, array: Dependent) -> Uses:
-        """Return the uses that launches of `array` test; the end of the frame tells the array."""
-        self.tell(array)
+    def uses_for(self, array: Array) -> Uses:
+        """Return the uses that launches of `array` test, until the end of the frame."""
+        self.stack.order.run_locked(lambda: self._arrays.add(array))
         return NO_RIGHTS if self.lost is not None else self.uses
 
     def _close_uses(self) -> None:
-        """Do nothing: other buffers share the uses, and `expire` has told the arrays of this one."""
+        """End the arrays. Other buffers share the uses, which therefore stay open."""
+        self._end_arrays()
+        self.uses.invalidate_dependents()
+
+    def _end_arrays(self) -> None:
+        for array in self._arrays:
+            array.uses = NO_RIGHTS
 
     @property
     def lost(self) -> str | None:
         """Why this memory cannot be used, or None while it can."""
         return _ENDED if self._ended else super().lost
-
-    def tell(self, dependent: Dependent) -> None:
-        """Tell `dependent` when the memory is closed and, unless it is a graph, when the frame ends."""
-        super().tell(dependent)
-        if isinstance(dependent, Replayer):
-            self._stack.add_graph(dependent)
-        elif self._ended:
-            dependent.expire(_ENDED)
 
     def overwrites(self, live: ScratchBuffer) -> bool:
         """Return True if a graph that uses this buffer would overwrite an array of an open frame.
@@ -83,9 +84,7 @@ class ScratchBuffer(PoolBuffer):
     def end(self) -> None:
         """Let arrays in this buffer raise from now on: the frame has ended."""
         self._ended = True
-        for dependent in self.dependents():
-            if not isinstance(dependent, Replayer):
-                dependent.expire(_ENDED)
+        self.stack.order.run_locked(self._end_arrays)
 
 
 @dataclass(eq=False)
@@ -96,28 +95,23 @@ class Frame:
     start: tuple[int, int]  # the top of the stack when the frame began
     captured: bool  # True if it began inside a capture, where nothing runs
     buffers: list[ScratchBuffer] = field(default_factory=list)
-    left: bool = False  # True if it was left before a later frame, with which it ends
+    exited: bool = False  # True if it was left before a later frame, with which it ends
 
 
 class ScratchStack:
-    """The scratch memory of a pool, its open frames, and the graphs that use it.
+    """The scratch memory of a pool, and its open frames.
 
     The caller serialises the calls, apart from those for graphs, which other threads replay.
     """
 
-    def __init__(self, uses: Uses) -> None:
+    def __init__(self, order: Order, uses: Uses) -> None:
+        self.order = order
         self.uses = uses
         self.spans: list[Span] = []
         self.frames: list[Frame] = []  # The frame that began last is the last one.
         self._top = (0, 0)  # the span that is used next, and how many bytes of it are in use
         # The same place has the same generation in every frame, so that two captures compare equal.
         self._generations: dict[tuple[int, int], int] = {}
-        self._graphs: weakref.WeakSet[Replayer] = weakref.WeakSet()
-        self._graphs_lock = threading.Lock()
-
-    def after_fork(self) -> None:
-        """Renew the lock in a forked child."""
-        self._graphs_lock = threading.Lock()
 
     # Memory
 
@@ -147,7 +141,8 @@ class ScratchStack:
             if used + need <= span.size:
                 self._top = (at, used + need)
                 return self._buffer(frame, Span(span.address + used, need, span.block), size, captured)
-            at, used = at + 1, 0
+            at += 1
+            used = 0
         return None
 
     def _buffer(self, frame: Frame, span: Span, size: int, captured: bool) -> ScratchBuffer:
@@ -173,16 +168,13 @@ class ScratchStack:
         frame = Frame(threading.get_ident(), self._top, captured)
         self.frames.append(frame)
         if not captured:
-            with self._graphs_lock:
-                graphs = list(self._graphs)
-            for graph in graphs:
-                graph.revoke()
+            self.order.run_locked(self.uses.invalidate_dependents)
         return frame
 
     def end(self, frame: Frame) -> None:
         """End a frame and move the top of the stack back to where it began."""
-        frame.left = True
-        while self.frames and self.frames[-1].left:
+        frame.exited = True
+        while self.frames and self.frames[-1].exited:
             ended = self.frames.pop()
             self._top = ended.start
             for buffer in ended.buffers:
@@ -193,29 +185,22 @@ class ScratchStack:
                 hint="leave the later frame first; this one ends with it",
             )
 
-    # Graphs: see ReplayGuard
-
-    def add_graph(self, graph: Replayer) -> None:
-        """Check a graph that uses the scratch memory before its replays."""
-        with self._graphs_lock:
-            self._graphs.add(graph)
-        graph.guards.add(self)
+    # Graphs
 
     @property
-    def active(self) -> bool:
-        """True while a frame is open outside a capture."""
+    def in_use(self) -> bool:
+        """True while a frame is open outside a capture, so that replays have to be checked."""
         return any(not frame.captured for frame in list(self.frames))
 
-    def check(self, graph: Replayer) -> None:
-        """Raise if a replay would overwrite arrays of an open frame."""
+    def check_replay(self, title: str, buffers: Sequence[Buffer]) -> None:
+        """Raise if a replay of the graph `title`, which uses `buffers`, would overwrite live arrays."""
         frames = [frame for frame in list(self.frames) if not frame.captured]
         if not frames:
             return
-        used = [buffer for buffer in graph.work.buffers if isinstance(buffer, ScratchBuffer)]
+        used = [buffer for buffer in buffers if isinstance(buffer, ScratchBuffer)]
         live = {buffer for frame in frames for buffer in list(frame.buffers)}.difference(used)
         if any(buffer.overwrites(other) for buffer in used for other in live):
             raise GraphError(
-                f"{graph.work.title} cannot be replayed now: "
-                "it shares scratch memory with a frame that is open",
+                f"{title} cannot be replayed now: it shares scratch memory with a frame that is open",
                 hint="replay it outside `with pool.frame()`",
             )

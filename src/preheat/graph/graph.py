@@ -80,7 +80,7 @@ class Graph:
     ) -> None:
         if mode not in MODES:
             raise InputError(f"{mode!r} is not a capture mode", hint=f"use one of {', '.join(MODES)}")
-        context.require()
+        context.require_alive()
         self.mode = mode
         self.name = name
         self.context = context
@@ -111,7 +111,7 @@ class Graph:
             raise CaptureError(
                 f"this graph is {self.state.value} already", hint="a new capture is a new graph"
             )
-        self.context.require(CAPTURE_AGAIN)
+        self.context.require_alive(CAPTURE_AGAIN)
         if self._allocator is not None:
             self._allocator.admit_capture()
         self.context.drain()
@@ -242,7 +242,7 @@ class Graph:
         replayer = self._replayer or self._not_captured(REPLAY)
         context = replayer.context
         lock = replayer.lock
-        if scalars or synchronize or stream is not None or context.alert is not None:
+        if scalars or synchronize or stream is not None or context.lost_or_capturing is not None:
             replayer.replay(stream, scalars, synchronize)
             return
         try:
@@ -253,7 +253,7 @@ class Graph:
         try:
             launch = replayer.launch
             if launch is not None:
-                context.replayed = replayer.name
+                context.last_replayed = replayer.name
                 status = launch()
                 if status[0]:
                     replayer.raise_launch_error(status)
@@ -266,8 +266,8 @@ class Graph:
     def _not_captured(self, operation: Operation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""
         if operation is not None:
-            self.context.require(CAPTURE_AGAIN)
-            self.context.forbid(operation)
+            self.context.require_alive(CAPTURE_AGAIN)
+            self.context.refuse_in_capture(operation)
         why, hint = _NOT_CAPTURED[self.state]
         raise GraphError(f"{self} cannot be replayed: {why}", hint=hint)
 
@@ -292,7 +292,11 @@ class Graph:
     def usable(self) -> bool:
         """True if the graph can be replayed: it was captured, is not closed and not stale."""
         replayer = self._replayer
-        return replayer is not None and not replayer.stale and not replayer.executable.closed
+        if replayer is None:
+            return False
+        if replayer.launch is not None:  # Closing the graph or memory that it uses clears `launch`.
+            return True
+        return not replayer.stale and not replayer.executable.closed
 
     @property
     def stale(self) -> bool:

@@ -13,9 +13,9 @@ from preheat.graph import trees
 from preheat.graph.cache import GraphCache
 from preheat.graph.cached_graph import Step
 from preheat.graph.call_key import ArgumentReader, CallKey
-from preheat.graph.keys import described, key_of, text_of
+from preheat.graph.keys import described, key_of, key_text
 
-__all__ = ["Graphed", "Method", "shown"]
+__all__ = ["Graphed", "Method", "call_key_text"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class Graphed(Generic[P, R]):
             hint = "say what its calls differ in: @gpu.graphed(key=lambda …: …)"
             raise InputError(f"{self._name} has no keys that a warmer could be told", hint=hint)
         if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
-            raise _of_instances(self._name)
+            raise _method_warmer_error(self._name)
 
     def require_capacity(self, keys: int) -> None:
         """Raise if the cache cannot hold graphs for so many keys."""
@@ -139,7 +139,7 @@ class Graphed(Generic[P, R]):
             place = {id(array): own for array, own in zip(reader.arrays, inputs, strict=True)}
             given: Any = (args, kwargs)
             if inputs:
-                given = trees.each((args, dict(kwargs)), lambda item: place.get(id(item), item))
+                given = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
             made: R = function(*bound, *given[0], **given[1])
             return made
 
@@ -183,7 +183,7 @@ class Method:
 
     def warmer(self, _: object) -> NoReturn:
         """Raise: a warmer is given a key and cannot know the instance."""
-        raise _of_instances(self.__func__._name)
+        raise _method_warmer_error(self.__func__._name)
 
     def invalidate(self) -> None:
         """Forget all calls of this instance, or of all instances where there is none."""
@@ -208,12 +208,12 @@ def name_of(function: Any) -> str | None:
     return name and name.rpartition("<locals>.")[2]
 
 
-def shown(key: Any) -> str:
+def call_key_text(key: Any) -> str:
     """Return the key of a call as text: the user's key, if the function has one."""
-    return described(key) if key.user_key is None else text_of(key.user_key[0])
+    return described(key) if key.user_key is None else key_text(key.user_key[0])
 
 
-def _of_instances(name: str) -> InputError:
+def _method_warmer_error(name: str) -> InputError:
     return InputError(
         f"{name} is a method, whose graphs are those of its instances: it cannot have a warmer",
         hint="warm each instance, model.step.warm([…]), or use gpu.graphs(name=…) with a warmer",
@@ -265,4 +265,4 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 def _nbytes(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> int:
     """Return the bytes of all arrays among the arguments."""
     held = (item for _, item in trees.leaves((call[0], dict(call[1]))))
-    return sum(len(trees.span(item)) for item in held)
+    return sum(len(trees.address_range(item)) for item in held)

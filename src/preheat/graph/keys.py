@@ -11,7 +11,7 @@ from typing import Any
 from preheat.errors import InputError
 from preheat.graph import trees
 
-__all__ = ["described", "hashable", "key_of", "text_of"]
+__all__ = ["described", "hashable", "key_of", "key_text"]
 
 _NO_ARRAYS = "use what it is like instead: x.shape"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
@@ -37,7 +37,7 @@ def hashable(value: Any, what: str) -> Hashable:
 
 
 def _check_parts(value: Any) -> None:
-    for item in value if isinstance(value, frozenset) else (trees.parts(value) or {}).values():
+    for item in value if isinstance(value, frozenset) else (trees.children(value) or {}).values():
         _check_parts(item)
     if trees.is_array(value):
         raise InputError(f"{value!r} cannot be part of a key: it is an array", hint=_NO_ARRAYS)
@@ -50,7 +50,7 @@ def described(value: object) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def text_of(key: Any) -> str:
+def key_text(key: Any) -> str:
     """Return a key as text: the Python literal that is equal to it, if there is one."""
     return repr(_literal(key))
 

@@ -41,8 +41,8 @@ class Argument:
     @classmethod
     def of(cls, param: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
         """Return a parameter from the packed bytes of all; `tensors` has descriptions by address."""
-        at, size = param.parameter.offset, param.parameter.size
-        value = data[at : at + size]
+        start = param.parameter.offset
+        value = data[start : start + param.parameter.size]
         text = tensors.get(int.from_bytes(value, "little")) if param.pointer else None
         return cls(param.title, value, param, text)
 
@@ -146,13 +146,13 @@ class Node:
     def _described(self) -> Iterator[Argument]:
         arrays, data = self._given
         if self._params is None:
-            yield from map(memory, arrays.values())
+            yield from map(array_argument, arrays.values())
             if data:  # the value of a fill
-                yield _element(arrays[0].dtype, data)
+                yield _element_argument(arrays[0].dtype, data)
             return
         for at, param in enumerate(self._params):
             if at in arrays:
-                yield memory(arrays[at], param.title)
+                yield array_argument(arrays[at], param.title)
             else:
                 yield Argument.of(param, data, self._tensors)
 
@@ -193,7 +193,7 @@ def _dim(size: base.Dim3) -> str:
     return str(size[0]) if size[1:] == (1, 1) else str(size)
 
 
-def memory(array: Array, type: str = _WHOLE) -> Argument:
+def array_argument(array: Array, type: str = _WHOLE) -> Argument:
     """Return an array as an argument."""
     return Argument(
         type,
@@ -208,16 +208,16 @@ _NO_TENSORS: Mapping[int, str] = {}
 
 
 def _described_by_address(tensors: Sequence[Operand]) -> Mapping[int, str]:
-    return {each.address: _tensor(each) for each in tensors}
+    return {each.address: _describe_tensor(each) for each in tensors}
 
 
-def _tensor(operand: Operand) -> str:
+def _describe_tensor(operand: Operand) -> str:
     """Describe memory of another library, without its address, which differs in every run."""
     size = f"tensor of {operand.nbytes:,} bytes"
     return size if operand.dtype is None else f"{operand.dtype} {size}"
 
 
-def _element(dtype: DType, data: bytes) -> Argument:
+def _element_argument(dtype: DType, data: bytes) -> Argument:
     """Return one element of an array as an argument."""
     import numpy
 
@@ -250,9 +250,10 @@ def _at(node: Node) -> str:
 def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
     head = f"node {at}, {was.name or was.kind}{_at(now)}"
     for field in base.Geometry._fields if was.geometry and now.geometry else ():
-        shape, other = getattr(was.geometry, field), getattr(now.geometry, field)
-        if shape != other:
-            yield f"{head}: {field} {shape} became {other}"
+        before = getattr(was.geometry, field)
+        after = getattr(now.geometry, field)
+        if before != after:
+            yield f"{head}: {field} {before} became {after}"
     for position, (before, after) in enumerate(zip(was.arguments, now.arguments, strict=True)):
         if not before.same(after):
             yield f"{head}: argument {position} ({before.type}) {_became(before, after)}"
@@ -268,7 +269,7 @@ def _became(before: Argument, after: Argument) -> str:
     return f"{before} became another array of that shape"
 
 
-def culprit(nodes: Sequence[Node], closed: Sequence[Buffer]) -> str:
+def first_user(nodes: Sequence[Node], closed: Sequence[Buffer]) -> str:
     """Describe the first node that uses one of these closed buffers."""
     generations = {buffer.generation for buffer in closed}
     for at, node in enumerate(nodes):

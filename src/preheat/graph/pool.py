@@ -30,7 +30,7 @@ from preheat.runtime.host import host_array, shape_of
 
 __all__ = ["Pool"]
 
-_AGAIN = "make the pool again: gpu.pool(…)"
+_RECREATE = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _MIN_BLOCK = 2 << 20  # the least that a pool grows by when it grows by itself
 _MEASURE = Operation("measuring a pool", "measure before the capture: it runs the body for real")
@@ -54,11 +54,11 @@ class Pool:
     """
 
     def __init__(self, context: Context, size: int | None = None) -> None:
-        context.require()
+        context.require_alive()
         self._context = context
         self._lock = threading.Lock()
         self._arena = Arena(context)
-        self._scratch = ScratchStack(context.order.uses(context.stream))
+        self._scratch = ScratchStack(context.order, context.order.new_uses(context.stream))
         self._buffers: weakref.WeakSet[PoolBuffer] = weakref.WeakSet()
         self._taken = 0  # bytes handed out, including those that came back and are not reclaimed
         self._peak = 0
@@ -72,9 +72,8 @@ class Pool:
             self.reserve(size)
 
     def after_fork(self) -> None:
-        """Renew the locks in a forked child, where no thread is inside the pool."""
+        """Renew the lock in a forked child, where no thread is inside the pool."""
         self._lock = threading.Lock()
-        self._scratch.after_fork()
 
     @property
     def size(self) -> int:
@@ -109,9 +108,9 @@ class Pool:
         extents = shape_of(shape)
         kind = dtype_of(dtype)
         size = math.prod(extents) * kind.size
-        self._context.require(_AGAIN)
+        self._context.require_alive(_RECREATE)
         capture = self._context.active_capture()
-        with nullcontext() if capture is None else capture.note_errors():
+        with nullcontext() if capture is None else capture:
             return Array(self._buffer(size, capture), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:
@@ -125,7 +124,7 @@ class Pool:
             if wanted not in (None, data.dtype):
                 raise InputError(f"{data!r} cannot be copied as {wanted}")
             return self.empty(data.shape, data.dtype).copy_from(data)
-        self._context.forbid(FROM_HOST)
+        self._context.refuse_in_capture(FROM_HOST)
         host = host_array(data, wanted)
         return self.empty(host.shape, wanted or dtype_of(host.dtype)).write(host)
 
@@ -151,7 +150,7 @@ class Pool:
         while (buffer := self._scratch.take(frame, need, size, captured=captured)) is None:
             self._scratch.extend(self._more_scratch(need, capture))
             # The pool's stream has waited for earlier uses of the span; scratch memory waits for it.
-            self._context.order.expect(self._scratch.uses, self._context.stream)
+            self._context.order.add_pending_reader(self._scratch.uses, self._context.stream)
         return buffer
 
     def _more_scratch(self, need: int, capture: ActiveCapture | None) -> Span:
@@ -160,30 +159,30 @@ class Pool:
             lacking = need - self._scratch.unused
             found = self._arena.free.take(lacking, after=self._scratch.spans[-1])
             if found is not None:
-                self._count(lacking, capture)
+                self._count_taken(lacking, capture)
                 return found
         return self._take(need, capture)
 
     def _take(self, size: int, capture: ActiveCapture | None) -> Span:
         found = self._arena.free.take(size)
         if found is None and capture is not None:
-            raise self._no_room(size, capture)
+            raise self._no_room_error(size, capture)
         if found is None:
             self._arena.grow(max(size, _MIN_BLOCK))
             return self._take(size, capture)
-        self._count(size, capture)
+        self._count_taken(size, capture)
         return found
 
-    def _count(self, size: int, capture: ActiveCapture | None) -> None:
+    def _count_taken(self, size: int, capture: ActiveCapture | None) -> None:
         if capture is not None:
             self._requested[capture] = self._requested.get(capture, 0) + size
         self._taken += size
         self._peak = max(self._peak, self._used())
 
     def _used(self) -> int:
-        return self._taken - self._arena.pending
+        return self._taken - self._arena.returned_bytes
 
-    def _no_room(self, size: int, capture: ActiveCapture) -> CaptureError:
+    def _no_room_error(self, size: int, capture: ActiveCapture) -> CaptureError:
         # Nobody knows how much more the body asks for: the next try gets twice what this one took.
         self._missing = max(self._missing, 2 * (self._requested.get(capture, 0) + size))
         free = self._arena.free
@@ -202,7 +201,7 @@ class Pool:
             raise PoolSealedError(f"the pool is sealed: {wanted}", hint=hint)
 
     def _require_open(self, wanted: str) -> None:
-        self._context.require(_AGAIN)
+        self._context.require_alive(_RECREATE)
         if self._closed:
             raise InputError(f"this pool is closed: {wanted}")
 
@@ -221,13 +220,13 @@ class Pool:
 
     def reserve(self, nbytes: int) -> None:
         """Have this many free bytes side by side. Unused blocks are freed to make room for them."""
-        need = _aligned(_count_of_bytes(nbytes))
+        need = _aligned(_byte_count(nbytes))
         with self._lock:
             self._require_unsealed(f"{need:,} bytes were to be reserved")
             self._reclaim()
             if self._arena.free.largest >= need:
                 return
-            self._context.forbid(ALLOCATE)
+            self._context.refuse_in_capture(ALLOCATE)
             self._arena.shrink()
             self._arena.grow(need)
 
@@ -254,14 +253,14 @@ class Pool:
         again while it runs, because a graph would keep it. Memory that other threads take meanwhile is
         counted too.
         """
-        self._context.forbid(_MEASURE)
+        self._context.refuse_in_capture(_MEASURE)
         with self._lock:
             self._require_unsealed("a body was to be measured")
             self._reclaim()
             self._measuring += 1
             taken = self._taken
             scratch = self._scratch.size
-        of_thread = self._context.of_thread
+        of_thread = self._context.thread_state
         before = of_thread.allocator
         of_thread.allocator = self
         try:
@@ -312,12 +311,12 @@ class Pool:
         Arrays from the pool are closed with it, and graphs that use them become stale.
         """
         if not self._closed:
-            self._context.forbid(FREE)
+            self._context.refuse_in_capture(FREE)
         with self._lock:
             self._closed = True
             buffers = [*self._buffers, *self._arena.blocks]
             self._arena = Arena(self._context)
-            self._scratch = ScratchStack(self._scratch.uses)
+            self._scratch = ScratchStack(self._context.order, self._scratch.uses)
         for buffer in buffers:
             buffer.close()
         self._taken = 0
@@ -333,7 +332,7 @@ def _aligned(size: int) -> int:
     return max(-(-size // _ALIGN), 1) * _ALIGN
 
 
-def _count_of_bytes(given: Any) -> int:
+def _byte_count(given: Any) -> int:
     try:
         size = operator.index(given)
     except TypeError:

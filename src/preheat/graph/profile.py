@@ -26,7 +26,7 @@ class Switches(NamedTuple):
 
     def sample(self, key: str | None, replays: int) -> ReplaySample | None:
         """Return the measurement of a replay after `replays` others, or None if it is not sampled."""
-        return None if self.profile is None else self.profile.start(key, replays)
+        return None if self.profile is None else self.profile.sample(key, replays)
 
 
 class Profile:
@@ -50,7 +50,7 @@ class Profile:
         self.every = every
         self._clock = clock
 
-    def start(self, key: str | None, replays: int) -> ReplaySample | None:
+    def sample(self, key: str | None, replays: int) -> ReplaySample | None:
         """Return the measurement of a replay after `replays` others, or None if it is not sampled."""
         sampled = replays % self.every == 0
         return ReplaySample(key, replays + 1, self._clock, self._write) if sampled else None

@@ -44,8 +44,8 @@ class RecordedWork:
         pools: tuple[object, ...] = ()
         if has_foreign_nodes:
             libraries = libraries | capture.foreign_libraries.names
-            pools = capture.foreign_libraries.claim()
-        capture.foreign_libraries.recycle()
+            pools = capture.foreign_libraries.take_pools()
+        capture.foreign_libraries.return_pools()
         return cls(
             title=title,
             nodes=tuple(capture.nodes),

@@ -3,45 +3,35 @@
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
 skip all of that, and sets `Replayer.launch` if so. `Graph.replay` and, with scalars, `Replayer.replay`
 call that and nothing else. They are written out, since a Python call costs as much as the rest.
-Whatever makes a check necessary again clears `launch`: another stream uses the memory (`revoke`),
-memory is closed (`expire`), or a frame of a pool begins.
+Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
+memory, memory is closed, or a frame of a pool begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from preheat import fork
 from preheat.callsite import caller
 from preheat.devices import base
 from preheat.errors import CaptureError, DriverError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
-from preheat.graph.nodes import culprit
+from preheat.graph.frames import ScratchBuffer
+from preheat.graph.nodes import first_user
 from preheat.graph.profile import OFF, ReplaySample, Switches
 from preheat.graph.recorded import RecordedWork
 from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.launch import MANY_STREAMS, lent, ordered
+from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import Event, raw_stream, record_event
 
-__all__ = ["CAPTURE_AGAIN", "ReplayGuard", "Replayer"]
+__all__ = ["CAPTURE_AGAIN", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
-
-
-class ReplayGuard(Protocol):
-    """Something that decides at each replay whether a graph may run now."""
-
-    @property
-    def active(self) -> bool:
-        """Return True while `check` may raise."""
-
-    def check(self, replayer: Replayer) -> None:
-        """Raise if the graph must not be replayed now."""
 
 
 class Replayer:
@@ -67,27 +57,29 @@ class Replayer:
         self.work = work
         self.executable = executable
         self.num_replays = 0
-        self.stale = False
         self.lock: DictLock = {0: True}
         self.launch: base.Replay | None = None
         self.setters: dict[tuple[str, ...], base.Setter] = {}
-        self.guards: set[ReplayGuard] = set()
+        self._scratch = {each.stack for each in work.buffers if isinstance(each, ScratchBuffer)}
         self._stream = stream
         self._switches = switches
         self._launches: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
         fork.register(self)
         for buffer in work.buffers:
-            buffer.tell(self)
-            # The buffer may have been closed before it knew of this graph.
-            self.stale = self.stale or not buffer.open
+            buffer.add_graph(self)
+
+    @property
+    def stale(self) -> bool:
+        """True if memory that the graph uses was closed."""
+        return not all(buffer.open for buffer in self.work.buffers)
 
     # Replays
 
     def replay(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
         """Replay the graph; the steady state with scalars is setting them and launching."""
         setter = None
-        if not synchronize and stream is None and self.context.alert is None:
+        if not synchronize and stream is None and self.context.lost_or_capturing is None:
             setter = self.setters.get(tuple(scalars))
         if setter is None:
             self.run(stream, scalars, synchronize)
@@ -122,11 +114,11 @@ class Replayer:
         """Replay once and return the stream, and the measurements if this replay is sampled."""
         sample = self._switches.sample(self.name, self.num_replays)
         self.check(REPLAY)
-        for guard in self.guards:
-            guard.check(self)
+        for stack in self._scratch:
+            stack.check_replay(self.work.title, self.work.buffers)
         values = [self.work.pack(name, value) for name, value in scalars.items()]
-        stream = self._target(given)
-        if self.context.order.captured(stream):
+        stream = self._replay_stream(given)
+        if self.context.order.in_foreign_capture(stream):
             raise CaptureError(
                 f"{self.work.title} cannot be replayed inside another library's capture",
                 where=caller(),
@@ -139,9 +131,9 @@ class Replayer:
             sample.lap("upload")
         setter = self._setter_in(stream, tuple(scalars))
         operands = self.work.operands(self.context.device)
-        with ordered(self.context, operands, stream), lent(self.context, operands):
+        with ordered(self.context, operands, stream), registered_operands(self.context, operands):
             self._submit(launch, setter, scalars, values)
-        self.executable.last_replay = self._end_of(stream)
+        self.executable.last_replay = self._completion_of(stream)
         self.num_replays += 1
         if sample:
             sample.lap("launch")
@@ -159,7 +151,7 @@ class Replayer:
         names: Iterable[str],
         values: list[bytes],
     ) -> None:
-        self.context.replayed = self.name
+        self.context.last_replayed = self.name
         if setter is not None:
             status = setter(values)
             if status[0]:
@@ -182,18 +174,18 @@ class Replayer:
         def set_launch() -> None:
             self.launch = launch
             # Another thread may have closed memory or begun a frame before it could see `launch`.
-            if self.stale or any(guard.active for guard in self.guards):
+            if self.stale or any(stack.in_use for stack in self._scratch):
                 self.launch = None
 
-        self.context.order.claim(self, stream, work.uses, set_launch)
+        self.context.order.add_dependent(self, stream, work.uses, set_launch)
 
     def upload(self, stream: object) -> None:
         """Instantiate the graph and copy it to the device, in `stream`."""
-        run_locked(self.lock, lambda: self.executable.upload(self._target(stream)))
+        run_locked(self.lock, lambda: self.executable.upload(self._replay_stream(stream)))
 
     # Prepared for one stream
 
-    def _target(self, given: object) -> base.Stream:
+    def _replay_stream(self, given: object) -> base.Stream:
         """Return the given stream, or that of the capture, of a library that takes part, or our own."""
         if given is not None:
             stream = raw_stream(self.context, given)
@@ -222,7 +214,7 @@ class Replayer:
             self._setters[names, stream.id] = found
         return found
 
-    def _end_of(self, stream: base.Stream) -> base.Stream | Event:
+    def _completion_of(self, stream: base.Stream) -> base.Stream | Event:
         """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
         return stream if self.context.order.owns(stream) else record_event(self.context, stream)
 
@@ -230,12 +222,12 @@ class Replayer:
 
     def check(self, operation: Operation) -> None:
         """Raise if the graph cannot be used for `operation` now."""
-        self.context.require(CAPTURE_AGAIN)
-        self.context.forbid(operation)
+        self.context.require_alive(CAPTURE_AGAIN)
+        self.context.refuse_in_capture(operation)
         self.executable.require_open()
-        if self.stale:
-            closed = [buffer for buffer in self.work.buffers if not buffer.open]
-            user = culprit(self.work.nodes, closed)
+        closed = [buffer for buffer in self.work.buffers if not buffer.open]
+        if closed:
+            user = first_user(self.work.nodes, closed)
             raise StaleGraphError(
                 f"{self.work.title} is stale: {user} was closed after the capture",
                 hint="keep what a graph uses open; capture again after replacing it",
@@ -255,14 +247,8 @@ class Replayer:
 
     # Invalidation
 
-    def revoke(self) -> None:
-        """Let the next replay check everything: another stream used memory of the graph, say."""
-        self.launch = None
-
-    def expire(self, reason: str) -> None:
-        """Refuse later replays, because memory that the graph uses was closed."""
-        del reason
-        self.stale = True
+    def invalidate(self) -> None:
+        """Let the next replay check everything: something has happened to memory of the graph."""
         self.launch = None
 
     def after_fork(self) -> None:

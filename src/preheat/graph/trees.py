@@ -17,8 +17,8 @@ from preheat.runtime.launch import UNORDERED
 from preheat.runtime.operands import Pointer, tensor_kind
 
 __all__ = [
-    "Memory", "copies", "each", "fillable", "fresh", "is_array", "leaves", "memory", "own", "parts",
-    "private", "refill", "span",
+    "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
+    "copy_containers", "copy_into", "is_array", "leaves", "map_leaves", "memory_of",
 ]  # fmt: skip
 
 _CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # the method that copies an array
@@ -33,7 +33,8 @@ class Memory(NamedTuple):
     place: tuple[object, ...]
 
     def __repr__(self) -> str:
-        text, place = f"{self.dtype}{list(self.shape)}", "+".join(map(str, self.place))
+        text = f"{self.dtype}{list(self.shape)}"
+        place = "+".join(map(str, self.place))
         # The address of another library's memory differs from one run to the next.
         return text if place.startswith("0x") and self.shape else f"{text}@{place}"
 
@@ -43,7 +44,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, Array) or tensor_kind(value) is not None
 
 
-def memory(value: Any, device: base.Device) -> Memory | None:
+def memory_of(value: Any, device: base.Device) -> Memory | None:
     """Return the memory of `value`, or None if kernels on `device` cannot use it."""
     if isinstance(value, Array):
         place = (value.buffer.generation, value.address - value.buffer.address)
@@ -59,7 +60,7 @@ def memory(value: Any, device: base.Device) -> Memory | None:
     return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(found.address),))
 
 
-def span(array: Any) -> range:
+def address_range(array: Any) -> range:
     """Return the addresses of an array."""
     if isinstance(array, Array):
         return range(array.address, array.address + array.nbytes)
@@ -75,7 +76,7 @@ def _strides(value: Any) -> tuple[int, ...] | None:
     return None if strides is None else tuple(strides)
 
 
-def parts(value: Any) -> dict[Any, Any] | None:
+def children(value: Any) -> dict[Any, Any] | None:
     """Return the items of a tuple, list, dict or dataclass, by index, key or name; None otherwise."""
     if isinstance(value, dict):
         return value
@@ -89,7 +90,7 @@ def parts(value: Any) -> dict[Any, Any] | None:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield all items that are no containers, with their paths: `[0]`, `['row']`, `.first`."""
-    held = parts(value)
+    held = children(value)
     if held is None:
         yield path, value
         return
@@ -98,17 +99,18 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(item, f"{path}[{name!r}]" if plain else f"{path}.{name}")
 
 
-def each(value: Any, do: Callable[[Any], Any], *, fresh: bool = False) -> Any:
+def map_leaves(value: Any, do: Callable[[Any], Any], *, copy_containers: bool = False) -> Any:
     """Apply `do` to all items that are no containers and return the same structure of the results.
 
-    A container whose items stay the same is returned itself; with `fresh`, lists and dicts are new.
+    A container whose items stay the same is returned itself. With `copy_containers`, lists and dicts
+    are new in any case.
     """
-    held = parts(value)
+    held = children(value)
     if held is None:
         return do(value)
-    made = {name: each(item, do, fresh=fresh) for name, item in held.items()}
+    made = {name: map_leaves(item, do, copy_containers=copy_containers) for name, item in held.items()}
     changed = {name: item for name, item in made.items() if item is not held[name]}
-    if changed or (fresh and isinstance(value, list | dict)):
+    if changed or (copy_containers and isinstance(value, list | dict)):
         return _rebuilt(value, made, changed)
     return value
 
@@ -129,42 +131,42 @@ def _rebuilt(value: Any, made: dict[Any, Any], changed: dict[Any, Any]) -> Any:
     return out
 
 
-def own(array: Any) -> Any:
+def clone(array: Any) -> Any:
     """Return a copy of an array, made by its library; any other object is returned itself."""
     if isinstance(array, Array):
         made = Array.new(array.buffer.context, array.shape, array.dtype, array.buffer.home)
         return made.copy_from(array)
-    clone = _clone(array)
-    return array if clone is None else getattr(array, clone)()
+    method = _clone_method(array)
+    return array if method is None else getattr(array, method)()
 
 
-def _clone(array: Any) -> str | None:
+def _clone_method(array: Any) -> str | None:
     kind = tensor_kind(array)
     return None if kind is None else _CLONES.get(kind.library)
 
 
-def copies(value: Any) -> Any:
+def copy_arrays(value: Any) -> Any:
     """Return a copy of the structure with copies of all arrays."""
-    return each(value, own, fresh=True)
+    return map_leaves(value, clone, copy_containers=True)
 
 
-def fresh(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """Return a copy of the structure with the same arrays."""
-    return each(value, lambda item: item, fresh=True)
+    return map_leaves(value, lambda item: item, copy_containers=True)
 
 
-def fillable(array: Any) -> bool:
-    """Return True if the array can be copied, and the copy refilled."""
-    return isinstance(array, Array) or _clone(array) is not None
+def can_clone(array: Any) -> bool:
+    """Return True if `clone` can copy the array and `copy_into` can fill the copy."""
+    return isinstance(array, Array) or _clone_method(array) is not None
 
 
-def private(array: Any) -> Any:
-    """Return a copy for `refill` to fill; that of a torch tensor has no gradient."""
-    return own(array.detach() if hasattr(array, "detach") else array)
+def clone_detached(array: Any) -> Any:
+    """Return a copy for `copy_into` to fill; the copy of a torch tensor has no gradient."""
+    return clone(array.detach() if hasattr(array, "detach") else array)
 
 
-def refill(array: Any, other: Any) -> None:
-    """Copy the content of `other`, which has the same layout, into a `private` array."""
+def copy_into(array: Any, other: Any) -> None:
+    """Copy the content of `other`, which has the same layout, into a copy by `clone_detached`."""
     if isinstance(array, Array):
         array.copy_from(other)
     elif hasattr(array, "copy_"):

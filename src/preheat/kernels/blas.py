@@ -120,8 +120,8 @@ class Blas:
         """Keep workspaces ready for this number of captures."""
         count = dimension("captures", captures, least=0)
         context = self._library.context
-        context.require(_RECREATE)
-        context.forbid(ALLOCATE)
+        context.require_alive(_RECREATE)
+        context.refuse_in_capture(ALLOCATE)
         with self._making:
             self._prune()
             while len(self._ready) < count:
@@ -132,7 +132,7 @@ class Blas:
     def _prune(self) -> None:
         """Drop the handles of streams that nothing holds any more, and of captures that have ended."""
         context = self._library.context
-        for _, stream in list(context.idle):
+        for _, stream in list(context.idle_streams):
             self._handles.pop(stream.id, None)
         own = {stream.id for stream in context.order.streams()}
         foreign = [key for key in self._handles if key not in own]
@@ -237,7 +237,7 @@ class _RawHandle:
     def __init__(self, library: _Library) -> None:
         self._library = library
         self.number: int = library.call("create")
-        library.context.holders.add(self)
+        library.context.resources.add(self)
 
     def release(self) -> None:
         """Destroy the handle now, because the device is closed."""
@@ -248,7 +248,7 @@ class _RawHandle:
         call = self._library.call
         if hasattr(self, "number") and context.lost is None:
             number = self.number
-            context.garbage.append(lambda: call("destroy", number))
+            context.deferred_cleanups.append(lambda: call("destroy", number))
 
 
 class _Handle:
@@ -313,7 +313,7 @@ class _Product(Call):
 
     def __init__(self, blas: Blas, op: Op, dtype: DType, add: bool, stream: object) -> None:
         context = blas._library.context
-        context.require(_RECREATE)
+        context.require_alive(_RECREATE)
         raw = None if stream is None else raw_stream(context, stream)
         super().__init__(context, _signature(dtype), raw, blocking=blas.gpu.blocking)
         self._blas = blas
@@ -322,7 +322,7 @@ class _Product(Call):
         self._add = add
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
-        if self.context.order.captured(stream):
+        if self.context.order.in_foreign_capture(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
         handle = self._blas._handle_of(stream)

@@ -91,7 +91,7 @@ class DecodeState:
         stay. If this is captured, every replay advances the state.
         """
         capture = self._values.buffer.context.active_capture()
-        with nullcontext() if capture is None else capture.note_errors():
+        with nullcontext() if capture is None else capture:
             self._check(sampled)
             self._advance.launch(
                 self._values, sampled, self.limit, self.batch,
@@ -135,7 +135,7 @@ class DecodeState:
         """Return token, position and length of a single sequence, if the host knows them."""
         capture = self._values.buffer.context.active_capture()
         if capture is not None:
-            with capture.note_errors():
+            with capture:
                 raise CaptureError(
                     "a decode state passed by value would be fixed in the graph",
                     where=caller(),
@@ -164,7 +164,7 @@ class DecodeState:
 
     def _advancing(self) -> list[Replayer]:
         """Return the graphs that advance this state."""
-        graphs = [each for each in self._values.buffer.dependents() if isinstance(each, Replayer)]
+        graphs = [each for each in self._values.buffer.graphs() if isinstance(each, Replayer)]
         return [one for one in graphs if any(self._values in node.arrays for node in one.work.nodes)]
 
     def _replayed(self) -> bool:

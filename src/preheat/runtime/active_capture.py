@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from preheat.devices import base
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from preheat.dtypes import DType
     from preheat.runtime.array import Array
     from preheat.runtime.launch import Launch, LaunchArguments
+    from preheat.runtime.operands import Operand
+    from preheat.runtime.uses import Uses
 
 __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "RECORD_EVENT", "REPLAY", "RESET",
@@ -65,7 +67,11 @@ class Allocator(Protocol):
 
 
 class ActiveCapture(Protocol):
-    """A capture that has begun and not ended. Work of its thread becomes part of the graph."""
+    """A capture that has begun and not ended. Work of its thread becomes part of the graph.
+
+    It is a context manager for each piece of that work: it remembers the first error, and the line that
+    caused it, for the end of the capture.
+    """
 
     stream: base.Stream  # the stream that the device captures
     requested_stream: base.Stream | None  # work for the stream that the caller named is captured too
@@ -75,14 +81,21 @@ class ActiveCapture(Protocol):
     def abandoned(self) -> bool:
         """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
 
+    @property
+    def dropped(self) -> bool:
+        """Return True if the thread of the capture cannot end it: its graph was dropped."""
+
     def abort(self) -> None:
         """End the capture and drop what was captured."""
 
     def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
 
-    def note_errors(self) -> AbstractContextManager[None]:
-        """Return a context that remembers its first error, and the line that caused it, for the end."""
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None: ...
 
     def add_export(self, array: Array) -> None:
         """Keep an array that another library uses in its part of the capture."""
@@ -90,8 +103,18 @@ class ActiveCapture(Protocol):
     def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
 
-    def add_launch(self, launch: Launch, arguments: LaunchArguments, data: bytes) -> None:
-        """Add a node for a launch with the packed parameters `data`, and keep its operands."""
+    def add_launch(
+        self,
+        launch: Launch,
+        data: bytes,
+        arrays: Mapping[int, Array],
+        uses: Mapping[Uses, bool],
+        foreign: Sequence[Operand] = (),
+    ) -> None:
+        """Add a node for a launch with the packed parameters `data`, and keep its arrays.
+
+        `arrays` are those of preheat by position, `uses` their uses with True for a write.
+        """
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
         """Add a node for filling an array with `value`, which the device does in `pieces` nodes."""

@@ -16,7 +16,7 @@ from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
 from preheat.runtime.dlpack import Lease
 from preheat.runtime.host import converted, element_bytes, host_array, host_bytes, shape_of
-from preheat.runtime.libraries import consumers
+from preheat.runtime.libraries import retained_current_streams
 from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
@@ -44,8 +44,8 @@ class Array:
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
 
-    # A fast launch reads only `uses.stream`, `dtype` and `address`. A stream belongs to one device, and
-    # `uses.stream` is None once the memory is freed. So one identity test shows that the memory is
+    # A fast launch reads only `uses.writer`, `dtype` and `address`. A stream belongs to one device, and
+    # `uses.writer` is None once the memory is freed. So one identity test shows that the memory is
     # valid, on this device, and usable in this stream without waiting. `uses` are those of the buffer,
     # except for an array of scratch memory whose frame has ended.
     uses: Uses
@@ -57,7 +57,7 @@ class Array:
         self.dtype = dtype
         self.shape = shape
         self.address = buffer.address + offset
-        self.uses = buffer.uses_of(self)
+        self.uses = buffer.uses_for(self)
 
     @classmethod
     def new(cls, context: Context, shape: tuple[int, ...], dtype: DType, home: base.Stream) -> Array:
@@ -147,7 +147,7 @@ class Array:
         wanted = None if dtype is None else dtype_of(dtype)
 
         self.require("numpy()")
-        self.buffer.context.forbid(TO_HOST)
+        self.buffer.context.refuse_in_capture(TO_HOST)
         out = numpy.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat = host_bytes(out)
@@ -159,7 +159,7 @@ class Array:
     def write(self, data: object) -> Array:
         """Copy `data`, which has the same shape, from the host, and return the array."""
         self.require("write()")
-        self.buffer.context.forbid(FROM_HOST)
+        self.buffer.context.refuse_in_capture(FROM_HOST)
         host = host_array(data, self.dtype)
         if host.shape != self.shape:
             raise InputError(f"cannot write shape {host.shape} into an array of shape {self.shape}")
@@ -177,7 +177,7 @@ class Array:
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with capture.note_errors():
+        with capture:
             pattern = element_bytes(value, self.dtype)
             capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
@@ -200,7 +200,7 @@ class Array:
     @property
     def _stream(self) -> base.Stream:
         """The default stream for work on this array: one that need not wait, or the home stream."""
-        return self.buffer.uses.stream or self.buffer.home
+        return self.buffer.uses.writer or self.buffer.home
 
     def _section(self, stream: base.Stream, *, write: bool) -> Section:
         return self.buffer.context.order.section(stream, {self.buffer.uses: write})
@@ -222,7 +222,7 @@ class Array:
             return self
         capture = context.active_capture()
         if capture is not None:
-            with capture.note_errors():
+            with capture:
                 self._device.copy(self.address, other.address, self.nbytes, capture.stream)
                 capture.add_copy(self, other)
             return self
@@ -239,11 +239,6 @@ class Array:
         A second call does nothing.
         """
         self.buffer.close()
-
-    def expire(self, reason: str) -> None:
-        """Refuse every later use; a buffer that outlives its arrays calls this."""
-        del reason
-        self.uses = NO_RIGHTS
 
     def __enter__(self) -> Array:
         return self
@@ -286,7 +281,7 @@ class Array:
 
     def end_lease(self, lease: Lease) -> None:
         """Note that a consumer released an export in its current streams. Finalizers call this."""
-        self.buffer.uses.release(lease.number, consumers(self._device))
+        self.buffer.uses.release(lease.number, retained_current_streams(self._device))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -362,7 +357,7 @@ class Scalar(Array):
         context = self.buffer.context
         device = self._device
         target = self._stream if stream is None else raw_stream(context, stream)
-        context.forbid(SET_SCALAR, target)
+        context.refuse_in_capture(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
         with self._section(target, write=True):
             status = device.setter([(self.address, self.dtype.size)], target)([data])

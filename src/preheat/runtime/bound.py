@@ -17,11 +17,9 @@ class Bound:
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:
-        launch.context.require(Launch.RECREATE)
+        launch.context.require_alive(Launch.RECREATE)
         self._stream = launch.choose_stream(args)
         arguments = launch.convert(args, UNORDERED)  # Checked now; each launch is ordered separately.
-        for array in arguments.arrays.values():
-            array.buffer.tell(self)
         self._launch = launch
         self._args = args
         self._context = launch.context
@@ -33,20 +31,20 @@ class Bound:
         self._submit = launch.prepared(self._stream)
         foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
         self._careful = launch.blocking or foreign
-        self._claimed = False
+        self._checked = False  # True while the next launch needs no check
 
     def __call__(self) -> None:
         """Launch."""
-        if not self._claimed or self._context.alert is not None:
-            self._acquire()
+        if not self._checked or self._context.lost_or_capturing is not None:
+            self._launch_checked()
             return
         status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.raise_for_status(status)
 
-    def _acquire(self) -> None:
+    def _launch_checked(self) -> None:
         """Launch with all checks and in order, and try to make the next launch a fast one."""
-        if self._careful or self._context.alert is not None:
+        if self._careful or self._context.lost_or_capturing is not None:
             self._launch.run(*self._args)
             return
         arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.
@@ -54,19 +52,14 @@ class Bound:
             status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.raise_for_status(status)
-        self._context.order.claim(self, self._stream, self._uses, self._claim)
+        self._context.order.add_dependent(self, self._stream, self._uses, self._skip_checks)
 
-    def _claim(self) -> None:
-        self._claimed = True
+    def _skip_checks(self) -> None:
+        self._checked = True
 
-    def revoke(self) -> None:
-        """Order the next launch again, because another stream has used its memory."""
-        self._claimed = False
-
-    def expire(self, reason: str) -> None:
-        """Check the next launch again, because memory that it uses was closed."""
-        del reason
-        self._claimed = False
+    def invalidate(self) -> None:
+        """Check the next launch: another stream has used its memory, or the memory was closed."""
+        self._checked = False
 
     def __repr__(self) -> str:
         geometry = self._launch.geometry

@@ -18,7 +18,7 @@ from preheat.events import Events
 from preheat.runtime import dlpack
 from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.libraries import working
+from preheat.runtime.libraries import current_streams
 from preheat.runtime.order import Order
 from preheat.runtime.uses import Uses
 
@@ -31,7 +31,7 @@ _ELSEWHERE = Operation(
 )
 _RESET = "call gpu.reset(); then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
-_PILE = 256  # queued finalizations after which a launch drains the queue, too
+_LONG_QUEUE = 256  # queued finalizations after which a launch drains the queue, too
 
 
 class Fill(Protocol):
@@ -48,7 +48,7 @@ class Completion(Protocol):
         """Return True once the work has completed."""
 
 
-class Holder(Protocol):
+class Resource(Protocol):
     """An object that holds a resource of the device, such as memory."""
 
     def release(self) -> None:
@@ -61,23 +61,25 @@ class UserModule(Protocol):
     raw: base.Module
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """State of each thread."""
 
     allocator: Allocator | None = None
+    capture: ActiveCapture | None = None  # the one that this thread has begun and not ended
 
 
 class Context:
     """What is allocated in one session of a device. All of it becomes unusable when the session ends.
 
     `lost` is None while the context can be used, and then the reason why not; `recovers` says whether a
-    reset of the device helps. `captures_by_thread` has the active captures. `alert` is None while the
-    context is not lost and no capture is active, and is the only thing that a fast launch tests.
+    reset of the device helps. `captures_by_thread` has the active captures. `lost_or_capturing` is None
+    while the context is not lost and no capture is active, and is all that a fast launch tests.
 
-    Finalizers take no lock and do not call the driver. They append the work to `garbage`, or a module
-    to `unused`, and `drain` does the work at the next safe point, which is never inside a capture. They
-    also use no global name, because Python sets those to None at exit before it collects the last
-    objects. Streams are reused and never destroyed, so that nothing can hold a destroyed one.
+    Finalizers take no lock and do not call the driver. They append the work to `deferred_cleanups`, or
+    a module to `unused_modules`, and `drain` does the work at the next safe point, which is never
+    inside a capture. They also use no global name, because Python sets those to None at exit before
+    it collects the last objects. Streams are reused and never destroyed, so that nothing can hold a
+    destroyed one.
     """
 
     def __init__(self, device: base.Device, events: Events) -> None:
@@ -88,46 +90,46 @@ class Context:
         self.recovers = True
         self._remedy = ""
         self.captures_by_thread: dict[int, ActiveCapture] = {}
-        self.alert: object = None
-        self.replayed: str | None = None  # the graph that was replayed last
-        self._alert_lock: DictLock = {0: True}
-        self.garbage: deque[Callable[[], None]] = deque()
-        self.unused: deque[base.Module] = deque()
-        self.idle: deque[tuple[int, base.Stream]] = deque()
-        self.capture_streams: deque[base.Stream] = deque()  # Nothing but captures uses these.
-        self._held: deque[tuple[Completion, object]] = deque()
+        self.lost_or_capturing: object = None
+        self.last_replayed: str | None = None  # the name of a graph
+        self._state_lock: DictLock = {0: True}
+        self.deferred_cleanups: deque[Callable[[], None]] = deque()
+        self.unused_modules: deque[base.Module] = deque()
+        self.idle_streams: deque[tuple[int, base.Stream]] = deque()
+        self.idle_capture_streams: deque[base.Stream] = deque()  # Nothing but captures uses these.
+        self._held_until_done: deque[tuple[Completion, object]] = deque()
         self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # of memory, graphs and the like
-        self.resolving = threading.Lock()
-        self.of_thread = _OfThread()
-        device.on_loss = self.failed
-        self.order = Order(device, partial(working, device), self.garbage.append)
-        self.stream = self.order.own(device.stream())
+        self.resources: weakref.WeakSet[Resource] = weakref.WeakSet()  # memory, graphs and the like
+        self.resolve_lock = threading.Lock()
+        self.thread_state = _ThreadState()
+        device.on_loss = self.handle_loss
+        self.order = Order(device, partial(current_streams, device), self.deferred_cleanups.append)
+        self.stream = self.order.register_stream(device.stream())
         self.kernel_fill: Fill | None = None  # for patterns that the device fills slowly
         self._drain_lock: DictLock = {0: True}  # held by the thread that empties the queues
         # Held while a capture begins, and by what would invalidate it: a wait for the device, a free.
-        self.gate = threading.RLock()
-        self._waiting = False
+        self.capture_lock = threading.RLock()
+        self._synchronizing = False
         fork.register(self)
 
     # Streams
 
     def new_stream(self, priority: int) -> base.Stream:
         """Return a stream of ours beside the first: one that nothing holds any more, or a new one."""
-        self.require()
+        self.require_alive()
         with suppress(IndexError):  # Another thread took the last one.
-            for _ in range(len(self.idle)):
-                given = self.idle.popleft()
+            for _ in range(len(self.idle_streams)):
+                given = self.idle_streams.popleft()
                 if given[0] == priority:
                     return given[1]
-                self.idle.append(given)
-        return self.order.own(self.device.stream(priority=priority))
+                self.idle_streams.append(given)
+        return self.order.register_stream(self.device.stream(priority=priority))
 
     def capture_stream(self) -> base.Stream:
-        """Return a stream for a capture, which returns it to `capture_streams`."""
+        """Return a stream for a capture, which returns it to `idle_capture_streams`."""
         with suppress(IndexError):
-            return self.capture_streams.popleft()
-        return self.order.keep(self.device.stream())
+            return self.idle_capture_streams.popleft()
+        return self.order.register_capture_stream(self.device.stream())
 
     # Captures
 
@@ -140,9 +142,10 @@ class Context:
                     "this thread is capturing already", hint="end that capture before the next begins"
                 )
             self.captures_by_thread[threading.get_ident()] = capture
-            self.alert = self.lost or self.captures_by_thread
+            self.thread_state.capture = capture
+            self.lost_or_capturing = self.lost or self.captures_by_thread
 
-        run_locked(self._alert_lock, add)
+        run_locked(self._state_lock, add)
 
     def active_captures(self) -> list[ActiveCapture]:
         """Return the active captures, after aborting those that nobody can end any more."""
@@ -155,14 +158,16 @@ class Context:
         """Remove a capture, from any thread; return True if it was active."""
 
         def remove() -> bool:
+            if self.thread_state.capture is capture:
+                self.thread_state.capture = None
             was = capture in self.captures_by_thread.values()
             self.captures_by_thread = {
                 thread: one for thread, one in self.captures_by_thread.items() if one is not capture
             }
-            self.alert = self.lost or self.captures_by_thread or None
+            self.lost_or_capturing = self.lost or self.captures_by_thread or None
             return was
 
-        return run_locked(self._alert_lock, remove)
+        return run_locked(self._state_lock, remove)
 
     def active_capture(self, stream: base.Stream | None = None) -> ActiveCapture | None:
         """Return the capture that work of this thread, in `stream` if given, becomes part of."""
@@ -179,16 +184,16 @@ class Context:
     def allocator(self) -> Allocator | None:
         """Return the allocator for new arrays of this thread; None for the device itself."""
         capture = self.active_capture()
-        return self.of_thread.allocator if capture is None else capture.allocator
+        return self.thread_state.allocator if capture is None else capture.allocator
 
-    def forbid(self, operation: Operation, stream: base.Stream | None = None) -> None:
+    def refuse_in_capture(self, operation: Operation, stream: base.Stream | None = None) -> None:
         """Raise where an active capture does not permit `operation`."""
         for capture in self.active_captures():
             capture.refuse(operation, stream)
 
     # Loss of the context
 
-    def require(self, again: str = "make what you need again") -> None:
+    def require_alive(self, again: str = "make what you need again") -> None:
         """Raise when this context is lost; `again` says how to replace the object in use."""
         if self.lost is not None:
             raise copy_error(self.lost, hint=self.remedy(again))
@@ -197,7 +202,7 @@ class Context:
         """Return what to do once the context is lost; `again` says how to replace the object."""
         return self._remedy.format(again=again) or None
 
-    def failed(self, error: DeviceError) -> None:
+    def handle_loss(self, error: DeviceError) -> None:
         """Record an error that ends this context.
 
         The device may report the same fault again once the line of its source is known.
@@ -207,8 +212,8 @@ class Context:
         if self.lost is not None and not located:
             return
         self._cause = error
-        if self.replayed is not None:
-            error.args = (f"{error}\nthe last graph replayed was {self.replayed}",)
+        if self.last_replayed is not None:
+            error.args = (f"{error}\nthe last graph replayed was {self.last_replayed}",)
         if isinstance(error, ContextLostError):  # The device itself still works.
             self._lose(str(error), error.hint or "", only_first=True)
         else:
@@ -226,35 +231,38 @@ class Context:
         def lose() -> None:
             if only_first and self.lost is not None:
                 return
-            self.lost, self._remedy, self.recovers = ContextLostError(reason), remedy, recovers
-            self.alert = self.lost
+            self.lost = ContextLostError(reason)
+            self._remedy = remedy
+            self.recovers = recovers
+            self.lost_or_capturing = self.lost
 
-        run_locked(self._alert_lock, lose)
+        run_locked(self._state_lock, lose)
 
     def close(self) -> None:
         """Release everything once the work of the device has completed."""
         self.synchronize()
-        self.closed()
-        for holder in list(self.holders):
-            holder.release()
+        self.mark_closed()
+        for resource in list(self.resources):
+            resource.release()
         for module in list(self.modules):
             module.raw.unload()
-        self.order.release()
+        self.order.close()
 
-    def reset(self) -> None:
+    def mark_reset(self) -> None:
         """End this context, because the device is reset."""
         self._end(
             "it was reset, and everything on it was lost", "the device was reset already: {again}"
         )
 
-    def closed(self) -> None:
+    def mark_closed(self) -> None:
         """End this context, because the device is closed."""
         remedy = f"open the device again: preheat.device({self.device.name!r}); then {{again}}"
         self._end("it was closed", remedy, recovers=False)
 
-    def forked(self) -> None:
+    def mark_forked(self) -> None:
         """End this context in a forked child, which cannot use the device."""
-        _leaked.extend((*self.garbage, *self._held))  # Their finalizers would call the driver.
+        # The finalizers of these objects would call the driver.
+        _leaked.extend((*self.deferred_cleanups, *self._held_until_done))
         self._end(
             "this process was forked from one that was using the GPU, which CUDA does not allow",
             "start workers with multiprocessing's 'spawn' or 'forkserver' method",
@@ -267,7 +275,13 @@ class Context:
         This replaces an earlier reason: after a reset, the caller need not act on the fault before.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
-        for queue in (self.garbage, self.unused, self.idle, self.capture_streams, self._held):
+        for queue in (
+            self.deferred_cleanups,
+            self.unused_modules,
+            self.idle_streams,
+            self.idle_capture_streams,
+            self._held_until_done,
+        ):
             queue.clear()
 
     # Memory
@@ -277,15 +291,15 @@ class Context:
 
         The wait is for our own streams. A wait for the device would invalidate captures of others.
         """
-        self.require()
-        self.forbid(ALLOCATE)
+        self.require_alive()
+        self.refuse_in_capture(ALLOCATE)
         self.drain()
         try:
             return self.device.allocate(size, stream)
         except MemoryError:
             self._wait_for_streams()
-            dlpack.sweep()
-            self._let_go()
+            dlpack.end_dropped_exports()
+            self._drop_completed()
             self.drain()
             return self.device.allocate(size, stream)
 
@@ -294,74 +308,74 @@ class Context:
         try:
             self.order.section(home, {uses: True}).enter()
         except CaptureError:
-            self.garbage.append(partial(self.free, address, home, uses))
+            self.deferred_cleanups.append(partial(self.free, address, home, uses))
             return
         self.device.free(address, home)
 
-    def hold(self, until: Completion, what: object) -> None:
-        """Keep a reference to `what` until the work before an event has completed."""
-        self._let_go()
-        self._held.append((until, what))
+    def hold_until(self, event: Completion, owner: object) -> None:
+        """Keep a reference to `owner` until the work before an event has completed."""
+        self._drop_completed()
+        self._held_until_done.append((event, owner))
 
-    def _let_go(self) -> None:
+    def _drop_completed(self) -> None:
         if self.captures_by_thread:
             return
         with suppress(IndexError):  # The queue is empty.
             while True:
-                oldest = self._held.popleft()
+                oldest = self._held_until_done.popleft()
                 done = False
                 try:
                     done = oldest[0].done()
                 finally:
                     if not done:
-                        self._held.appendleft(oldest)
+                        self._held_until_done.appendleft(oldest)
                 if not done:
                     return
 
-    def tidy(self) -> None:
-        """Drain a long queue in a program that does not allocate."""
-        if len(self.garbage) > _PILE:
+    def drain_long_queue(self) -> None:
+        """Drain a queue that has grown long because the program does not allocate."""
+        if len(self.deferred_cleanups) > _LONG_QUEUE:
             self.drain()
 
     def drain(self, *, modules: bool = False) -> None:
         """Do the work that finalizers queued. Unloading `modules` waits for the device."""
-        if self.active_captures() or not (self.garbage or (modules and self.unused)):
+        if self.active_captures() or not (self.deferred_cleanups or (modules and self.unused_modules)):
             return  # There is nothing to do, or a capture does not permit it.
-        if self._waiting:
+        if self._synchronizing:
             return  # Another thread waits for the device, and this one need not.
         try:
             del self._drain_lock[0]  # One instruction, which no signal can interrupt.
         except KeyError:
             return  # Another thread is draining.
         try:
-            with self.gate:
-                self._empty(modules=modules)
+            with self.capture_lock:
+                self._run_deferred(modules=modules)
         finally:
             self._drain_lock[0] = True
 
-    def _empty(self, *, modules: bool) -> None:
-        for _ in range(len(self.garbage)):  # What cannot be done yet is queued again.
-            if self.alert is not None or not self.garbage:
+    def _run_deferred(self, *, modules: bool) -> None:
+        for _ in range(len(self.deferred_cleanups)):  # What cannot be done yet is queued again.
+            if self.lost_or_capturing is not None or not self.deferred_cleanups:
                 break
-            self.garbage.popleft()()
-        if modules and self.unused and self.alert is None:
-            doomed = [self.unused.popleft() for _ in range(len(self.unused))]
+            self.deferred_cleanups.popleft()()
+        if modules and self.unused_modules and self.lost_or_capturing is None:
+            doomed = [self.unused_modules.popleft() for _ in range(len(self.unused_modules))]
             self.device.synchronize()  # Then none of these can be running.
             for module in doomed:
                 module.unload()
 
     def synchronize(self) -> None:
         """Wait for the device, then free everything that nothing holds."""
-        self.require()
-        self.forbid(SYNCHRONIZE)
-        self.wait()
+        self.require_alive()
+        self.refuse_in_capture(SYNCHRONIZE)
+        self.wait_for_work()
         if self.captures_by_thread:
             return
-        dlpack.sweep()
-        self._let_go()
+        dlpack.end_dropped_exports()
+        self._drop_completed()
         self.drain(modules=True)
 
-    def wait(self) -> None:
+    def wait_for_work(self) -> None:
         """Wait for the device or, while a thread captures, for our streams one by one."""
         library = self.order.capturing_library()
         if library is not None:  # The wait would invalidate its capture.
@@ -370,32 +384,32 @@ class Context:
                 where=caller(),
                 hint="synchronise after that capture",
             )
-        with self.gate:
+        with self.capture_lock:
             if not self.active_captures():
                 try:
-                    self._waiting = True
+                    self._synchronizing = True
                     self.device.synchronize()
                 finally:
-                    self._waiting = False
+                    self._synchronizing = False
                 return
         self._wait_for_streams()
 
     def after_fork(self) -> None:
         """Renew the locks in a forked child, where a GPU cannot be used any more."""
         self._drain_lock = {0: True}
-        self._alert_lock = {0: True}
-        self.resolving = threading.Lock()
-        self.gate = threading.RLock()
-        self.order.renew()
+        self._state_lock = {0: True}
+        self.resolve_lock = threading.Lock()
+        self.capture_lock = threading.RLock()
+        self.order.after_fork()
         mine = threading.get_ident()  # The child has no other thread.
         self.captures_by_thread = {
             thread: one for thread, one in self.captures_by_thread.items() if thread == mine
         }
-        self.alert = self.lost or self.captures_by_thread or None
+        self.lost_or_capturing = self.lost or self.captures_by_thread or None
         if self.device.forks:
             self.device.after_fork()
         else:
-            self.forked()
+            self.mark_forked()
 
     def _wait_for_streams(self) -> None:
         for stream in self.order.streams():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from preheat.dtypes import DType, dtype_of_dlpack
 from preheat.errors import InputError
 
-__all__ = ["Exporter", "Lease", "Tensor", "capsule", "open_capsule", "sweep"]
+__all__ = ["Exporter", "Lease", "Tensor", "capsule", "end_dropped_exports", "open_capsule"]
 
 
 class _Device(ctypes.Structure):
@@ -57,16 +57,20 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_LEGACY = b"dltensor"
+_VERSIONED = b"dltensor_versioned"
 _READ_ONLY = 1
 _MAJOR = 1  # the version of the protocol
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_new.restype = ctypes.py_object
+_new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _is_valid = _api.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 _pointer = _api.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 
 _numbers = itertools.count(1)
 
@@ -100,10 +104,10 @@ class _Export(NamedTuple):
 
 
 # Exports by number until the consumer calls the deleter.
-_handed_out: dict[int, _Export] = {}
+_exports: dict[int, _Export] = {}
 # Capsules with those numbers until they are consumed. They have no destructor, because it would run
 # Python code, and after a consumer has raised an error that would lose the error.
-_offered: deque[tuple[int, Any]] = deque()
+_unconsumed_capsules: deque[tuple[int, Any]] = deque()
 
 
 class Tensor(NamedTuple):
@@ -140,38 +144,39 @@ def capsule(
         strides,
         0,
     )
-    sweep()
+    end_dropped_exports()
     number = lease.number
     managed: _Managed | _Versioned
     if versioned:
         managed = _Versioned(1, 0, number, _delete_versioned, 0, tensor)
     else:
         managed = _Managed(tensor, number, _delete_legacy)
-    _handed_out[number] = _Export(managed, extents, strides, lease)
+    _exports[number] = _Export(managed, extents, strides, lease)
     if _exiting:
-        _keep_forever(_handed_out[number])
+        _keep_forever(_exports[number])
     made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
-    _offered.append((number, made))
+    _unconsumed_capsules.append((number, made))
     return made
 
 
-def sweep() -> None:
+def end_dropped_exports() -> None:
     """End the exports whose capsules were dropped before anybody consumed them."""
     alone = object()  # An object with one reference, for comparison.
     with suppress(IndexError):  # Another thread sweeps, too.
-        for _ in range(len(_offered)):
-            number, given = _offered.popleft()
+        for _ in range(len(_unconsumed_capsules)):
+            number, given = _unconsumed_capsules.popleft()
             if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
                 continue  # It was consumed, and the consumer calls the deleter.
             if sys.getrefcount(given) > sys.getrefcount(alone):
-                _offered.append((number, given))
+                _unconsumed_capsules.append((number, given))
             else:
-                _end(number)
+                _end_export(number)
 
 
 def open_capsule(given: Any) -> Tensor:
     """Return the tensor of a capsule, which stays unconsumed and keeps the memory alive."""
     handle = id(given)
+    read_only = False
     if _is_valid(handle, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
         if versioned.major != _MAJOR:
@@ -180,9 +185,10 @@ def open_capsule(given: Any) -> Tensor:
                 f"the tensor has DLPack version {theirs}, and preheat reads version {_MAJOR}",
                 hint="update the library that gave it, or preheat",
             )
-        tensor, read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        tensor = versioned.tensor
+        read_only = bool(versioned.flags & _READ_ONLY)
     else:
-        tensor, read_only = _Managed.from_address(_pointer(handle, _LEGACY)).tensor, False
+        tensor = _Managed.from_address(_pointer(handle, _LEGACY)).tensor
     return Tensor(
         address=(tensor.data or 0) + tensor.byte_offset,
         device=(tensor.device.type, tensor.device.index),
@@ -194,8 +200,8 @@ def open_capsule(given: Any) -> Tensor:
     )
 
 
-def _end(number: int | None, handed_out: dict[int, _Export] = _handed_out) -> None:
-    export = handed_out.pop(number or 0, None)
+def _end_export(number: int | None, exports: dict[int, _Export] = _exports) -> None:
+    export = exports.pop(number or 0, None)
     if export is not None:
         export.lease.end()
 
@@ -207,8 +213,8 @@ def _delete(
 
 
 # Consumers call these from C.
-_delete_legacy = _Deleter(partial(_delete, _Managed, _end))
-_delete_versioned = _Deleter(partial(_delete, _Versioned, _end))
+_delete_legacy = _Deleter(partial(_delete, _Managed, _end_export))
+_delete_versioned = _Deleter(partial(_delete, _Versioned, _end_export))
 
 _exiting = False
 
@@ -221,7 +227,7 @@ def _at_exit() -> None:
     """
     global _exiting
     _exiting = True
-    for export in list(_handed_out.values()):
+    for export in list(_exports.values()):
         _keep_forever(export)
 
 

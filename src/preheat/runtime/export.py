@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from preheat.devices.base import LEGACY_STREAMS, ON_HOST
 from preheat.runtime import dlpack
-from preheat.runtime.libraries import consumers, working
+from preheat.runtime.libraries import current_streams, retained_current_streams
 
 if TYPE_CHECKING:
     from preheat.runtime.array import Array
@@ -27,9 +27,9 @@ def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
         handles = [_LEGACY_STREAM if stream is None else stream]
     lease = dlpack.Lease(array)
     shared = uses.shared
-    uses.leases[lease.number] = consumers(device)  # From here on no stream gets a right.
+    uses.leases[lease.number] = retained_current_streams(device)  # From here on no stream gets a right.
     try:
-        _expose(array, handles, shared=shared)
+        _export(array, handles, shared=shared)
     except BaseException:
         del uses.leases[lease.number]
         raise
@@ -39,7 +39,7 @@ def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
 
 def cuda_interface(array: Array) -> dict[str, Any]:
     """Return the `__cuda_array_interface__` of an array in the memory of a GPU."""
-    _share(array)
+    _export_by_interface(array)
     captured = array.buffer.context.active_capture() is not None
     # Nothing can wait for a captured stream.
     stream = None if captured else array.buffer.home.handle or _LEGACY_STREAM
@@ -48,22 +48,22 @@ def cuda_interface(array: Array) -> dict[str, Any]:
 
 def host_interface(array: Array) -> dict[str, Any]:
     """Return the `__array_interface__` of an array of the emulator."""
-    _share(array)
+    _export_by_interface(array)
     return _interface(array)
 
 
-def _expose(array: Array, handles: Iterable[int], *, shared: bool) -> None:
+def _export(array: Array, handles: Iterable[int], *, shared: bool) -> None:
     """Let another library use the memory in the streams with these handles."""
     context = array.buffer.context
     capture = context.active_capture()
     if capture is not None:
         capture.add_export(array)
         handles = ()  # The replay of the graph orders this work.
-    context.order.expose(array.buffer.uses, handles, shared=shared)
+    context.order.export(array.buffer.uses, handles, shared=shared)
     array.buffer.export()
 
 
-def _share(array: Array) -> None:
+def _export_by_interface(array: Array) -> None:
     """Share the memory as long as it exists, because an array interface has no release.
 
     The protocol does not say which library asks, so the current stream of every loaded library waits,
@@ -72,14 +72,14 @@ def _share(array: Array) -> None:
     device = array.buffer.context.device
     on_host = device.dlpack[0] == ON_HOST
     uses = array.buffer.uses
-    streams = [_LEGACY_STREAM, array.buffer.home.handle, *working(device)]
-    before = uses.by_interface
+    streams = [_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]
+    before = uses.exported_by_interface
     shared = uses.shared
-    uses.by_interface = True
+    uses.exported_by_interface = True
     try:
-        _expose(array, [] if on_host else streams, shared=shared)
+        _export(array, [] if on_host else streams, shared=shared)
     except BaseException:
-        uses.by_interface = before
+        uses.exported_by_interface = before
         raise
 
 

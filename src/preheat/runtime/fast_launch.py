@@ -9,10 +9,10 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
         submit = buffer = None
         try:
             if (
-                context.alert is None and not more and not named
+                context.lost_or_capturing is None and not more and not named
                 and (type(a0) is float or type(a0) is int)
-                and a1.dtype is own0 and (a1.uses.stream is stream or number in a1.uses.readers)
-                and a2.dtype is own1 and a2.uses.stream is stream and type(a3) is int
+                and a1.dtype is own0 and (a1.uses.writer is stream or number in a1.uses.readers)
+                and a2.dtype is own1 and a2.uses.writer is stream and type(a3) is int
             ):
                 pointers, vf, vQ, vi, owner = buffer = take()
                 vf[0] = a0; vQ[1] = a1.address; vQ[2] = a2.address; vi[6] = a3
@@ -21,7 +21,7 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
             …
         status = submit(pointers, 0)
 
-`uses.stream` is the stream that may use the memory without waiting, and `uses.readers` are the streams
+`uses.writer` is the stream that may use the memory without waiting, and `uses.readers` are the streams
 that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a section each like the one
 shown; their launches go to the current stream of the library.
 """
@@ -58,11 +58,19 @@ class _Section(NamedTuple):
 
 
 _OWN = _Section(
-    "{0}.uses.stream is stream",
-    "({0}.uses.stream is stream or number in {0}.uses.readers)",
+    "{0}.uses.writer is stream",
+    "({0}.uses.writer is stream or number in {0}.uses.readers)",
     "{0}.dtype is {1}",
     "{0}.address",
     "own_submit",
+)
+# For a launch that becomes part of a capture. It waits for nothing: the replay is ordered.
+_RECORDED = _Section(
+    "{0}.buffer.context is context and {0}.buffer.lost is None",
+    "{0}.buffer.context is context and {0}.buffer.lost is None",
+    "{0}.dtype is {1}",
+    "{0}.address",
+    "",
 )
 _TORCH = "{0}.get_device() == index and {0}.is_contiguous() and not {0}.is_neg()"
 _CUPY = "{0}.data.device_id == index and {0}._c_contiguous"
@@ -101,7 +109,7 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
         elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
     sections = tuple((name, known[name].api if name in known else "") for name in names)
-    make = _maker(sections, params, tuple(values))
+    make = _maker(sections, params, tuple(values), recording=launch.stream is None)
     new_buffer = functools.partial(_buffer, launch.signature)
     made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
     return made
@@ -122,17 +130,23 @@ def _buffer(signature: Signature) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _maker(
-    sections: tuple[tuple[str, str], ...], params: tuple[ParamSpec, ...], values: tuple[str, ...]
+    sections: tuple[tuple[str, str], ...],
+    params: tuple[ParamSpec, ...],
+    values: tuple[str, ...],
+    *,
+    recording: bool,
 ) -> Any:
     """Return a maker of functions for such parameters and for arrays of these libraries.
 
-    A section is the name of a library and of its API, or "own" and an empty text.
+    A section is the name of a library and of its API, or "own" and an empty text. With `recording`, the
+    function also records launches with arrays of preheat into captures.
     """
     given = [f"a{n}" for n in range(len(params))]
     text = _FUNCTION.format(
         values=", ".join(values),
         parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
         sections="".join(_section(*each, params, first=each is sections[0]) for each in sections),
+        record=_record(params) if recording else "",
         given="".join(f"{name}, " for name in given),
     )
     scope: dict[str, Any] = {
@@ -145,7 +159,46 @@ def _maker(
 
 def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -> str:
     section = _SECTIONS[api] if api else _OWN
-    tests = [*([] if first else ["submit is None"]), "context.alert is None", "not more", "not named"]
+    conditions = ["context.lost_or_capturing is None", "not more", "not named"]
+    if not first:
+        conditions.insert(0, "submit is None")
+    tests, stores = _tests_and_stores(section, name, api, params)
+    return _SECTION.format(
+        tests=" and ".join(conditions + tests),
+        views=_views(params),
+        stores=stores,
+        submit=section.submit.format(name),
+    )
+
+
+def _record(params: Sequence[ParamSpec]) -> str:
+    if any(param.pointer and param.value is not None for param in params):
+        return ""  # Whether an untyped word is an array is known at the call.
+    tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
+    conditions = ["context.lost is None", "not capture.dropped", "not more", "not named"]
+    arrays = {position: param for position, param in enumerate(params) if param.pointer}
+    # A later key of a dictionary replaces an equal one, so that writes stand last.
+    uses = [f"a{n}.buffer.uses: False" for n, param in arrays.items() if not param.writes]
+    uses += [f"a{n}.buffer.uses: True" for n, param in arrays.items() if param.writes]
+    return _RECORD.format(
+        tests=" and ".join(conditions + tests),
+        views=_views(params),
+        stores=stores,
+        arrays=", ".join(f"{n}: a{n}" for n in arrays),
+        uses=", ".join(uses),
+    )
+
+
+def _views(params: Sequence[ParamSpec]) -> str:
+    """Return the names of the views of a parameter buffer, one for each format."""
+    return "".join(f"v{code}, " for code in dict.fromkeys(param.format for param in params))
+
+
+def _tests_and_stores(
+    section: _Section, name: str, api: str, params: Sequence[ParamSpec]
+) -> tuple[list[str], str]:
+    """Return expressions that test every argument, and the statements that store them."""
+    tests = []
     stores = []
     element = 0
     for position, param in enumerate(params):
@@ -163,13 +216,7 @@ def _section(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) -
         tests.append(test)
         at = param.parameter.offset // param.parameter.size
         stores.append(f"v{param.format}[{at}] = {address}")
-    views = "".join(f"v{code}, " for code in dict.fromkeys(param.format for param in params))
-    return _SECTION.format(
-        tests=" and ".join(tests),
-        views=views,
-        stores="; ".join(stores) or "pass",
-        submit=section.submit.format(name),
-    )
+    return tests, "; ".join(stores) or "pass"
 
 
 def _number_test(param: ParamSpec, given: str) -> str:
@@ -201,17 +248,37 @@ _SECTION = """
                 give(buffer)
                 buffer = None
 """
+# In a capture, arrays need not be ordered. The replay is.
+_RECORD = """
+            capture = thread_state.capture
+            if capture is not None:
+                try:
+                    if {tests}:
+                        pointers, {views}owner = buffer = take()
+                        {stores}
+                except Unfit:
+                    if buffer is not None:
+                        give(buffer)
+                        buffer = None
+                if buffer is not None:
+                    try:
+                        return record(capture, owner, {{{arrays}}}, {{{uses}}})
+                    finally:
+                        give(buffer)
+"""
 _FUNCTION = """\
 def make(launch, own_submit, stream, new_buffer, {values}):
     context, submits, number = launch.context, launch.submits, stream.id
     index = context.device.dlpack[1]
     buffers = [new_buffer()]  # A launch takes one, so that two threads never share it.
     take, give = buffers.pop, buffers.append
-    run, raise_for_status = launch.run, launch.raise_for_status
+    run, record, raise_for_status = launch.run, launch.record, launch.raise_for_status
+    thread_state = context.thread_state
     def fast_launch({parameters}*more, **named):
         submit = buffer = None
 {sections}
         if submit is None:
+{record}
             if not buffers:  # Other threads use them all, or interrupts lost them.
                 give(new_buffer())
             return run(*[a for a in ({given}) if a is not missing], *more, **named)

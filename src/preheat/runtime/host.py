@@ -80,7 +80,8 @@ def bfloat16_bytes(value: float) -> bytes:
         single = struct.pack("<f", value)
     except (struct.error, OverflowError):
         raise InputError(f"{short_repr(value)} does not fit bfloat16") from None
-    (near,), (bits,) = struct.unpack("<f", single), struct.unpack("<I", single)
+    (near,) = struct.unpack("<f", single)
+    (bits,) = struct.unpack("<I", single)
     if near != value:  # A sticky bit for the lost digits prevents double rounding.
         bits = bits - (abs(near) > abs(value)) | 1
     return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
@@ -108,7 +109,8 @@ def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     if dtype.name == "float8_e5m2":  # It is the upper half of a float16.
         return (host.astype("uint16") << 8).view("float16").astype("float32")
     if dtype.name == "float8_e4m3fn":  # It has no infinities, and all ones mean NaN.
-        exponent, fraction = (host >> 3 & 15).astype("int32"), (host & 7).astype("float32")
+        exponent = (host >> 3 & 15).astype("int32")
+        fraction = (host & 7).astype("float32")
         normal = numpy.ldexp(fraction + 8, exponent - 10)
         value = numpy.where(exponent == 0, numpy.ldexp(fraction, -9), normal)
         value = numpy.where(host & 127 == 127, numpy.float32(numpy.nan), value)

@@ -56,7 +56,7 @@ class Module:
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
         """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`."""
         check_name("a variable", name)
-        self.context.require(_LOAD)
+        self.context.require_alive(_LOAD)
         found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
         if found is None:
             raise InputError(
@@ -70,10 +70,10 @@ class Module:
         found = self._functions.get(entry.name)
         if found is not None:
             return found
-        self.context.forbid(RESOLVE_KERNEL)
-        with self.context.resolving:  # One thread resolves the kernel, and the others find it.
+        self.context.refuse_in_capture(RESOLVE_KERNEL)
+        with self.context.resolve_lock:  # One thread resolves the kernel, and the others find it.
             if entry.name not in self._functions:
-                self.context.require(_LOAD)
+                self.context.require_alive(_LOAD)
                 self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
                 self._emit_resolve(entry)
             return self._functions[entry.name]
@@ -90,7 +90,7 @@ class Module:
 
     def __del__(self) -> None:
         if hasattr(self, "raw") and self.context.lost is None:
-            self.context.unused.append(self.raw)
+            self.context.unused_modules.append(self.raw)
 
 
 class SymbolView:
@@ -112,10 +112,10 @@ class SymbolView:
 
         wanted = None if dtype is None else dtype_of(dtype)
         context = self._module.context
-        context.require(_LOOK_UP)
-        context.forbid(TO_HOST)
+        context.require_alive(_LOOK_UP)
+        context.refuse_in_capture(TO_HOST)
         out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
-        context.wait()  # Any stream may have written it.
+        context.wait_for_work()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
         return converted(out, self.dtype, wanted)
 
@@ -125,14 +125,14 @@ class SymbolView:
         `data` is bytes, an array, or numbers of the element type.
         """
         context = self._module.context
-        context.require(_LOOK_UP)
-        context.forbid(FROM_HOST)
+        context.require_alive(_LOOK_UP)
+        context.refuse_in_capture(FROM_HOST)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # Take the bytes of any array.
         host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
             hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
             raise InputError(f"{self.name} has {self.nbytes} bytes, not {len(host)}", hint=hint)
-        context.wait()
+        context.wait_for_work()
         context.device.copy_in(self.address, host, context.stream)
         context.stream.synchronize()
 
@@ -161,7 +161,7 @@ class Kernel:
     @property
     def attributes(self) -> base.Attributes:
         """Registers, sizes of memory, maximum threads and dynamic shared memory, and versions."""
-        self._context.require(Launch.RECREATE)
+        self._context.require_alive(Launch.RECREATE)
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
@@ -206,13 +206,13 @@ class Kernel:
 
         It can be set, and is a hint: a launch that needs more shared memory gets it.
         """
-        self._context.require(Launch.RECREATE)
+        self._context.require_alive(Launch.RECREATE)
         percent = self._function.carveout()
         return None if percent < 0 else percent
 
     @carveout.setter
     def carveout(self, percent: int | None) -> None:
-        self._context.require(Launch.RECREATE)
+        self._context.require_alive(Launch.RECREATE)
         if percent is not None and not (type(percent) is int and 0 <= percent <= 100):
             why = f"carveout {short_repr(percent)} is not a percentage"
             raise LaunchError(self.name, why, hint="an integer from 0 to 100, or None for any")

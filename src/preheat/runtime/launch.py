@@ -43,8 +43,8 @@ __all__ = [
     "Launch",
     "LaunchArguments",
     "LoadedModule",
-    "lent",
     "ordered",
+    "registered_operands",
 ]
 
 
@@ -102,14 +102,14 @@ class Call(ABC):
         """
         if named:
             self.signature.refuse_names(named)
-        self.context.require(self.RECREATE)
+        self.context.require_alive(self.RECREATE)
         capture = self.context.active_capture(self.stream)
         if capture is not None:
-            with capture.note_errors():
+            with capture:
                 self._capture(self.convert(args, UNORDERED), capture)
             return
         stream = self.choose_stream(args)
-        captured = self.context.order.captured(stream)
+        captured = self.context.order.in_foreign_capture(stream)
         arguments = self.convert(args, UNORDERED if captured else stream.handle)
         with ordered(self.context, arguments, stream, captured=captured):
             self._submit(arguments, stream)
@@ -258,7 +258,7 @@ class Launch(Call):
         except IndexError:
             buffer = new_param_buffer(self.signature)
         buffer.pack(*arguments.values)
-        with lent(self.context, arguments):
+        with registered_operands(self.context, arguments):
             status = self.prepared(stream)(buffer.pointers, 0)
         data = bytes(buffer.data[: self.signature.layout.size])
         self.buffers.append(buffer)
@@ -267,7 +267,26 @@ class Launch(Call):
         return data
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
-        capture.add_launch(self, arguments, self._submit(arguments, capture.stream))
+        data = self._submit(arguments, capture.stream)
+        capture.add_uses(arguments)
+        capture.add_launch(self, data, arguments.arrays, arguments.uses, arguments.foreign)
+
+    def record(
+        self,
+        capture: ActiveCapture,
+        buffer: ParamBuffer,
+        arrays: dict[int, Array],
+        uses: dict[Uses, bool],
+    ) -> None:
+        """Add a launch with checked and packed arguments, all of them ours, to a capture."""
+        with capture:
+            stream = capture.stream
+            submit = self.submits.get(stream.handle) or self.prepared(stream)
+            status = submit(buffer.pointers, 0)
+            if status[0]:
+                self.raise_for_status(status)
+            data = bytes(buffer.data[: self.signature.layout.size])
+            capture.add_launch(self, data, arrays, uses)
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""
@@ -283,14 +302,14 @@ class Launch(Call):
         return found
 
 
-def lent(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
+def registered_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
     """Let a device that works in host memory use the foreign operands during one launch."""
     if not arguments.foreign or context.device.dlpack[0] != ON_HOST:
         return _NOTHING
-    with ExitStack() as lend:
+    with ExitStack() as stack:
         for each in arguments.foreign:
-            lend.enter_context(context.device.lend(each.start, each.nbytes, each.writable))
-        return lend.pop_all()
+            stack.enter_context(context.device.register_host(each.start, each.nbytes, each.writable))
+        return stack.pop_all()
 
 
 _NOTHING = nullcontext()
@@ -304,12 +323,12 @@ def ordered(
 
     `captured` says that another library captures the stream. Its graph keeps the operands then.
     """
-    context.tidy()
+    context.drain_long_queue()
     with context.order.section(stream, arguments.uses, arguments.others, captured=captured):
         yield
     on_host = context.device.dlpack[0] == ON_HOST
     if arguments.held and not on_host and not captured:
-        context.hold(record_event(context, stream), arguments.held)
+        context.hold_until(record_event(context, stream), arguments.held)
 
 
 class _FreedMemory(ArgumentMismatch):

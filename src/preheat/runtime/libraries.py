@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,14 +16,18 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
 from preheat.dtypes import DTYPES, DType
 
-__all__ = ["LIBRARIES", "CuPy", "Library", "Numba", "StreamHandle", "Torch", "consumers", "working"]
+__all__ = [
+    "LIBRARIES", "CuPy", "Library", "Numba", "StreamHandle", "Torch", "current_streams",
+    "retained_current_streams",
+]  # fmt: skip
 
 
 class StreamHandle:
     """A stream that other libraries accept. `owner` keeps the stream alive."""
 
     def __init__(self, handle: int, owner: object = None) -> None:
-        self.handle, self.owner = handle, owner
+        self.handle = handle
+        self.owner = owner
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self.handle)
@@ -39,40 +43,36 @@ class Library:
     library's own element types. Both are known once the library is imported and inspected.
     """
 
-    api = ""  # names its sections in `fast_launch` and `operands`
-    directed = True  # Its work can be sent to another stream.
+    api = ""  # names its templates in `fast_launch` and its reader in `operands`
+    can_redirect = True  # Its work can be sent to another stream.
 
     def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
         self.name = name
         self.device_type = device_type
         self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
-        self.current: Callable[[int], int] = self._learn
+        self.current: Callable[[int], int] = self._inspect_and_get_stream
 
     @property
     def module(self) -> Any:
         """The library itself, or None while the program has not imported it."""
         return sys.modules.get(self.name)
 
-    def makes(self, kind: type) -> bool:
+    def is_tensor_type(self, kind: type) -> bool:
         """Return True for the types of its tensors, subclasses defined anywhere included."""
         return any((each.__module__, each.__name__) == (self.name, "Tensor") for each in kind.__mro__)
 
-    def ready(self) -> bool:
+    def is_initialized(self) -> bool:
         """Return True once the library may have work on a device."""
         return self.module is not None
 
-    def working(self, device: tuple[int, int]) -> int | None:
-        """Return the handle of its current stream on a device; None without work there."""
-        return self.current(device[1]) if device[0] == self.device_type and self.ready() else None
-
-    def learn(self) -> None:
+    def inspect(self) -> None:
         """Inspect the library: how to get its current stream, and its element types."""
         for dtype, names in self.elements.items():
             names.update(self._element(dtype))
         self.current = self._stream_getter()
 
-    def _learn(self, index: int) -> int:
-        self.learn()
+    def _inspect_and_get_stream(self, index: int) -> int:
+        self.inspect()
         return self.current(index)
 
     def _element(self, dtype: DType) -> set[object]:
@@ -82,11 +82,11 @@ class Library:
     def _stream_getter(self) -> Callable[[int], int]:
         raise NotImplementedError
 
-    def consumer(self, index: int) -> StreamHandle:
+    def retain_current_stream(self, index: int) -> StreamHandle:
         """Return the current stream, kept alive for a later wait."""
         return StreamHandle(self.current(index))
 
-    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send the library's work to `stream` until `stack` closes; return the owner of its memory."""
         del stack, stream, index
         return None
@@ -97,7 +97,7 @@ class Torch(Library):
 
     api = "torch"
 
-    def ready(self) -> bool:
+    def is_initialized(self) -> bool:
         """Return True once torch has a CUDA context; False while another thread imports it."""
         asked = getattr(getattr(self.module, "cuda", None), "is_initialized", None)
         return asked is not None and bool(asked())
@@ -111,19 +111,19 @@ class Torch(Library):
         raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
-    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send torch's work to `stream`, and its allocations to a new memory pool."""
         cuda = self.module.cuda
-        spare = _spare.setdefault((self.name, index), [])
+        unused = _unused_pools.setdefault((self.name, index), [])
         with cuda.device(index):
-            pool = spare.pop() if spare else cuda.MemPool()
+            pool = unused.pop() if unused else cuda.MemPool()
         stack.enter_context(cuda.stream(cuda.ExternalStream(stream.handle, device=index)))
         stack.enter_context(cuda.use_mem_pool(pool, device=index))
         return pool
 
-    def reuse(self, pool: object, index: int) -> None:
+    def keep_unused_pool(self, pool: object, index: int) -> None:
         """Keep an unused pool for the next capture: destroying a pool makes torch wait."""
-        _spare.setdefault((self.name, index), []).append(pool)
+        _unused_pools.setdefault((self.name, index), []).append(pool)
 
 
 class CuPy(Library):
@@ -134,7 +134,7 @@ class CuPy(Library):
     def _element(self, dtype: DType) -> set[object]:
         return {dtype.numpy()} if hasattr(self.module, dtype.name) else set()
 
-    def makes(self, kind: type) -> bool:
+    def is_tensor_type(self, kind: type) -> bool:
         """Return True for the types of its arrays: the base class is in a module of CuPy's core."""
         root = f"{self.name}."
         return any(
@@ -142,7 +142,7 @@ class CuPy(Library):
             for each in kind.__mro__
         )
 
-    def ready(self) -> bool:
+    def is_initialized(self) -> bool:
         """Return True once CuPy is imported; False while another thread imports it."""
         return hasattr(getattr(self.module, "cuda", None), "get_current_stream")
 
@@ -150,12 +150,12 @@ class CuPy(Library):
         current = self.module.cuda.get_current_stream
         return lambda index: int(current(index).ptr)
 
-    def consumer(self, index: int) -> StreamHandle:
+    def retain_current_stream(self, index: int) -> StreamHandle:
         """Return the current stream, kept alive for a later wait."""
         stream = self.module.cuda.get_current_stream(index)
         return StreamHandle(int(stream.ptr), stream)
 
-    def enter(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send CuPy's work to `stream`, and its allocations to a new memory pool."""
         cuda = self.module.cuda
         pool = cuda.MemoryPool()
@@ -170,9 +170,9 @@ class CuPy(Library):
 class Numba(Library):
     """numba.cuda. Its work goes to a default stream unless a launch names another one."""
 
-    directed = False
+    can_redirect = False
 
-    def makes(self, kind: type) -> bool:
+    def is_tensor_type(self, kind: type) -> bool:
         """Return False: its arrays are read by their array interface."""
         del kind
         return False
@@ -188,8 +188,8 @@ class Numba(Library):
         return lambda _: PER_THREAD_STREAM if each else LEGACY_STREAMS[-1]
 
 
-_spare: dict[tuple[str, int], list[object]] = {}  # torch's pools, by library and GPU
-atexit.register(_spare.clear)  # while torch can still destroy them
+_unused_pools: dict[tuple[str, int], list[object]] = {}  # torch's pools, by library and GPU
+atexit.register(_unused_pools.clear)  # while torch can still destroy them
 
 #: The libraries that preheat knows, by name.
 LIBRARIES: dict[str, Library] = {
@@ -197,16 +197,17 @@ LIBRARIES: dict[str, Library] = {
 }  # fmt: skip
 
 
-def working(device: base.Device) -> Mapping[int, str]:
-    """The current streams of the libraries that work on a device, with their names."""
-    found = ((library.working(device.dlpack), library.name) for library in LIBRARIES.values())
-    return {handle: name for handle, name in found if handle is not None}
+def current_streams(device: base.Device) -> Mapping[int, str]:
+    """Return the current streams of the other libraries on a device, with their names."""
+    return {library.current(device.dlpack[1]): library.name for library in _initialized_on(device)}
 
 
-def consumers(device: base.Device) -> list[StreamHandle]:
+def retained_current_streams(device: base.Device) -> list[StreamHandle]:
     """Return the same streams, kept alive."""
-    place, index = device.dlpack
-    known = [
-        library for library in LIBRARIES.values() if library.device_type == place and library.ready()
-    ]
-    return [library.consumer(index) for library in known]
+    return [library.retain_current_stream(device.dlpack[1]) for library in _initialized_on(device)]
+
+
+def _initialized_on(device: base.Device) -> Iterator[Library]:
+    for library in LIBRARIES.values():
+        if library.device_type == device.dlpack[0] and library.is_initialized():
+            yield library

@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from preheat.devices import base
 from preheat.runtime.active_capture import FREE
 from preheat.runtime.context import Context
 from preheat.runtime.uses import Uses
 
-__all__ = ["Buffer", "Dependent", "newest"]
+if TYPE_CHECKING:
+    from preheat.runtime.array import Array
+
+__all__ = ["Buffer", "next_generation"]
 
 _generations = itertools.count(1)
-
-
-class Dependent(Protocol):
-    """An object that cannot be used any more once its memory is closed."""
-
-    def expire(self, reason: str) -> None:
-        """Refuse every later use."""
 
 
 class Buffer:
@@ -32,8 +28,8 @@ class Buffer:
     """
 
     __slots__ = (
-        "__weakref__", "_backing", "_dependents", "address", "context", "generation", "home", "open",
-        "size", "uses",
+        "__weakref__", "_exported_memory", "_graphs", "address", "context", "generation", "home",
+        "open", "size", "uses",
     )  # fmt: skip
 
     def __init__(self, context: Context, size: int, home: base.Stream) -> None:
@@ -41,32 +37,32 @@ class Buffer:
         self.context = context
         self.size = size
         self.home = home
-        self._backing: tuple[object, ...] = ()  # owner of the memory of an exported buffer
-        self._dependents: weakref.WeakSet[Dependent] | None = None
+        self._exported_memory: tuple[object, ...] = ()  # owner of the memory of an exported buffer
+        self._graphs: weakref.WeakSet[object] | None = None
         self.uses = self._new_uses()
         self.address = self._allocate()
         self.generation = next(_generations)
         self.open = True
 
     def _new_uses(self) -> Uses:
-        return self.context.order.uses(self.home)
+        return self.context.order.new_uses(self.home)
 
     def _allocate(self) -> int:
         address = self.context.allocate(max(self.size, 1), self.home)
-        self.context.holders.add(self)
+        self.context.resources.add(self)
         return address
 
-    def uses_of(self, array: Dependent) -> Uses:
+    def uses_for(self, array: Array) -> Uses:
         """Return the uses that launches of `array` test.
 
-        A buffer whose arrays can end earlier than its memory notifies them.
+        A buffer whose arrays can end earlier than its memory takes them away then.
         """
         del array
         return self.uses
 
     def release(self) -> None:
         """Free the memory now, because the device is closed, unless another library holds it."""
-        if self.open and not self._backing:
+        if self.open and not self._exported_memory:
             self.context.device.free(self.address, self.home)
 
     @property
@@ -78,56 +74,57 @@ class Buffer:
 
     def export(self) -> None:
         """Keep the owner of the memory alive, because another library gets the memory."""
-        if not self._backing:
-            self._backing = (self.context.device.owner(self.address),)
+        if not self._exported_memory:
+            self._exported_memory = (self.context.device.owner(self.address),)
 
-    def tell(self, dependent: Dependent) -> None:
-        """Call `dependent.expire` when this memory is closed."""
+    def add_graph(self, graph: object) -> None:
+        """Let `graphs` return a graph that uses this memory, as long as the graph exists."""
 
         def add() -> None:
-            if self._dependents is None:
-                self._dependents = weakref.WeakSet()
-            self._dependents.add(dependent)
+            if self._graphs is None:
+                self._graphs = weakref.WeakSet()
+            self._graphs.add(graph)
 
         self.context.order.run_locked(add)
 
-    def dependents(self) -> list[Dependent]:
-        """Return the dependents that are notified when this memory is closed."""
-        found: list[Dependent] = []
-        self.context.order.run_locked(lambda: found.extend(self._dependents or ()))
+    def graphs(self) -> list[object]:
+        """Return the graphs that use this memory."""
+        found: list[object] = []
+        self.context.order.run_locked(lambda: found.extend(self._graphs or ()))
         return found
 
     def close(self) -> None:
-        """Free the memory after the queued work and notify dependents. A second call does nothing."""
+        """Free the memory after the queued work. A second call does nothing."""
         if self.open:
-            self.context.forbid(FREE)
+            self.context.refuse_in_capture(FREE)
         closed: list[bool] = []
 
         def close() -> None:
             closed.append(self.open)
             self.open = False
+            self._close_uses()
 
         self.context.order.run_locked(close)
-        for dependent in self.dependents():
-            dependent.expire("its memory was freed")
-        if closed[0] and self.context.lost is None:
-            self._close_uses()
-            if not self.uses.shared:
-                self._backing = ()
-                self._give_back()()
+        if closed[0] and self.context.lost is None and not self.uses.shared:
+            self._exported_memory = ()
+            self._deallocator()()
 
     def _close_uses(self) -> None:
-        self.context.order.close(self.uses)
+        self.uses.close()
 
-    def _give_back(self) -> Callable[[], None]:
-        context, address, home, uses = self.context, self.address, self.home, self.uses
+    def _deallocator(self) -> Callable[[], None]:
+        """Return what frees the memory, without a reference to this object."""
+        context = self.context
+        address = self.address
+        home = self.home
+        uses = self.uses
         return lambda: context.free(address, home, uses)
 
     def __del__(self) -> None:
-        if self.open or self._backing:
-            self.context.garbage.append(self._give_back())
+        if self.open or self._exported_memory:
+            self.context.deferred_cleanups.append(self._deallocator())
 
 
-def newest() -> int:
+def next_generation() -> int:
     """Return a generation between those of all existing and all later allocations."""
     return next(_generations)

@@ -222,8 +222,8 @@ _READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cup
 def _find(kind: type) -> TensorKind | None:
     """Return how to read a type. It is called once for each type."""
     for library in LIBRARIES.values():
-        if library.makes(kind):
-            library.learn()
+        if library.is_tensor_type(kind):
+            library.inspect()
             return TensorKind(library.name, _READERS[library.api], library)
     library_name = kind.__module__.partition(".")[0]
     if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):

@@ -15,67 +15,71 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.uses import Claim, Timeline, Uses
+from preheat.runtime.uses import Dependent, Timeline, Uses
 
 __all__ = ["Order", "Section"]
 
-_NOBODY: Mapping[int, str] = {}
+_NO_STREAMS: Mapping[int, str] = {}
 
 
 class Order:
     """Orders the uses of memory on one device.
 
-    `libraries` gives the handles of the streams in which other libraries work on the device now, with
-    the names of the libraries.
+    `library_streams` returns the handles of the current streams of other libraries, with the names of
+    the libraries. `defer` queues what a finalizer must not do itself.
     """
 
     def __init__(
         self,
         device: base.Device,
-        libraries: Callable[[], Mapping[int, str]],
-        discard: Callable[[Callable[[], None]], None],
+        library_streams: Callable[[], Mapping[int, str]],
+        defer: Callable[[Callable[[], None]], None],
     ) -> None:
         self._device = device
-        self._libraries = libraries
-        self._discard = discard
+        self._library_streams = library_streams
+        self._defer = defer
         self._lock: DictLock = {0: True}
         self._holder = 0  # the thread that holds the lock
-        self._own: dict[int, Timeline] = {}  # streams of ours, by id
-        self._capture_streams: dict[int, Timeline] = {}  # streams for captures, by id
+        self._own_streams: dict[int, Timeline] = {}  # by id
+        self._capture_streams: dict[int, Timeline] = {}  # by id
         self._by_handle: dict[int, Timeline] = {}  # both, and the legacy default stream, by handle
-        self._others: weakref.WeakValueDictionary[int, Timeline] = weakref.WeakValueDictionary()
+        self._foreign_streams: weakref.WeakValueDictionary[int, Timeline] = (
+            weakref.WeakValueDictionary()
+        )
 
     # Streams
 
-    def own(self, stream: base.Stream) -> base.Stream:
+    def register_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        self._own[stream.id] = self._by_handle[stream.handle] = Timeline(stream, self._discard, True)
+        timeline = Timeline(stream, self._defer, True)
+        self._own_streams[stream.id] = timeline
+        self._by_handle[stream.handle] = timeline
         return stream
 
-    def keep(self, stream: base.Stream) -> base.Stream:
+    def register_capture_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that `adopt` of its handle returns this object."""
-        self._capture_streams[stream.id] = self._by_handle[stream.handle] = Timeline(
-            stream, self._discard, False
-        )
+        timeline = Timeline(stream, self._defer, False)
+        self._capture_streams[stream.id] = timeline
+        self._by_handle[stream.handle] = timeline
         return stream
 
     def owns(self, stream: base.Stream) -> bool:
         """Return True for a stream of ours."""
-        return stream.id in self._own
+        return stream.id in self._own_streams
 
     def streams(self) -> list[base.Stream]:
         """Return the streams of ours."""
-        return [line.stream for line in list(self._own.values())]
+        return [timeline.stream for timeline in list(self._own_streams.values())]
 
     def adopt(self, handle: int) -> base.Stream:
         """Return the stream that has this handle now, ours or another library's."""
-        return self._adopted(handle).stream
+        return self._timeline_of(handle).stream
 
-    def _adopted(self, handle: int) -> Timeline:
+    def _timeline_of(self, handle: int) -> Timeline:
         # These streams are never destroyed, so a handle identifies one.
-        kept = self._by_handle.get(handle)
-        if kept is not None:
-            return kept
+        known = self._by_handle.get(handle)
+        if known is not None:
+            return known
         found = self.timeline(self._device.adopt(handle))
         if handle in LEGACY_STREAMS:
             self._by_handle[handle] = found
@@ -84,25 +88,27 @@ class Order:
     def timeline(self, stream: base.Stream) -> Timeline:
         """Return the one timeline of a stream."""
         number = stream.id
-        found = self._own.get(number) or self._capture_streams.get(number) or self._others.get(number)
+        found = self._own_streams.get(number) or self._capture_streams.get(number)
         if found is None:
-            found = self._others.setdefault(number, Timeline(stream, self._discard, False))
+            found = self._foreign_streams.get(number)
+        if found is None:
+            found = self._foreign_streams.setdefault(number, Timeline(stream, self._defer, False))
         return found
 
-    def captured(self, stream: base.Stream) -> bool:
+    def in_foreign_capture(self, stream: base.Stream) -> bool:
         """Return True while another library captures `stream`."""
         return not self.owns(stream) and stream.capture_status() != "none"
 
     def capturing_library(self) -> str | None:
         """Return the name of a library that is capturing in this thread, or None."""
-        for handle, library in self._libraries().items():
-            if self.captured(self.adopt(handle)):
+        for handle, library in self._library_streams().items():
+            if self.in_foreign_capture(self.adopt(handle)):
                 return library
         return None
 
     # Uses
 
-    def uses(self, home: base.Stream) -> Uses:
+    def new_uses(self, home: base.Stream) -> Uses:
         """Return the uses of new memory, which `home` may use without waiting."""
         return Uses(self.timeline(home))
 
@@ -110,20 +116,21 @@ class Order:
         self,
         stream: base.Stream,
         uses: Mapping[Uses, bool],
-        others: Mapping[int, str] = _NOBODY,
+        others: Mapping[int, str] = _NO_STREAMS,
         *,
         captured: bool | None = None,
     ) -> Section:
         """Describe work in `stream`: the memory it uses, with True for a write.
 
-        `others` are the streams, with the names of their libraries, whose memory the work uses as well.
+        `others` are streams of other libraries whose memory the work uses as well, by handle, with the
+        names of the libraries.
         `captured` tells whether another library captures `stream`, where the caller knows.
         """
-        shared = any(part.shared for each in uses for part in each.parts())
-        handles = {**others, **self._libraries()} if shared else others
-        lines = {self._adopted(at): name for at, name in handles.items() if at != stream.handle}
-        captured = self.captured(stream) if captured is None else captured
-        return Section(self, self.timeline(stream), uses, lines, captured)
+        shared = any(part.shared for each in uses for part in each.with_retired_parts())
+        handles = {**others, **self._library_streams()} if shared else others
+        timelines = {self._timeline_of(at): name for at, name in handles.items() if at != stream.handle}
+        captured = self.in_foreign_capture(stream) if captured is None else captured
+        return Section(self, self.timeline(stream), uses, timelines, captured)
 
     def run_locked(self, do: Callable[[], None]) -> None:
         """Run `do` while nobody else changes uses or records marks.
@@ -144,88 +151,90 @@ class Order:
 
         run_locked(self._lock, held)
 
-    def absorb_released(self, uses: Uses) -> None:
+    def record_released_exports(self, uses: Uses) -> None:
         """Count the work of consumers that released the memory as writes of the streams they used."""
-        for part in uses.parts():
-            for handle in list(part.released):
-                line = self._of_consumer(handle)
-                if line is not None:
-                    part.written_by(line)
-                part.released.pop(handle, None)
+        for part in uses.with_retired_parts():
+            for handle in list(part.released_streams):
+                timeline = self._consumer_timeline(handle)
+                if timeline is not None:
+                    part.record_foreign_write(timeline)
+                part.released_streams.pop(handle, None)
 
-    def _of_consumer(self, handle: int) -> Timeline | None:
+    def _consumer_timeline(self, handle: int) -> Timeline | None:
         try:
-            line = self._adopted(handle)
+            timeline = self._timeline_of(handle)
         except DriverError:  # The stream was destroyed, and its work has ended or is its owner's.
             return None
-        if self.captured(line.stream):
+        if self.in_foreign_capture(timeline.stream):
             raise CaptureError(
                 "another library that used this memory is capturing a graph",
                 where=caller(),
                 hint="do this before or after that capture",
             )
-        return line
+        return timeline
 
-    def expose(self, uses: Uses, handles: Iterable[int], *, shared: bool) -> None:
+    def export(self, uses: Uses, handles: Iterable[int], *, shared: bool) -> None:
         """Let streams of another library use this memory: they wait for what was done with it.
 
         `shared` tells that other consumers hold the memory already.
         """
-        before = [self._adopted(handle) for handle in self._libraries()] if shared else []
-        lines = [self._adopted(handle) for handle in handles]
-        if any(self.captured(line.stream) for line in (*lines, *before)):
+        before = [self._timeline_of(handle) for handle in self._library_streams()] if shared else []
+        timelines = [self._timeline_of(handle) for handle in handles]
+        if any(self.in_foreign_capture(timeline.stream) for timeline in (*timelines, *before)):
             raise CaptureError(
                 "an array of preheat cannot be taken inside another library's capture",
                 where=caller(),
                 hint="take it before the capture, or capture with gpu.capture()",
             )
 
-        def expose() -> None:
+        def export() -> None:
             marks: dict[Timeline, int] = {}
-            self.absorb_released(uses)
-            for line in lines:
+            self.record_released_exports(uses)
+            for timeline in timelines:
                 for other in before:
-                    line.join(other)
-                uses.await_all(line, write=True, marks=marks)
-            uses.expose()
+                    timeline.wait_for_all(other)
+                uses.wait_for_uses(timeline, write=True, marks=marks)
+            uses.end_rights()
 
-        self.run_locked(expose)
+        self.run_locked(export)
 
-    def expect(self, uses: Uses, stream: base.Stream) -> None:
+    def add_pending_reader(self, uses: Uses, stream: base.Stream) -> None:
         """Let the next write of this memory wait for what `stream`, one of ours, has done."""
-        line = self.timeline(stream)
-        self.run_locked(lambda: uses.expect(line))
+        timeline = self.timeline(stream)
+        self.run_locked(lambda: uses.add_pending_reader(timeline))
 
-    def close(self, uses: Uses) -> None:
-        """Permit no later use of this memory, because it was closed."""
-        self.run_locked(uses.close)
-
-    def claim(
-        self, claim: Claim, stream: base.Stream, uses: Mapping[Uses, bool], ready: Callable[[], None]
+    def add_dependent(
+        self,
+        dependent: Dependent,
+        stream: base.Stream,
+        uses: Mapping[Uses, bool],
+        ready: Callable[[], None],
     ) -> None:
-        """Call `ready` if `stream` has all rights, and `claim.revoke` when one of them is lost."""
-        line = self.timeline(stream)
+        """Call `ready` if `stream` has all rights, and invalidate `dependent` when one is lost."""
+        timeline = self.timeline(stream)
 
         def add() -> None:
-            if all(each.allows(line, write=write) for each, write in uses.items()):
+            if all(each.has_right(timeline, write=write) for each, write in uses.items()):
                 for each in uses:
-                    each.claim(claim)
+                    each.add_dependent(dependent)
                 ready()
 
         self.run_locked(add)
 
     # Lifetime
 
-    def renew(self) -> None:
+    def after_fork(self) -> None:
         """Renew the lock in a forked child."""
-        self._lock, self._holder = {0: True}, 0
+        self._lock = {0: True}
+        self._holder = 0
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Destroy our streams and the events in all of them: the device is closed."""
-        for line in [*self._own.values(), *self._capture_streams.values(), *self._others.values()]:
-            line.close()
-        for line in [*self._own.values(), *self._capture_streams.values()]:
-            line.stream.close()
+        owned = [*self._own_streams.values(), *self._capture_streams.values()]
+        for timeline in [*owned, *self._foreign_streams.values()]:
+            timeline.close()
+        for timeline in owned:
+            timeline.stream.close()
 
 
 class Section:
@@ -237,21 +246,21 @@ class Section:
     nothing waits: the replay of the graph is ordered as a whole.
     """
 
-    __slots__ = ("_captured", "_line", "_order", "_others", "_ungranted", "_uses")
+    __slots__ = ("_captured", "_order", "_others", "_timeline", "_ungranted", "_uses")
 
     def __init__(
         self,
         order: Order,
-        line: Timeline,
+        timeline: Timeline,
         uses: Mapping[Uses, bool],
         others: Mapping[Timeline, str],
         captured: bool,
     ) -> None:
         self._order = order
-        self._line = line
+        self._timeline = timeline
         self._uses = uses
         self._captured = captured
-        self._others = {other: name for other, name in others.items() if other is not line}
+        self._others = {other: name for other, name in others.items() if other is not timeline}
         self._ungranted: dict[Uses, bool] = {}  # uses without a right, which end with this work
 
     def __enter__(self) -> None:
@@ -285,7 +294,7 @@ class Section:
                 "capture; or capture with gpu.capture()",
             )
         for other, name in self._others.items():
-            if self._captured or self._order.captured(other.stream):
+            if self._captured or self._order.in_foreign_capture(other.stream):
                 who = "another library" if self._captured else name
                 raise CaptureError(
                     f"{who} is capturing a graph, and this work must be ordered with another stream",
@@ -294,28 +303,28 @@ class Section:
                 )
 
     def _enter(self) -> None:
-        line = self._line
+        timeline = self._timeline
         marks = dict[Timeline, int]()
         for uses in self._uses:
-            self._order.absorb_released(uses)
+            self._order.record_released_exports(uses)
         for other in self._others:
-            line.join(other)
+            timeline.wait_for_all(other)
         for uses, write in self._uses.items():
-            if not uses.allows(line, write=write):
-                uses.await_all(line, write=write, marks=marks)
+            if not uses.has_right(timeline, write=write):
+                uses.wait_for_uses(timeline, write=write, marks=marks)
         for uses, write in self._uses.items():
-            if line.own and uses.grantable:
-                uses.grant(line, write=write)
+            if timeline.owned and uses.grantable:
+                uses.grant(timeline, write=write)
             else:
                 self._ungranted[uses] = write
 
     def _leave(self) -> None:
         if (self._ungranted or self._others) and not self._captured:
-            self._order.run_locked(self._note)
+            self._order.run_locked(self._record_uses)
 
-    def _note(self) -> None:
-        position = self._line.mark()
+    def _record_uses(self) -> None:
+        position = self._timeline.mark()
         for uses, write in self._ungranted.items():
-            uses.note(self._line, position, write=write)
+            uses.record_use(self._timeline, position, write=write)
         for other in self._others:
-            other.wait(self._line, position)
+            other.wait(self._timeline, position)

@@ -64,11 +64,13 @@ class ModuleRequest(NamedTuple):
             None if arch is None else Arch.parse(arch),
             bool(strict),
         )
-        return request._replace(directory=os.getcwd()) if request._is_relative() else request
+        if (options or include) and request._has_relative_include():
+            return request._replace(directory=os.getcwd())
+        return request
 
-    def _is_relative(self) -> bool:
+    def _has_relative_include(self) -> bool:
         """Return True when an include directory may be relative to the current directory."""
-        in_options = any(str(option).startswith(("-I", "--include-path")) for option in self.options)
+        in_options = any(option.startswith(("-I", "--include-path")) for option in self.options)
         return in_options or not all(map(os.path.isabs, self.include))
 
     def program(self) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from preheat import fork
@@ -17,7 +18,7 @@ from preheat.config import SealMode
 from preheat.devices import base
 from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
-from preheat.program import Program, file_of
+from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
 from preheat.runtime.code import Code, code_for
 from preheat.runtime.context import Context
@@ -69,16 +70,16 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self._begin_flights()
+        self._renew_single_flights()
         fork.register(self)
 
-    def _begin_flights(self) -> None:
-        self.requests: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
-        self.loads: SingleFlight[Module] = SingleFlight(self.builder.events)
+    def _renew_single_flights(self) -> None:
+        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
+        self._code_loads: SingleFlight[Module] = SingleFlight(self.builder.events)
 
     def after_fork(self) -> None:
         """Forget the loads that other threads of the parent were in."""
-        self._begin_flights()
+        self._renew_single_flights()
 
     def kernel(self, request: ModuleRequest, name: str) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary."""
@@ -103,14 +104,14 @@ class Session:
         found = self.modules.get(request)
         if found is not None and found.current:
             return found
-        self.context.require()
+        self.context.require_alive()
         if self.context.active_captures():
             files = self._files(request)
             program = request.program()
             module = self._loaded_before(program, request)
             if module is not None:
                 return self._remember(request, module, program, files)
-        self.context.forbid(LOAD)
+            self.context.refuse_in_capture(LOAD)
 
         def load() -> Entry[Module]:
             found = self.modules.get(request)
@@ -122,17 +123,17 @@ class Session:
             return self._remember(request, self.load(code), program, files)
 
         title = f"load on {self.device.name}"
-        found = self.requests.run(request, load, title=title)
+        found = self._module_loads.run(request, load, title=title)
         if found.current:
             return found
         # A file was edited while another thread was compiling it.
-        return self.requests.run(request, load, title=title)
+        return self._module_loads.run(request, load, title=title)
 
     def _files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
-        return TrackedFiles(self.builder, file_of(request.source))
+        return TrackedFiles(self.builder, request.source if isinstance(request.source, Path) else None)
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
@@ -166,7 +167,7 @@ class Session:
                 found = self.loaded[artifact.digest] = self._load(code)
             return found
 
-        return self.loads.run(artifact, load, title=f"load on {self.device.name}")
+        return self._code_loads.run(artifact, load, title=f"load on {self.device.name}")
 
     def preload(self, code: Code) -> Module:
         """Load code that no program has asked for yet, and keep it loaded until `trim`."""
@@ -200,8 +201,8 @@ class Session:
 
     def trim(self) -> int:
         """Unload every module that nothing but this session holds, and return how many."""
-        self.context.require()
-        self.context.forbid(UNLOAD)
+        self.context.require_alive()
+        self.context.refuse_in_capture(UNLOAD)
         before = self._count()
         _drop_unused(self.kernels)
         _drop_unused(self.modules)

@@ -18,18 +18,19 @@ class Event:
     __slots__ = ("_context", "raw")
 
     def __init__(self, context: Context, raw: base.Event) -> None:
-        self._context, self.raw = context, raw
+        self._context = context
+        self.raw = raw
 
     def done(self) -> bool:
         """Return True once the work before the event has completed."""
         self.require()
-        self._context.forbid(SYNCHRONIZE)
+        self._context.refuse_in_capture(SYNCHRONIZE)
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until the event has completed, and raise the errors of the work before it."""
         self.require()
-        self._context.forbid(SYNCHRONIZE)
+        self._context.refuse_in_capture(SYNCHRONIZE)
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
@@ -40,19 +41,19 @@ class Event:
 
     def require(self) -> None:
         """Raise when the context of the event is lost."""
-        self._context.require("record the event again: gpu.record()")
+        self._context.require_alive("record the event again: gpu.record()")
 
     def __repr__(self) -> str:
         return f"<Event on {self._context.device.name}>"
 
     def __del__(self) -> None:
         if hasattr(self, "raw"):
-            self._context.garbage.append(self.raw.close)
+            self._context.deferred_cleanups.append(self.raw.close)
 
 
 def record_event(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
     """Return an event after everything submitted to `stream` so far."""
-    context.tidy()
+    context.drain_long_queue()
     return Event(context, stream.record(timing=timing))
 
 
@@ -71,7 +72,7 @@ class Stream:
     @property
     def raw(self) -> base.Stream:
         """The stream of the device interface."""
-        self._context.require(_RECREATE)
+        self._context.require_alive(_RECREATE)
         if self._raw is None:
             raise InputError("this stream is closed", hint=_RECREATE)
         return self._raw
@@ -86,30 +87,31 @@ class Stream:
 
     def record(self, *, timing: bool = False) -> Event:
         """Return an event after everything submitted to this stream so far."""
-        self._context.forbid(RECORD_EVENT, self.raw)
+        self._context.refuse_in_capture(RECORD_EVENT, self.raw)
         return record_event(self._context, self.raw, timing=timing)
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for `event`; the caller does not wait."""
         event.require()
-        self._context.forbid(RECORD_EVENT, self.raw)
+        self._context.refuse_in_capture(RECORD_EVENT, self.raw)
         self.raw.wait(event.raw)
 
     def done(self) -> bool:
         """Return True once all submitted work has completed."""
-        self._context.forbid(SYNCHRONIZE, self.raw)
+        self._context.refuse_in_capture(SYNCHRONIZE, self.raw)
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait for all submitted work, and raise its errors."""
-        self._context.forbid(SYNCHRONIZE, self.raw)
+        self._context.refuse_in_capture(SYNCHRONIZE, self.raw)
         self.raw.synchronize()
 
     def close(self) -> None:
         """Release the stream; its work continues. A second call does nothing."""
-        raw, self._raw = self._raw, None
+        raw = self._raw
+        self._raw = None
         if raw is not None:
-            self._context.idle.append((self._priority, raw))
+            self._context.idle_streams.append((self._priority, raw))
 
     def __enter__(self) -> Stream:
         return self

@@ -36,9 +36,9 @@ from preheat.devices.cuda.staging import Chunk, Staging
 from preheat.devices.cuda.stream import CudaStream
 from preheat.errors import ContextLostError, DeviceError, NoGpuError
 
-__all__ = ["CudaDevice", "Visible", "count", "driver_version", "visible"]
+__all__ = ["CudaDevice", "VisibleGpu", "count", "driver_version", "visible"]
 
-_KEEP = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
+_KEEP_ALL = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
 _NOT_CURRENT = (201, 400)  # status of a launch in a default stream under another context
 _DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)  # of the context that is current
@@ -50,7 +50,7 @@ def count() -> int:
     return int(call("cuDeviceGetCount"))
 
 
-def visible() -> list[Visible]:
+def visible() -> list[VisibleGpu]:
     """List the GPUs that this process can see, without creating a context."""
     return [_describe(index) for index in range(count())]
 
@@ -61,7 +61,7 @@ def driver_version() -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-class Visible(NamedTuple):
+class VisibleGpu(NamedTuple):
     """A GPU as the driver lists it."""
 
     name: str
@@ -69,11 +69,11 @@ class Visible(NamedTuple):
     arch: Arch
 
 
-def _describe(index: int) -> Visible:
+def _describe(index: int) -> VisibleGpu:
     device = call("cuDeviceGet", index)
     model = call("cuDeviceGetName", 256, device).split(b"\0")[0].decode()
     major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
-    return Visible(f"cuda:{index}", model, Arch(major, minor))
+    return VisibleGpu(f"cuda:{index}", model, Arch(major, minor))
 
 
 def _attribute(device: Any, name: str) -> int:
@@ -105,9 +105,11 @@ class CudaDevice:
     forks = recovers = False
 
     def __init__(self, index: int = 0) -> None:
-        there = count()
-        if not 0 <= index < there:
-            raise NoGpuError(f"there is no GPU {index}: this process can see {there}", hint=WITHOUT_GPU)
+        available = count()
+        if not 0 <= index < available:
+            raise NoGpuError(
+                f"there is no GPU {index}: this process can see {available}", hint=WITHOUT_GPU
+            )
         self.index = index
         self.dlpack = (2, index)
         self.name, self.model, self.arch = _describe(index)
@@ -133,7 +135,7 @@ class CudaDevice:
         properties.location.id = self.index
         pool = call("cuMemPoolCreate", properties)
         keep = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        call("cuMemPoolSetAttribute", pool, keep, cu.cuuint64_t(_KEEP))
+        call("cuMemPoolSetAttribute", pool, keep, cu.cuuint64_t(_KEEP_ALL))
         return pool
 
     @contextmanager
@@ -226,26 +228,26 @@ class CudaDevice:
             chunk = self._staging.take()
             chunk.put(piece)
             call("cuMemcpyHtoDAsync", address + start, chunk.address, len(piece), stream.handle)
-            self._staging.give_back(chunk, stream.record())
+            self._staging.release(chunk, stream.record())
 
     def copy_out(self, data: memoryview, address: int, stream: Stream) -> None:
         """Copy bytes to the host through pinned memory, two pieces at a time."""
-        arriving: deque[tuple[Chunk, memoryview, Event]] = deque()
+        copies: deque[tuple[Chunk, memoryview, Event]] = deque()
         for start in range(0, len(data), Staging.SIZE):
-            if len(arriving) == 2:
-                self._arrive(*arriving.popleft())
+            if len(copies) == 2:
+                self._finish_copy_out(*copies.popleft())
             chunk = self._staging.take()
             piece = data[start : start + Staging.SIZE]
             call("cuMemcpyDtoHAsync", chunk.address, address + start, len(piece), stream.handle)
-            arriving.append((chunk, piece, stream.record()))
-        while arriving:
-            self._arrive(*arriving.popleft())
+            copies.append((chunk, piece, stream.record()))
+        while copies:
+            self._finish_copy_out(*copies.popleft())
 
-    def _arrive(self, chunk: Chunk, piece: memoryview, event: Event) -> None:
+    def _finish_copy_out(self, chunk: Chunk, piece: memoryview, event: Event) -> None:
         event.synchronize()
         event.close()
         chunk.take(piece)
-        self._staging.give_back(chunk)
+        self._staging.release(chunk)
 
     def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
         """Copy bytes from device memory to device memory."""
@@ -254,7 +256,8 @@ class CudaDevice:
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
         """Write `value` `count` times. The driver takes it by value and reads nothing later."""
         if len(value) == 8 and value[:4] == value[4:]:
-            value, count = value[:4], 2 * count
+            value = value[:4]
+            count *= 2
         if len(value) in _FILLS:
             call(_FILLS[len(value)], address, int.from_bytes(value, "little"), count, stream.handle)
             return 1
@@ -276,7 +279,7 @@ class CudaDevice:
             )
         if stream.handle in _DEFAULT_STREAMS:  # The driver accepts no batch in a default stream.
             return lambda values: self._fill_all(places, values, stream)
-        return _Batch(self.context, places, stream)
+        return _BatchedCopies(self.context, places, stream)
 
     def _fill_all(
         self, places: Sequence[tuple[int, int]], values: Sequence[bytes], stream: Stream
@@ -287,7 +290,7 @@ class CudaDevice:
                     self.fill(address + start, value[start : start + 8], 1, stream)
         return (0,)
 
-    def lend(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Do nothing: kernels reach host memory only if the driver has pinned it."""
         del address, size, writable
         return nullcontext()
@@ -346,7 +349,7 @@ class CudaDevice:
         call("cuDevicePrimaryCtxRelease", self._device)
 
 
-class _Batch:
+class _BatchedCopies:
     """Copies from a small buffer on the host, which the driver reads before the call returns.
 
     The driver needs a current context to recognise host memory, so each call pushes the context.
@@ -354,7 +357,8 @@ class _Batch:
 
     def __init__(self, context: Any, places: Sequence[tuple[int, int]], stream: Stream) -> None:
         cu = library()
-        self._enter, self._leave = partial(cu.cuCtxPushCurrent, context), cu.cuCtxPopCurrent
+        self._push_context = partial(cu.cuCtxPushCurrent, context)
+        self._pop_context = cu.cuCtxPopCurrent
         sizes = [size for _, size in places]
         self._values = ctypes.create_string_buffer(sum(sizes))
         starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._values))
@@ -374,11 +378,11 @@ class _Batch:
 
     def __call__(self, values: Sequence[bytes]) -> tuple[int, ...]:
         self._values.raw = b"".join(values)
-        status: tuple[int, ...] = self._enter()
+        status: tuple[int, ...] = self._push_context()
         if status[0]:
             return status
         try:
             status = self._copy()
             return status
         finally:
-            self._leave()
+            self._pop_context()

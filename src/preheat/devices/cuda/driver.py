@@ -87,7 +87,7 @@ def relaxed_capture_mode() -> Iterator[None]:
     """Let this thread make calls that would invalidate captures in "global" mode.
 
     It is for calls that do not concern those captures: queries, waits and memory of streams that are
-    not captured. What preheat's own captures permit is checked before, by `Context.forbid`.
+    not captured. What preheat's own captures permit is checked before, by `Context.refuse_in_capture`.
     """
     mode = call("cuThreadExchangeStreamCaptureMode", _relaxed())
     try:

@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
         return memoryview((ctypes.c_ubyte * size).from_address(self.address)).cast("B")
 
 
-class Mark(Protocol):
+class Completion(Protocol):
     """An event after which a chunk can be reused."""
 
     def done(self) -> bool: ...
@@ -40,28 +40,29 @@ class Mark(Protocol):
 class Staging:
     """Chunks of pinned memory. A chunk is reused once the copy that uses it has completed."""
 
-    SIZE, MOST = 4 << 20, 16
+    SIZE = 4 << 20
+    MOST = 16
 
     def __init__(self, allocate: Callable[[int], int]) -> None:
         self._allocate = allocate
         self._made = 0
         self._free: list[Chunk] = []
-        self._busy: deque[tuple[Mark, Chunk]] = deque()
+        self._busy: deque[tuple[Completion, Chunk]] = deque()
         self._lock = Lock()
 
     def take(self) -> Chunk:
         """Return a chunk that nothing uses; wait for the oldest copy when all are in use."""
         with self._lock:
             while self._busy and self._busy[0][0].done():
-                mark, chunk = self._busy.popleft()
-                mark.close()
+                event, chunk = self._busy.popleft()
+                event.close()
                 self._free.append(chunk)
             if self._free:
                 return self._free.pop()
             if self._busy and self._made >= self.MOST:
-                mark, chunk = self._busy.popleft()
-                mark.synchronize()
-                mark.close()
+                event, chunk = self._busy.popleft()
+                event.synchronize()
+                event.close()
                 return chunk
             self._made += 1
             return Chunk(self._allocate(self.SIZE), self.SIZE)
@@ -69,14 +70,16 @@ class Staging:
     def close(self) -> list[int]:
         """Return the addresses of all chunks, to be freed. No copy may be using one."""
         with self._lock:
-            free, busy = self._free, self._busy
-            self._free, self._busy, self._made = [], deque(), 0
-            return [chunk.address for chunk in (*free, *(chunk for _, chunk in busy))]
+            chunks = [*self._free, *(chunk for _, chunk in self._busy)]
+            self._free = []
+            self._busy = deque()
+            self._made = 0
+            return [chunk.address for chunk in chunks]
 
-    def give_back(self, chunk: Chunk, mark: Mark | None = None) -> None:
-        """Return a chunk for reuse, now or once `mark` has completed."""
+    def release(self, chunk: Chunk, event: Completion | None = None) -> None:
+        """Return a chunk for reuse, now or once `event` has completed."""
         with self._lock:
-            if mark is None:
+            if event is None:
                 self._free.append(chunk)
             else:
-                self._busy.append((mark, chunk))
+                self._busy.append((event, chunk))

@@ -59,10 +59,10 @@ class CudaStream:
         with device.current():
             self.id = _id_of(handle)
 
-    def record(self, *, timing: bool = False, again: Event | None = None) -> Event:
-        """Return an event after everything submitted so far; `again` is recorded once more."""
+    def record(self, *, timing: bool = False, reuse: Event | None = None) -> Event:
+        """Return an event after everything submitted so far; `reuse` is recorded once more."""
         with self._device.current():
-            event = CudaEvent(timing=timing) if again is None else again
+            event = CudaEvent(timing=timing) if reuse is None else reuse
             call("cuEventRecord", event.handle, self.handle)
         return event
 
@@ -98,7 +98,7 @@ class CudaStream:
         with self._device.current():
             return CudaGraph(self._device, call("cuStreamEndCapture", self.handle))
 
-    def captured(self) -> int:
+    def num_captured_nodes(self) -> int:
         """Return how many nodes are captured so far."""
         status, _, graph, *_ = call("cuStreamGetCaptureInfo", self.handle)
         if _STATUS[int(status)] != "active":

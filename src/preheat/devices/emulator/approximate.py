@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from preheat.devices.emulator.floating import HALF, SINGLE, narrow
-from preheat.devices.emulator.integer import Array, Run, choose
+from preheat.devices.emulator.integer import Array, ArrayFunction, choose
 
 
 def _double(a: Array) -> Array:
@@ -22,7 +22,7 @@ def _turns(a: Array) -> Array:
     return np.fmod(_double(narrow(product, SINGLE, "rz")), 1.0) * (2 * np.pi)
 
 
-def _rounded(function: Run, of: Run = _double) -> Run:
+def _rounded(function: ArrayFunction, of: ArrayFunction = _double) -> ArrayFunction:
     """Return `function`, computed in double precision."""
     return lambda a: function(of(a)).astype(a.dtype)
 
@@ -36,12 +36,12 @@ def power(a: Array) -> Array:
     return choose(np.isinf(nearest), nearest, narrow(exact, HALF, "rz"))
 
 
-def cut_to_bfloat16(run: Run) -> Run:
+def cut_to_bfloat16(run: ArrayFunction) -> ArrayFunction:
     """Return `run` with its single-precision result truncated to bfloat16."""
     return lambda a: (run(a).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def _upper_word(function: Run) -> Run:
+def _upper_word(function: ArrayFunction) -> ArrayFunction:
     """Return `function` of the upper 32 bits of a double, with a result of 32 bits."""
 
     def run(a: Array) -> Array:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator import access
-from preheat.devices.emulator.form import TYPES
 from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.variant import TYPES
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.addresses import Addresses
     from preheat.devices.emulator.group import Group
 
 __all__ = ["EXCHANGE", "VERBS", "Update", "atomic", "update"]
@@ -80,7 +80,7 @@ def update(verb: str, kind: str) -> Update | None:
 
 def atomic(
     group: Group,
-    at: Place,
+    at: Addresses,
     offset: int,
     dtype: np.dtype[Any],
     site: int,
@@ -89,7 +89,7 @@ def atomic(
     *values: Any,
 ) -> Any:
     """Update memory for every thread. Return what each thread found there, if that is wanted."""
-    memory, index = access.admit(group, at, offset, dtype, site)
+    memory, index = access.check_atomic(group, at, offset, dtype, site)
     values = tuple(np.broadcast_to(value, (group.count,)) for value in values)
     if how.ufunc is not None and not wants:
         group.wave.writes += 1

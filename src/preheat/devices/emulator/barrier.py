@@ -142,7 +142,7 @@ class Barriers:
             for group, _ in parked:
                 self.wave.running = group
                 message = f"waits at barrier {ident} for threads of its block that never come"
-                raise Violation(message, group.frame.code.steps[group.pc - 1].site)
+                raise Violation(message, group.frame.code.blocks[group.pc - 1].site)
 
     def _let_go(self, ident: int, waiting: list[_Waiting], full: Array) -> list[Group]:
         self.parked[ident] = []

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator import access
+from preheat.devices.emulator.addresses import Addresses, resolve_generic, to_int64
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.generate import Step
+    from preheat.devices.emulator.generate import CompiledBlock
     from preheat.devices.emulator.group import Group
 
 __all__ = ["FUNCTIONS", "Builtin"]
@@ -30,11 +31,11 @@ _HEX_DIGITS = 13  # Of a float64, after the point.
 class Builtin(NamedTuple):
     """The implementation of a function for a group, and the sizes of its arguments."""
 
-    run: Callable[[Group, Step, list[int]], None]
+    run: Callable[[Group, CompiledBlock, list[int]], None]
     sizes: tuple[int, ...]
 
 
-def _printf(group: Group, step: Step, arguments: list[int]) -> None:
+def _printf(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
     """`vprintf`: print for each thread, in the order of the threads. Return the number of arguments."""
     formats, lists = (_argument(group, at, 8) for at in arguments)
     counts = np.zeros(group.count, np.int32)
@@ -113,27 +114,27 @@ def _hexadecimal(value: float, precision: bytes | None, kind: bytes) -> bytes:
 def _take(one: Group, at: int, size: int, code: str, site: int) -> tuple[int, Any]:
     """Return the next argument of a list, and where the following one begins."""
     at = -(-at // size) * size
-    place = _place(one, at)
-    value = access.load(one, place, 0, np.dtype(code), site)
+    addresses = _resolve(one, at)
+    value = access.load(one, addresses, 0, np.dtype(code), site)
     return at + size, np.atleast_1d(value)[0].item()
 
 
-def _place(one: Group, address: int) -> access.Place:
-    return access.place_generic(one, np.array([access.wrapped(address)]))
+def _resolve(one: Group, address: int) -> Addresses:
+    return resolve_generic(one, np.array([to_int64(address)]))
 
 
 def _string(one: Group, address: int, site: int) -> bytes:
-    place = _place(one, address)
+    addresses = _resolve(one, address)
     byte = np.dtype(np.uint8)
     out = bytearray()
     while len(out) < _LONGEST and (
-        char := int(np.atleast_1d(access.load(one, place, len(out), byte, site))[0])
+        char := int(np.atleast_1d(access.load(one, addresses, len(out), byte, site))[0])
     ):
         out.append(char)
     return bytes(out)
 
 
-def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
+def _assertfail(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
     """`__assertfail`: raise the failure of the first thread."""
     one = group.part(np.array([0]))
     message, file, line, function, _ = (
@@ -147,14 +148,14 @@ def _assertfail(group: Group, step: Step, arguments: list[int]) -> None:
     raise Violation(f"assertion {text!r} failed in {name}, {where}:{line}", step.site)
 
 
-def _malloc(group: Group, step: Step, arguments: list[int]) -> None:
+def _malloc(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
     """`malloc`: return the address of new memory for each thread, or null."""
     heap = group.wave.program.heap
     sizes = _argument(group, arguments[0], 8).tolist()
     _return(group, step, np.array([heap.allocate(size) for size in sizes], np.uint64))
 
 
-def _free(group: Group, step: Step, arguments: list[int]) -> None:
+def _free(group: Group, step: CompiledBlock, arguments: list[int]) -> None:
     """`free`: free memory that `malloc` returned. Null is allowed."""
     for position, address in enumerate(_argument(group, arguments[0], 8).tolist()):
         try:
@@ -166,10 +167,10 @@ def _free(group: Group, step: Step, arguments: list[int]) -> None:
             raise Violation(f"frees {address:#x}, which {why}", step.site, position, address) from None
 
 
-def _return(group: Group, step: Step, values: np.ndarray[Any, Any]) -> None:
+def _return(group: Group, step: CompiledBlock, values: np.ndarray[Any, Any]) -> None:
     """Store each thread's result, if the call uses it."""
     for name in step.returns:
-        at = group.frame.base + group.frame.code.offsets[name]
+        at = group.frame.base + group.frame.code.local_offsets[name]
         size = values.itemsize
         group.wave.local[_lanes(group), at : at + size] = values.view(np.uint8).reshape(-1, size)
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from preheat.devices.emulator.decode import Register
+from preheat.devices.emulator.integer import multiply_high
 
-__all__ = ["FORMS", "REGISTER", "initial"]
+__all__ = ["FLAG", "FUNCTIONS", "initial"]
 
-#: The flag is a register like any other.
-REGISTER = Register("%carry", "pred")
+#: The condition code `CC.CF`. It is a register like any other.
+FLAG = Register("%carry", "pred")
 
 
 def _add(flag: Any, a: Any, b: Any) -> tuple[Any, Any]:
@@ -32,26 +33,16 @@ def _multiply_low(flag: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
 
 
 def _multiply_high(flag: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    return _add(flag, _high(a, b), c)
-
-
-def _high(a: Any, b: Any) -> Any:
-    """Return the upper half of a product of unsigned words."""
-    half = a.dtype.type(a.dtype.itemsize * 4)
-    low = a.dtype.type((1 << int(half)) - 1)
-    a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
-    middle = a1 * b0 + (a0 * b0 >> half)
-    other = a0 * b1 + (middle & low)
-    return a1 * b1 + (middle >> half) + (other >> half)
+    return _add(flag, multiply_high(a, b), c)
 
 
 def initial(base: str) -> bool:
-    """Return the flag for an instruction that takes none: a subtraction adds 1 to `a + ~b`."""
+    """Return the flag before an instruction that does not read it: `a - b` is `a + ~b + 1`."""
     return base == "sub"
 
 
-#: By mnemonic without its `c`, and the modifiers before the type.
-FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, Any]]] = {
+#: The functions by mnemonic, without the `c` at its end, and the modifiers before the type.
+FUNCTIONS: dict[tuple[str, ...], Callable[..., tuple[Any, Any]]] = {
     ("add",): _add,
     ("sub",): _subtract,
     ("mad", "lo"): _multiply_low,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator.access import LOCAL, NO_BLOCK, OF_BLOCK, SHARED
+from preheat.devices.emulator.addresses import BLOCK_WINDOW, INVALID_RANK, LOCAL_WINDOW, SHARED_WINDOW
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
@@ -91,18 +91,18 @@ class ClusterBarrier:
 
 def mapped(address: Any, rank: Any) -> Any:
     """`mapa`: return the shared address that corresponds to `address` in the block with this rank."""
-    block = np.minimum(rank, np.uint32(NO_BLOCK)).astype(address.dtype) + address.dtype.type(1)
-    return address % address.dtype.type(OF_BLOCK) + block * address.dtype.type(OF_BLOCK)
+    block = np.minimum(rank, np.uint32(INVALID_RANK)).astype(address.dtype) + address.dtype.type(1)
+    return address % address.dtype.type(BLOCK_WINDOW) + block * address.dtype.type(BLOCK_WINDOW)
 
 
 def mapped_generic(group: Group, address: Any, rank: Any, site: int) -> Any:
     """`mapa` of a generic address."""
-    return mapped(_in_window(group, address, site), rank) + np.uint64(SHARED)
+    return mapped(_in_window(group, address, site), rank) + np.uint64(SHARED_WINDOW)
 
 
 def rank_of(group: Group, address: Any) -> Any:
     """`getctarank`: return the rank of the block that an address belongs to."""
-    block = (address // address.dtype.type(OF_BLOCK)).astype(np.uint32)
+    block = (address // address.dtype.type(BLOCK_WINDOW)).astype(np.uint32)
     return np.where(block == 0, group.of("rank").astype(np.uint32), block - np.uint32(1))
 
 
@@ -113,10 +113,10 @@ def rank_of_generic(group: Group, address: Any, site: int) -> Any:
 
 def _in_window(group: Group, address: Any, site: int) -> Any:
     """Return generic addresses relative to the shared window, or raise if one is outside."""
-    outside = np.broadcast_to((address < SHARED) | (address >= LOCAL), (group.count,))
+    outside = np.broadcast_to((address < SHARED_WINDOW) | (address >= LOCAL_WINDOW), (group.count,))
     if outside.any():
         position = int(np.argmax(outside))
         wrong = int(np.broadcast_to(address, outside.shape)[position])
         message = f"uses {wrong:#x} as an address of shared memory, where it is not"
         raise Violation(message, site, position, wrong)
-    return address - np.uint64(SHARED)
+    return address - np.uint64(SHARED_WINDOW)

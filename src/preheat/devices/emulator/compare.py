@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from preheat.devices.emulator.floating import TINY, flush
-from preheat.devices.emulator.integer import Array, Run, choose, join
+from preheat.devices.emulator.integer import Array, ArrayFunction, choose, join
 
-INTEGERS: dict[str, Run] = {
+INTEGERS: dict[str, ArrayFunction] = {
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,
@@ -28,7 +28,7 @@ def _differ(a: Array, b: Array) -> Array:
 
 
 # False if an operand is NaN; with a `u` at the end, true.
-FLOATS: dict[str, Run] = {
+FLOATS: dict[str, ArrayFunction] = {
     "eq": np.equal,
     "ne": _differ,
     "lt": np.less,
@@ -45,7 +45,7 @@ FLOATS: dict[str, Run] = {
     "nan": lambda a, b: (a != a) | (b != b),
 }
 
-PROPERTIES: dict[str, Run] = {
+PROPERTIES: dict[str, ArrayFunction] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
@@ -54,15 +54,15 @@ PROPERTIES: dict[str, Run] = {
     "subnormal": lambda a: (a != 0) & (np.abs(a) < TINY[a.dtype]),
 }
 
-JOIN: dict[str, Run] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+BOOLEAN: dict[str, ArrayFunction] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-def joined(test: Run, join: Run) -> Run:
+def joined(test: ArrayFunction, operator: ArrayFunction) -> ArrayFunction:
     """Return `test` combined with a third operand."""
-    return lambda a, b, c: join(test(a, b), c)
+    return lambda a, b, c: operator(test(a, b), c)
 
 
-def with_negation(test: Run) -> Run:
+def with_negation(test: ArrayFunction) -> ArrayFunction:
     """Return `test` and its negation."""
 
     def run(a: Array, b: Array) -> tuple[Array, Array]:
@@ -72,35 +72,25 @@ def with_negation(test: Run) -> Run:
     return run
 
 
-def joined_with_negation(test: Run, join: Run) -> Run:
-    """Return `test` and its negation, each combined with a third operand."""
-
-    def run(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
-        true = test(a, b)
-        return join(true, c), join(~true, c)
-
-    return run
-
-
-def each_joined(
-    tests: Callable[..., tuple[Array, Array]], join: Run
+def both_joined(
+    tests: Callable[..., tuple[Array, Array]], operator: ArrayFunction
 ) -> Callable[..., tuple[Array, Array]]:
     """Return both predicates of `tests`, each combined with a third operand."""
 
     def run(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
-        low, high = tests(a, b)
-        return join(low, c), join(high, c)
+        first, second = tests(a, b)
+        return operator(first, c), operator(second, c)
 
     return run
 
 
-def marked_halves(tests: Callable[..., tuple[Array, Array]], yes: Array) -> Run:
+def as_numbers(tests: Callable[..., tuple[Array, Array]], yes: Array) -> ArrayFunction:
     """Return `yes` in each half whose predicate holds, else zero."""
-    mark = marked(lambda true: true, yes)
-    return lambda *operands: join(*map(mark, tests(*operands)))
+    to_number = as_number(lambda true: true, yes)
+    return lambda *operands: join(*map(to_number, tests(*operands)))
 
 
-def marked(test: Run, yes: Array) -> Run:
+def as_number(test: ArrayFunction, yes: Array) -> ArrayFunction:
     """Return `yes` where `test` holds, else zero."""
     return lambda *operands: choose(test(*operands), yes, yes.dtype.type(0))
 

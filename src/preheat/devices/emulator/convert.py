@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 
 from preheat.devices.emulator.floating import DOUBLE, add_to_odd, narrow, step, sum_error
-from preheat.devices.emulator.integer import Array, Run, choose, join
+from preheat.devices.emulator.integer import Array, ArrayFunction, choose, join
 from preheat.devices.emulator.small_floats import double_to_bfloat16
 
-TO_INTEGRAL: dict[str, Run] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+TO_INTEGRAL: dict[str, ArrayFunction] = {
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
 
 
-def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> Run:
+def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> ArrayFunction:
     """Truncate, extend by the sign of the source, or clamp to the range of `to`."""
 
     def clamp(a: Array) -> Array:
@@ -23,7 +28,7 @@ def integer_to_integer(to: np.dtype[Any], *, saturate: bool) -> Run:
     return clamp if saturate else lambda a: a.astype(to, copy=False)
 
 
-def float_to_integer(of: np.dtype[Any], to: np.dtype[Any], mode: str) -> Run:
+def float_to_integer(of: np.dtype[Any], to: np.dtype[Any], mode: str) -> ArrayFunction:
     """Round in `mode` and clamp to the range of `to`. NaN becomes zero, or the highest bit."""
     integral, limits = TO_INTEGRAL[mode], np.iinfo(to)
     # NaN becomes the highest bit alone if source or result has 64 bits.
@@ -52,7 +57,7 @@ def _words(a: Array) -> tuple[Array, Array]:
     return upper.astype(np.float64) * 2.0**32, lower.astype(np.float64)
 
 
-def integer_to_float(to: np.dtype[Any], mode: str) -> Run:
+def integer_to_float(to: np.dtype[Any], mode: str) -> ArrayFunction:
     """Return an integer as `to`, rounded in `mode`."""
     if mode == "rn":
         return lambda a: a.astype(to)
@@ -69,24 +74,24 @@ def integer_to_float(to: np.dtype[Any], mode: str) -> Run:
     return run
 
 
-def integer_to_bfloat16(mode: str) -> Run:
+def integer_to_bfloat16(mode: str) -> ArrayFunction:
     """Return an integer as bfloat16, rounded in `mode`."""
     return lambda a: double_to_bfloat16(_to_odd(a), mode)
 
 
-def float_to_float(to: np.dtype[Any], mode: str) -> Run:
+def float_to_float(to: np.dtype[Any], mode: str) -> ArrayFunction:
     """Round once to `to`."""
     if mode == "rn":
         return lambda a: a.astype(to, copy=False)
     return lambda a: narrow(a.astype(np.float64), to, mode)
 
 
-def pair(convert: Run) -> Run:
+def pair(convert: ArrayFunction) -> ArrayFunction:
     """Return `convert` of two operands, the first in the upper half of the result."""
     return lambda upper, lower: join(convert(lower), convert(upper))
 
 
-def push(kind: np.dtype[Any]) -> Run:
+def push(kind: np.dtype[Any]) -> ArrayFunction:
     """Clamp two integers to bytes and put them below the lower half of a third operand."""
     bytes_of = pair(integer_to_integer(kind, saturate=True))
     return lambda upper, lower, c: c << np.uint32(16) | bytes_of(upper, lower)

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preheat.devices.emulator import access, mbarrier
+from preheat.devices.emulator.addresses import Addresses, resolve, resolve_shared
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.access import Place
     from preheat.devices.emulator.group import Group
 
-__all__ = ["Where", "copy_bulk", "copy_each", "spans"]
+__all__ = ["AddressOperand", "checked_spans", "copy_bulk", "copy_each"]
 
-_BYTE, _WORD = np.dtype(np.uint8), np.dtype(np.uint32)
+_BYTE = np.dtype(np.uint8)
+_WORD = np.dtype(np.uint32)
 _BULK = 16  # Bytes. Addresses and sizes of bulk copies are multiples of it.
 
-Where = tuple["Place", int]  # And the offset from it.
+AddressOperand = tuple[Addresses, int]  # And an offset.
 
 
-def copy_each(group: Group, target: Where, source: Where, size: int, given: Any, site: int) -> None:
+def copy_each(
+    group: Group, target: AddressOperand, source: AddressOperand, size: int, given: Any, site: int
+) -> None:
     """Copy `size` bytes for each thread: `given` bytes from its source, and zeros for the rest."""
     given = np.broadcast_to(given, (group.count,))
     if (given > size).any():
@@ -32,60 +35,67 @@ def copy_each(group: Group, target: Where, source: Where, size: int, given: Any,
         raise Violation(f"copies {given[position]} of {size} bytes", site, position)
     for count in np.unique(given).tolist():
         chosen = np.flatnonzero(given == count)
-        with _of(chosen):
-            one, (place, offset) = _part(group, source, chosen)
+        with _positions_in(chosen):
+            one, (addresses, offset) = _subgroup(group, source, chosen)
             kind: np.dtype[Any] = _WORD
             if count == size:
-                found = access.load_vector(one, place, offset, _WORD, site, size // 4)
+                found = access.load_vector(one, addresses, offset, _WORD, site, size // 4)
             elif count == 0:
                 found = [np.uint32(0)] * (size // 4)
             else:
                 kind = _BYTE
-                found = access.load_bytes(one, place, offset, count, site, align=size)
+                found = access.load_bytes(one, addresses, offset, count, site, align=size)
                 found += [np.uint8(0)] * (size - count)
-            _, (place, offset) = _part(group, target, chosen)
-            access.store_vector(one, place, offset, kind, site, *found)
+            _, (addresses, offset) = _subgroup(group, target, chosen)
+            access.store_vector(one, addresses, offset, kind, site, *found)
 
 
 def copy_bulk(
-    group: Group, target: Where, source: Where, sizes: Any, site: int, barrier: Where | None = None
+    group: Group,
+    target: AddressOperand,
+    source: AddressOperand,
+    sizes: Any,
+    site: int,
+    barrier: AddressOperand | None = None,
 ) -> None:
     """Copy blocks of memory, and report the bytes as complete to a `barrier`."""
-    for _, to, of, size in spans(group, target, source, sizes, site):
+    for _, to, of, size in checked_spans(group, target, source, sizes, site):
         ctypes.memmove(to, of, size)
     if barrier is not None:
         mbarrier.arrive(group, *barrier, site, transfer=-np.asarray(sizes).astype(np.int64))
 
 
-def spans(
-    group: Group, target: Where, source: Where, sizes: Any, site: int
+def checked_spans(
+    group: Group, target: AddressOperand, source: AddressOperand, sizes: Any, site: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield each thread's position, its target and source in host memory, and the size."""
     for position, size in enumerate(np.broadcast_to(sizes, (group.count,)).tolist()):
         chosen = np.array([position])
-        with _of(chosen):
+        with _positions_in(chosen):
             if size % _BULK:
                 raise Violation(f"copies {size} bytes, which is not a multiple of {_BULK}", site)
-            one, (place, offset) = _part(group, source, chosen)
-            of = access.span(one, place, offset, size, site, write=False, align=_BULK)
-            one, (place, offset) = _part(group, target, chosen)
-            to = access.span(one, place, offset, size, site, write=True, align=_BULK)
+            one, (addresses, offset) = _subgroup(group, source, chosen)
+            of = access.checked_address(one, addresses, offset, size, site, write=False, align=_BULK)
+            one, (addresses, offset) = _subgroup(group, target, chosen)
+            to = access.checked_address(one, addresses, offset, size, site, write=True, align=_BULK)
         yield position, to, of, size
 
 
-def _part(group: Group, where: Where, chosen: np.ndarray[Any, Any]) -> tuple[Group, Where]:
-    """Return some of the threads, and their places."""
+def _subgroup(
+    group: Group, operand: AddressOperand, chosen: np.ndarray[Any, Any]
+) -> tuple[Group, AddressOperand]:
+    """Return some of the threads, and their addresses."""
     if len(chosen) == group.count:
-        return group, where
-    at, offset = where
+        return group, operand
+    at, offset = operand
     one = group.part(chosen)
     values = np.broadcast_to(at.values, (group.count,))[chosen]
-    find = access.place_shared if at.space in ("shared", "cluster") else access.place
-    return one, (find(one, values, at.space), offset)
+    function = resolve_shared if at.space in ("shared", "cluster") else resolve
+    return one, (function(one, values, at.space), offset)
 
 
 @contextmanager
-def _of(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
+def _positions_in(chosen: np.ndarray[Any, Any]) -> Iterator[None]:
     """Translate the position in a `Violation` of some threads to the position among all of them."""
     try:
         yield

@@ -7,46 +7,51 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from preheat.devices.emulator import builtin
+from preheat.devices.emulator.control_flow import is_guard_branch
 from preheat.devices.emulator.decode import Op, Symbol, Vector
 from preheat.devices.emulator.emit import emit
-from preheat.devices.emulator.flow import is_around
 from preheat.devices.emulator.generate import Generator
 from preheat.devices.emulator.writer import Writer
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
-__all__ = ["Form", "coverage"]
+__all__ = ["OpcodeCoverage", "coverage"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Form:
-    """An instruction without its operands. A call of an external function includes its name."""
+class OpcodeCoverage:
+    """How often an opcode occurs, and whether the emulator can run it.
+
+    The opcode of a call of an external function includes the name of the function.
+    """
 
     opcode: str
     count: int
     supported: bool
-    line: int  # Of the first one.
+    line: int  # The line of its first occurrence.
 
 
-def coverage(module: ptx.Module) -> list[Form]:
-    """Return every form of instruction in a module, in alphabetical order."""
+def coverage(module: ptx.Module) -> list[OpcodeCoverage]:
+    """Return the coverage of every opcode in a module, in alphabetical order."""
     counts: Counter[tuple[str, bool]] = Counter()
     lines: dict[tuple[str, bool], int] = {}
     for function in (function for function in module.functions if function.body is not None):
-        for form, line, supported in _forms(function, module.bodies):
-            counts[form, supported] += 1
-            lines[form, supported] = min(lines.get((form, supported), line), line)
-    return sorted(Form(form, n, known, lines[form, known]) for (form, known), n in counts.items())
+        for opcode, line, supported in _opcodes(function, module.bodies):
+            counts[opcode, supported] += 1
+            lines[opcode, supported] = min(lines.get((opcode, supported), line), line)
+    return sorted(
+        OpcodeCoverage(opcode, count, supported, lines[opcode, supported])
+        for (opcode, supported), count in counts.items()
+    )
 
 
-def _forms(function: ptx.Function, bodies: Container[str]) -> Iterator[tuple[str, int, bool]]:
-    """Yield the form and line of each instruction of a function, and whether it can run."""
+def _opcodes(function: ptx.Function, bodies: Container[str]) -> Iterator[tuple[str, int, bool]]:
+    """Yield the opcode and line of each instruction of a function, and whether it can run."""
     rejected: list[ptx.Statement] = []
     try:
         generator = Generator(function, rejected)
-    except (
-        ptx.SyntaxFault
-    ):  # Nothing in this function can run, for example because of a branch to nowhere.
+    except ptx.SyntaxFault:
+        # Nothing in this function can run, for example because a branch has no target.
         rejected = [statement for statement in function.statements if statement.is_instruction]
     else:
         for op, supported in _operations(generator):
@@ -62,7 +67,7 @@ def _operations(generator: Generator) -> Iterator[tuple[Op, bool]]:
     for block in generator.blocks[:-1]:
         writer = Writer(generator, block)
         for op in block.ops:
-            if is_around(op):
+            if is_guard_branch(op):
                 continue
             try:
                 emit(writer, op)

@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preheat.devices.emulator.access import wrapped
+from preheat.devices.emulator.addresses import to_int64
 from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
 __all__ = [
     "Address",
-    "Body",
-    "Compound",
+    "CompoundAddress",
+    "DecodedFunction",
     "Expression",
-    "Number",
+    "Immediate",
     "Op",
     "Operand",
-    "Pair",
     "Register",
-    "Selected",
-    "Special",
+    "ResultPair",
+    "SpecialRegister",
     "Symbol",
     "Vector",
+    "VideoOperand",
     "decode",
 ]
 
@@ -39,13 +39,13 @@ class Register(NamedTuple):
     kind: str
 
 
-class Special(NamedTuple):
+class SpecialRegister(NamedTuple):
     """A special register, such as `%tid.x`."""
 
     name: str
 
 
-class Number(NamedTuple):
+class Immediate(NamedTuple):
     """A literal. Its value depends on the type that it is used as."""
 
     text: str
@@ -54,7 +54,7 @@ class Number(NamedTuple):
         """Return the literal as a NumPy scalar. `0f` and `0d` keep their bits in integer types."""
         text = self.text.lower()
         if text.startswith(("0f", "0d")):
-            return _from_bits(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
+            return _reinterpreted(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
         if dtype.kind == "f" and dtype.itemsize > 2:
             decimal = "." in text or ("e" in text and "x" not in text)
             return dtype.type(float(text) if decimal else _integer(text))
@@ -75,7 +75,7 @@ class Symbol(NamedTuple):
 class Address(NamedTuple):
     """`[base+offset]`."""
 
-    base: Register | Symbol | Number
+    base: Register | Symbol | Immediate
     offset: int
 
 
@@ -85,13 +85,13 @@ class Vector(NamedTuple):
     items: tuple[Operand | None, ...]
 
 
-class Compound(NamedTuple):
+class CompoundAddress(NamedTuple):
     """`[a, {x, y}]`: a texture, surface or tensor map, and coordinates in it."""
 
     items: tuple[Operand | None, ...]
 
 
-class Pair(NamedTuple):
+class ResultPair(NamedTuple):
     """`p|q`: two results."""
 
     items: tuple[Register | Vector | None, ...]
@@ -103,7 +103,7 @@ class Negated(NamedTuple):
     register: Register
 
 
-class Selected(NamedTuple):
+class VideoOperand(NamedTuple):
     """`%r1.b0` or `-%r1.h1`: the bytes or halves of a register that a video instruction uses."""
 
     register: Register
@@ -119,15 +119,15 @@ class Expression(NamedTuple):
 
 Operand = (
     Register
-    | Special
-    | Number
+    | SpecialRegister
+    | Immediate
     | Symbol
     | Address
     | Vector
-    | Compound
-    | Pair
+    | CompoundAddress
+    | ResultPair
     | Negated
-    | Selected
+    | VideoOperand
     | Expression
 )
 
@@ -159,24 +159,24 @@ def _parts(opcode: str) -> tuple[str, tuple[str, ...]]:
 
 
 @dataclass
-class Body:
+class DecodedFunction:
     """A decoded function."""
 
     ops: list[Op] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # The index of the operation after each label.
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # `.branchtargets`.
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # `.branchtargets`.
     variables: dict[str, ptx.Variable] = field(default_factory=dict)
 
 
-_Meaning = Register | Vector | str
+_Binding = Register | Vector | str
 
 
 @dataclass
 class _Scope:
     number: int
     outer: _Scope | None
-    names: dict[str, _Meaning] = field(default_factory=dict)  # Registers, variables, labels.
-    ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # Such as `%r<5>`.
+    names: dict[str, _Binding] = field(default_factory=dict)  # RegisterSlots, variables, labels.
+    register_ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # Such as `%r<5>`.
 
     def unique(self, name: str) -> str:
         return name if self.number == 0 else f"{name}@{self.number}"
@@ -188,14 +188,14 @@ class _Scope:
         items = tuple(Register(self.unique(f"{name}.{axis}"), element) for axis in axes)
         return Vector(items) if items else Register(self.unique(name), kind)
 
-    def find(self, name: str) -> _Meaning | None:
+    def find(self, name: str) -> _Binding | None:
         """Return what `name` refers to: a register, or the unique name of a variable or label."""
         scope: _Scope | None = self
         while scope is not None:
             if found := scope.names.get(name):
                 return found
             base = name.rstrip("0123456789")
-            count, kind = scope.ranges.get(base, (0, ""))
+            count, kind = scope.register_ranges.get(base, (0, ""))
             if base != name and int(name[len(base) :]) < count:
                 return scope.names.setdefault(name, scope.register(name, kind))
             scope = scope.outer
@@ -206,9 +206,9 @@ _NAME = r"[A-Za-z_$%][\w$]*"
 _INTEGER = r"(?:0[xX][\da-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)[uU]?"
 _FLOAT = r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+"
 _NUMBER = re.compile(rf"-?(?:{_INTEGER}|{_FLOAT})")
-_DISTANCE = rf"\s*(?:\+\s*(?P<plus>-?{_INTEGER})|-\s*(?P<minus>{_INTEGER}))?"
-_ADDRESS = re.compile(rf"\[\s*(?P<base>{_NAME}|{_INTEGER}){_DISTANCE}\s*\]")
-_SYMBOL = re.compile(rf"(?P<base>{_NAME}){_DISTANCE}")
+_OFFSET = rf"\s*(?:\+\s*(?P<plus>-?{_INTEGER})|-\s*(?P<minus>{_INTEGER}))?"
+_ADDRESS = re.compile(rf"\[\s*(?P<base>{_NAME}|{_INTEGER}){_OFFSET}\s*\]")
+_SYMBOL = re.compile(rf"(?P<base>{_NAME}){_OFFSET}")
 _SPECIAL = re.compile(r"%[a-z]\w*(?:\.[xyzw])?")
 _SELECTED = re.compile(rf"(?P<sign>-?)\s*(?P<name>{_NAME})(?:\.(?P<parts>[bh]\d{{1,4}}|[xyzwrgba]))?")
 _TERM = rf"\(*\s*(?:[-~!]\s*)?(?:{_INTEGER})(?!\w)[\s)]*"
@@ -219,19 +219,19 @@ _DIRECTIVE = re.compile(r"\.\w+")
 _IGNORED = frozenset((".loc", ".file", ".pragma", ".callprototype", ".calltargets"))
 
 
-def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) -> Body:
+def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) -> DecodedFunction:
     """Return the operations of a function.
 
     A statement with invalid syntax raises `SyntaxFault`, or is skipped and added to `rejected`.
     """
-    body, label = Body(), ""
-    for scope, statement in list(_scoped(function.statements, body, rejected)):
+    body, label = DecodedFunction(), ""
+    for scope, statement in list(_statements_with_scopes(function.statements, body, rejected)):
         if named := _LABEL.match(statement.text):
             label = scope.unique(named[1])
             body.labels[label] = len(body.ops)
         elif statement.text.startswith(".branchtargets"):
             targets = split_commas(statement.text.removeprefix(".branchtargets"))
-            body.tables[label] = tuple(str(scope.find(target)) for target in targets)
+            body.branch_targets[label] = tuple(str(scope.find(target)) for target in targets)
         else:
             try:
                 body.ops.append(_operation(statement, scope))
@@ -242,8 +242,8 @@ def decode(function: ptx.Function, rejected: list[ptx.Statement] | None = None) 
     return body
 
 
-def _scoped(
-    statements: tuple[ptx.Statement, ...], body: Body, rejected: list[ptx.Statement] | None
+def _statements_with_scopes(
+    statements: tuple[ptx.Statement, ...], body: DecodedFunction, rejected: list[ptx.Statement] | None
 ) -> Iterator[tuple[_Scope, ptx.Statement]]:
     """Yield instructions and labels, each with its scope, and process declarations."""
     scope, count = _Scope(0, None), 0
@@ -269,7 +269,7 @@ def _scoped(
             yield scope, statement
 
 
-def _declare(directive: str, statement: ptx.Statement, scope: _Scope, body: Body) -> None:
+def _declare(directive: str, statement: ptx.Statement, scope: _Scope, body: DecodedFunction) -> None:
     if directive == ".reg":
         _declare_registers(statement, scope)
     elif directive not in _IGNORED:
@@ -281,10 +281,10 @@ def _declare_registers(statement: ptx.Statement, scope: _Scope) -> None:
         if count is None:
             scope.names[name] = scope.register(name, kind)
         else:
-            scope.ranges[name] = (count, kind)
+            scope.register_ranges[name] = (count, kind)
 
 
-def _declare_variables(statement: ptx.Statement, scope: _Scope, body: Body) -> None:
+def _declare_variables(statement: ptx.Statement, scope: _Scope, body: DecodedFunction) -> None:
     for variable in ptx.declared_variables(statement.text, statement.line):
         unique = scope.unique(variable.name)
         scope.names[variable.name] = unique
@@ -306,22 +306,22 @@ def _operand(text: str, scope: _Scope, line: int) -> Operand | None:
     if text == "_":
         return None
     if _NUMBER.fullmatch(text):
-        return Number(text)
+        return Immediate(text)
     if text[:1] not in "%_" and _EXPRESSION.fullmatch(text):
         return Expression(text)
     if "|" in text:
-        return Pair(tuple(_result(item.strip(), scope, line) for item in text.split("|")))
+        return ResultPair(tuple(_result(item.strip(), scope, line) for item in text.split("|")))
     if text.startswith(("{", "(")):
-        return Vector(_list(text, scope, line))
+        return Vector(_operand_list(text, scope, line))
     if text.startswith("!") and (negated := _register(text[1:].strip(), scope, line)):
         return Negated(negated)
-    named = _address(text, scope, line) if text.startswith("[") else _named(text, scope)
+    named = _address(text, scope, line) if text.startswith("[") else _identifier(text, scope)
     if named is None:
         raise ptx.SyntaxFault(f"{text!r} is no operand", line)
     return named
 
 
-def _list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, ...]:
+def _operand_list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, ...]:
     """Return the operands between brackets."""
     if text[-1] != {"{": "}", "(": ")", "[": "]"}[text[0]]:
         raise ptx.SyntaxFault(f"{text!r} is no operand", line)
@@ -330,39 +330,43 @@ def _list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, ...]:
 
 def _result(text: str, scope: _Scope, line: int) -> Register | Vector | None:
     """Return one of two results. That of a texture instruction is a vector."""
-    return Vector(_list(text, scope, line)) if text.startswith("{") else _register(text, scope, line)
+    return (
+        Vector(_operand_list(text, scope, line))
+        if text.startswith("{")
+        else _register(text, scope, line)
+    )
 
 
-def _address(text: str, scope: _Scope, line: int) -> Address | Compound | None:
+def _address(text: str, scope: _Scope, line: int) -> Address | CompoundAddress | None:
     if "," in text:
-        return Compound(_list(text, scope, line))
+        return CompoundAddress(_operand_list(text, scope, line))
     match = _ADDRESS.fullmatch(text)
     base = _operand(match["base"], scope, line) if match else None
     if match and isinstance(base, Symbol):
-        return Address(base._replace(offset=_distance(match)), 0)
-    if match and isinstance(base, Register | Number):
-        return Address(base, _distance(match))
+        return Address(base._replace(offset=_offset(match)), 0)
+    if match and isinstance(base, Register | Immediate):
+        return Address(base, _offset(match))
     return None
 
 
-def _named(text: str, scope: _Scope) -> Operand | None:
+def _identifier(text: str, scope: _Scope) -> Operand | None:
     """Return a register, a special register, or a variable with an offset."""
     found = scope.find(text)
     if isinstance(found, Register | Vector):
         return found
     if text == "WARP_SZ":
-        return Number("32")
-    if (match := _SELECTED.fullmatch(text)) and (parts := _selected(match, scope)):
+        return Immediate("32")
+    if (match := _SELECTED.fullmatch(text)) and (parts := _register_part(match, scope)):
         return parts
     if found is None and _SPECIAL.fullmatch(text):
-        return Special(text)
+        return SpecialRegister(text)
     if (match := _SYMBOL.fullmatch(text)) is None:
         return None
     inner = scope.find(match["base"])
-    return Symbol(inner if isinstance(inner, str) else match["base"], _distance(match))
+    return Symbol(inner if isinstance(inner, str) else match["base"], _offset(match))
 
 
-def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
+def _register_part(match: re.Match[str], scope: _Scope) -> Operand | None:
     """Return an element of a vector register, or parts of another register."""
     found = scope.find(match["name"])
     parts = match["parts"] or ""
@@ -370,13 +374,13 @@ def _selected(match: re.Match[str], scope: _Scope) -> Operand | None:
     if isinstance(found, Vector) and 0 <= axis < len(found.items) and not match["sign"]:
         return found.items[axis]
     if isinstance(found, Register) and axis < 0:
-        return Selected(found, parts, bool(match["sign"]))
+        return VideoOperand(found, parts, bool(match["sign"]))
     return None
 
 
-def _distance(match: re.Match[str]) -> int:
+def _offset(match: re.Match[str]) -> int:
     """Return an offset as a signed 64-bit integer."""
-    return wrapped(_integer(match["plus"] or "0") - _integer(match["minus"] or "0"))
+    return to_int64(_integer(match["plus"] or "0") - _integer(match["minus"] or "0"))
 
 
 def _register(text: str, scope: _Scope, line: int) -> Register | None:
@@ -394,7 +398,7 @@ def _integer(text: str) -> int:
     return int(text, 8 if octal else 0)
 
 
-def _from_bits(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
+def _reinterpreted(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
     exact = np.array(bits, f"u{written.itemsize}").view(written)
     if wanted.kind != "f":
         exact = exact.view(f"u{written.itemsize}")

@@ -196,7 +196,7 @@ class EmulatorDevice:
             self._memory.free(buffer)
 
     @contextmanager
-    def lend(self, address: int, size: int, writable: bool) -> Iterator[None]:
+    def register_host(self, address: int, size: int, writable: bool) -> Iterator[None]:
         """Let kernels use host memory inside the block."""
         with self.lock:
             memory = self._memory

@@ -22,44 +22,45 @@ from preheat.devices.emulator import (
     video,
     warp,
 )
-from preheat.devices.emulator.asynchronous import emit_barrier, emit_copy
+from preheat.devices.emulator.addresses import in_space, resolve, resolve_generic, resolve_shared
 from preheat.devices.emulator.barrier import Arrival
 from preheat.devices.emulator.decode import (
-    Number,
+    Immediate,
     Op,
     Operand,
-    Pair,
     Register,
-    Selected,
+    ResultPair,
     Symbol,
     Vector,
+    VideoOperand,
 )
-from preheat.devices.emulator.form import TYPES
-from preheat.devices.emulator.fragments import emit_load, emit_product, emit_store, emit_transpose
+from preheat.devices.emulator.emit_async import emit_copy, emit_mbarrier
+from preheat.devices.emulator.emit_matrices import emit_load, emit_product, emit_store, emit_transpose
 from preheat.devices.emulator.table import instruction
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import BOOL, U32, U64, DType, Writer, register_type
 
-__all__ = ["EMITTERS", "NAMESPACE", "called", "emit"]
+__all__ = ["EMITTERS", "NAMESPACE", "call_operands", "emit"]
 
 _CLUSTER_BARRIER = r"barrier\.cluster\.(arrive(\.release|\.relaxed)?|wait(\.acquire)?)(\.aligned)?"
 
 
-def pure(w: Writer, op: Op) -> None:
+def _pure(w: Writer, op: Op) -> None:
     """Emit an instruction that only computes, as its row in the table says."""
-    pair = op.operands[0] if op.operands and isinstance(op.operands[0], Pair) else None
+    pair = op.operands[0] if op.operands and isinstance(op.operands[0], ResultPair) else None
     row = instruction(f"{op.opcode}|" if pair else op.opcode)
     if row is None or len(op.operands) != 1 + len(row.sources):
         raise w.unsupported()
     sources = [w.read(o, t) for o, t in zip(op.operands[1:], row.sources, strict=True)]
     call = f"{w.constant(row.run)}({', '.join(sources)})"
-    w.write_all(pair.items if pair else op.operands[:1], row.results, call)
+    w.write_results(pair.items if pair else op.operands[:1], row.results, call)
 
 
-def _logic(w: Writer, op: Op) -> None:
+def _lop3(w: Writer, op: Op) -> None:
     """Emit `lop3`, whose truth table is a constant."""
-    if not isinstance(op.operands[-1], Number):
+    if not isinstance(op.operands[-1], Immediate):
         raise w.unsupported("lop3 with its truth table in a register")
-    pure(w, op)
+    _pure(w, op)
 
 
 def _video(w: Writer, op: Op) -> None:
@@ -69,21 +70,23 @@ def _video(w: Writer, op: Op) -> None:
         raise w.unsupported()
     halves = op.mnemonic.endswith("2")
     target, a, b = op.operands[:3]
-    words = [w.read(o.register if isinstance(o, Selected) else o, U32) for o in (a, b)]
-    orders = [_parts(w, o, r"h[0-3]{2}" if halves else r"b[0-7]{4}") for o in (a, b)]
+    words = [w.read(o.register if isinstance(o, VideoOperand) else o, U32) for o in (a, b)]
+    orders = [_selector(w, o, r"h[0-3]{2}" if halves else r"b[0-7]{4}") for o in (a, b)]
     chosen = [
         f"{w.constant(video.select(order))}({', '.join(words)})" if order else word
         for order, word in zip(orders, words, strict=True)
     ]
-    mask = _parts(w, target, r"h1?0?" if halves else r"b3?2?1?0?")
+    mask = _selector(w, target, r"h1?0?" if halves else r"b3?2?1?0?")
     masked = f", {video.mask(mask)}" if mask else ""
     call = f"{w.constant(row.run)}({', '.join(chosen)}, {w.read(op.operands[3], U32)}{masked})"
-    w.write_all((target.register if isinstance(target, Selected) else target,), row.results, call)
+    w.write_results(
+        (target.register if isinstance(target, VideoOperand) else target,), row.results, call
+    )
 
 
-def _parts(w: Writer, operand: Operand | None, pattern: str) -> str:
+def _selector(w: Writer, operand: Operand | None, pattern: str) -> str:
     """Return the parts that an operand selects, or an empty string."""
-    if not isinstance(operand, Selected):
+    if not isinstance(operand, VideoOperand):
         return ""
     if operand.negative or len(operand.parts) < 2 or not re.fullmatch(pattern, operand.parts):
         raise w.unsupported()
@@ -105,20 +108,20 @@ def _move(w: Writer, op: Op) -> None:
     if isinstance(source, Vector):
         part = np.dtype(f"u{dtype.itemsize // len(source.items)}")
         values = ", ".join(w.read(item, part) for item in source.items)
-        w.write(target, w.let(f"pack({w.constant(bits)}, {values})"), bits)
+        w.write(target, w.assign(f"pack({w.constant(bits)}, {values})"), bits)
     elif isinstance(target, Vector):
         parts = len(target.items)
         part = np.dtype(f"u{dtype.itemsize // parts}")
         call = f"unpack({w.read(source, bits)}, {w.constant(part)}, {parts})"
-        w.write_all(target.items, (part,) * parts, call)
+        w.write_results(target.items, (part,) * parts, call)
     elif isinstance(source, Register) and dtype != BOOL:
-        name, held = w.read_bits(source, dtype.itemsize)
-        w.write(target, w.let(name), held)
-    elif isinstance(source, Number) and dtype != BOOL:
-        kept = w.result_type(target, dtype)
-        w.write(target, w.let(w.constant(w.number(source, dtype).view(kept))), kept)
+        name, held_type = w.read_bits(source, dtype.itemsize)
+        w.write(target, w.assign(name), held_type)
+    elif isinstance(source, Immediate) and dtype != BOOL:
+        stored_type = w.result_type(target, dtype)
+        w.write(target, w.assign(w.constant(w.immediate(source, dtype).view(stored_type))), stored_type)
     else:
-        w.write(target, w.let(w.read(source, bits)), bits)
+        w.write(target, w.assign(w.read(source, bits)), bits)
 
 
 def pack(dtype: DType, *parts: Any) -> Any:
@@ -144,22 +147,22 @@ def unpack(whole: Any, part: DType, parts: int) -> list[Any]:
 
 def _shuffle(w: Writer, op: Op) -> None:
     target = op.operands[0]
-    items = target.items if isinstance(target, Pair) else (target, None)
+    items = target.items if isinstance(target, ResultPair) else (target, None)
     sync, mode, *kind = (*op.modifiers, "", "")
     if sync != "sync" or mode not in warp.SHUFFLES or kind[0] != "b32":
         raise w.unsupported()
-    value, held = w.read_bits(op.operands[1], 4)
+    value, held_type = w.read_bits(op.operands[1], 4)
     lane, clamp = (w.read(operand, U32) for operand in op.operands[2:4])
-    if w.code.sanitize:
+    if w.generator.sanitize:
         mask = w.read(op.operands[4], U32)
         w.lines.append(f"check_shuffle(G, {mode!r}, {lane}, {clamp}, {mask}, {w.site()})")
-    w.write_all(items, (held, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
+    w.write_results(items, (held_type, BOOL), f"shuffle(G, {mode!r}, {value}, {lane}, {clamp})")
 
 
-def _mask(w: Writer, operand: Operand | None) -> str:
+def _member_mask(w: Writer, operand: Operand | None) -> str:
     """Return the mask of participating threads."""
     mask = w.read(operand, U32)
-    if w.code.sanitize:
+    if w.generator.sanitize:
         w.lines.append(f"check_member(G, {mask}, {w.site()})")
     return mask
 
@@ -169,9 +172,9 @@ def _vote(w: Writer, op: Op) -> None:
     if sync != "sync" or mode not in warp.VOTES:
         raise w.unsupported()
     predicate = w.read(op.operands[1], BOOL)
-    mask = _mask(w, op.operands[2])
+    mask = _member_mask(w, op.operands[2])
     dtype = U32 if mode == "ballot" else BOOL
-    w.write(op.operands[0], w.let(f"vote(G, {mode!r}, {predicate}, {mask})"), dtype)
+    w.write(op.operands[0], w.assign(f"vote(G, {mode!r}, {predicate}, {mask})"), dtype)
 
 
 def _match(w: Writer, op: Op) -> None:
@@ -179,53 +182,53 @@ def _match(w: Writer, op: Op) -> None:
     if mode not in ("any", "all") or sync != "sync" or kind not in ("b32", "b64"):
         raise w.unsupported()
     target = op.operands[0]
-    items = target.items if isinstance(target, Pair) else (target, None)
+    items = target.items if isinstance(target, ResultPair) else (target, None)
     value = w.read(op.operands[1], TYPES[kind])
-    mask = _mask(w, op.operands[2])
-    w.write_all(items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
+    mask = _member_mask(w, op.operands[2])
+    w.write_results(items, (U32, BOOL), f"match(G, {mode!r}, {value}, {mask})")
 
 
-def _reduce(w: Writer, op: Op) -> None:
+def _redux(w: Writer, op: Op) -> None:
     sync, verb, kind, *more = (*op.modifiers, "", "", "")
     integer = kind in ("u32", "s32", "b32") and not any(more)
     if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
         raise w.unsupported()
     value = w.read(op.operands[1], TYPES[kind])
-    mask = _mask(w, op.operands[2])
-    w.write(op.operands[0], w.let(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
+    mask = _member_mask(w, op.operands[2])
+    w.write(op.operands[0], w.assign(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
 
 
 def _elect(w: Writer, op: Op) -> None:
     target = op.operands[0]
-    items = target.items if isinstance(target, Pair) else (target, None)
-    w.write_all(items, (U32, BOOL), f"elect(G, {_mask(w, op.operands[1])})")
+    items = target.items if isinstance(target, ResultPair) else (target, None)
+    w.write_results(items, (U32, BOOL), f"elect(G, {_member_mask(w, op.operands[1])})")
 
 
-def _active(w: Writer, op: Op) -> None:
-    w.write(op.operands[0], w.let("active(G)"), U32)
+def _activemask(w: Writer, op: Op) -> None:
+    w.write(op.operands[0], w.assign("active(G)"), U32)
 
 
 # Carries
 
 
-def _carried(w: Writer, op: Op) -> None:
+def _with_carry(w: Writer, op: Op) -> None:
     """Emit `add.cc`, `addc` and similar instructions. Without a carry they only compute."""
     base = op.mnemonic.removesuffix("c")
     takes = op.mnemonic != base
     gives = "cc" in op.modifiers
     if not takes and not gives:
-        return pure(w, op)
+        return _pure(w, op)
     words = [word for word in op.modifiers if word != "cc"]
     kind = words.pop() if words else ""
-    run = carry.FORMS.get((base, *words))
+    run = carry.FUNCTIONS.get((base, *words))
     kinds = ("u32", "u64") if "hi" in words else ("u32", "s32", "u64", "s64")
     if run is None or kind not in kinds or len(op.operands) != (4 if base == "mad" else 3):
         raise w.unsupported()
     dtype = np.dtype(f"u{TYPES[kind].itemsize}")
     sources = [w.read(operand, dtype) for operand in op.operands[1:]]
-    before = w.read(carry.REGISTER, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
-    results = (op.operands[0], carry.REGISTER if gives else None)
-    w.write_all(results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
+    before = w.read(carry.FLAG, BOOL) if takes else w.constant(np.bool_(carry.initial(base)))
+    results = (op.operands[0], carry.FLAG if gives else None)
+    w.write_results(results, (dtype, BOOL), f"{w.constant(run)}({before}, {', '.join(sources)})")
     return None
 
 
@@ -237,7 +240,7 @@ def _branch(w: Writer, op: Op) -> str | None:
         return None
     register, negated = op.guard
     value = w.read(register, BOOL)
-    return w.let(f"~{value}") if negated else value
+    return w.assign(f"~{value}") if negated else value
 
 
 def _table_branch(w: Writer, op: Op) -> str:
@@ -245,15 +248,15 @@ def _table_branch(w: Writer, op: Op) -> str:
 
 
 def _call(w: Writer, op: Op) -> str | None:
-    name, _, _ = called(w, op)
+    name, _, _ = call_operands(w, op)
     if name is not None:
-        w.code.callees.add(name)
+        w.generator.callees.add(name)
         return None
-    w.code.indirect = True
+    w.generator.has_indirect_calls = True
     return w.read(next(o for o in op.operands if not isinstance(o, Vector)), U64)
 
 
-def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+def call_operands(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
     """Return the callee of a call, if it is named, and the variables with its arguments and results."""
     w.op = op
     operands = list(op.operands)
@@ -269,7 +272,9 @@ def called(w: Writer, op: Op) -> tuple[str | None, tuple[str, ...], tuple[str, .
     sides = []
     for side in (given, returns):
         items = side.items if isinstance(side, Vector) else ()
-        if not all(isinstance(item, Symbol) and item.name in w.code.offsets for item in items):
+        if not all(
+            isinstance(item, Symbol) and item.name in w.generator.local_offsets for item in items
+        ):
             raise w.unsupported("a call with registers as parameters")
         sides.append(tuple(item.name for item in items if isinstance(item, Symbol)))
     return callee.name if isinstance(callee, Symbol) else None, sides[0], sides[1]
@@ -309,11 +314,11 @@ def _cluster_barrier(w: Writer, op: Op) -> str:
     return repr(op.modifiers[1])
 
 
-def _nothing(w: Writer, op: Op) -> None:
+def _no_effect(w: Writer, op: Op) -> None:
     """Emit nothing: instructions that only order, wait or hint have no effect here."""
 
 
-def _policy(w: Writer, op: Op) -> None:
+def _create_policy(w: Writer, op: Op) -> None:
     w.write(op.operands[0], w.constant(np.uint64(0)), U64)
 
 
@@ -324,39 +329,39 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "atom": emit_memory.atomic,
     "red": emit_memory.atomic,
     "cp": emit_copy,
-    "mbarrier": emit_barrier,
+    "mbarrier": emit_mbarrier,
     "cvta": emit_memory.convert_address,
     "isspacep": emit_memory.is_space,
     "mapa": emit_memory.map_address,
     "getctarank": emit_memory.rank_of_address,
     "mov": _move,
-    "lop3": _logic,
+    "lop3": _lop3,
     **{f"{name}{parts}": _video for name in (*video.OPERATIONS, "vset") for parts in (2, 4)},
     "shfl": _shuffle,
     "vote": _vote,
     "match": _match,
-    "redux": _reduce,
+    "redux": _redux,
     "elect": _elect,
-    "activemask": _active,
+    "activemask": _activemask,
     "ldmatrix": emit_load,
     "stmatrix": emit_store,
     "movmatrix": emit_transpose,
     "mma": emit_product,
-    **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _carried),
+    **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _with_carry),
     "bra": _branch,
     "brx": _table_branch,
     "call": _call,
     **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(
         "ret exit trap membar fence nanosleep griddepcontrol pmevent prefetch prefetchu".split(),
-        _nothing,
+        _no_effect,
     ),
-    "createpolicy": _policy,
+    "createpolicy": _create_policy,
 }
 
 
 #: The number of operands of each mnemonic.
-_COUNTS = {
+_OPERAND_COUNTS = {
     **dict.fromkeys(("ld", "ldu", "st"), (2, 3)),
     **dict.fromkeys(("cvta", "isspacep", "getctarank", "mov", "brx", "elect"), (2,)),
     **dict.fromkeys(("ldmatrix", "stmatrix", "movmatrix"), (2,)),
@@ -373,9 +378,9 @@ _COUNTS = {
 def emit(w: Writer, op: Op) -> str | None:
     """Emit one operation. Return the expression that its block returns, if it is control flow."""
     w.op = op
-    if op.mnemonic in _COUNTS and len(op.operands) not in _COUNTS[op.mnemonic]:
+    if op.mnemonic in _OPERAND_COUNTS and len(op.operands) not in _OPERAND_COUNTS[op.mnemonic]:
         raise w.unsupported()
-    return EMITTERS.get(op.mnemonic, pure)(w, op)
+    return EMITTERS.get(op.mnemonic, _pure)(w, op)
 
 
 #: The globals of generated functions.
@@ -386,7 +391,7 @@ NAMESPACE: dict[str, Any] = {
     "copy_bulk": copies.copy_bulk,
     "copy_each": copies.copy_each,
     "elect": warp.elect,
-    "in_space": access.in_space,
+    "in_space": in_space,
     "initialise": mbarrier.initialise,
     "load": access.load,
     "load_matrices": matrices.load_matrices,
@@ -394,9 +399,9 @@ NAMESPACE: dict[str, Any] = {
     "match": warp.match,
     "multiply": matrices.multiply,
     "pack": pack,
-    "place": access.place,
-    "place_generic": access.place_generic,
-    "place_shared": access.place_shared,
+    "resolve": resolve,
+    "resolve_generic": resolve_generic,
+    "resolve_shared": resolve_shared,
     "reduce": warp.reduce,
     "shuffle": warp.shuffle,
     "store": access.store,

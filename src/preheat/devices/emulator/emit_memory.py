@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from preheat.devices.emulator import access, atomics, cluster
+from preheat.devices.emulator import atomics, cluster
+from preheat.devices.emulator.addresses import LOCAL_WINDOW, SHARED_WINDOW
 from preheat.devices.emulator.decode import Address, Op, Operand, Symbol, Vector
-from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import BOOL, I64, U32, U64, DType, Writer
 
 __all__ = [
@@ -29,7 +30,7 @@ def _space(word: str) -> str:
     return "cluster" if word == "shared::cluster" else word.partition("::")[0]
 
 
-def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
+def _memory_modifiers(w: Writer, op: Op) -> tuple[str, int, DType]:
     """Return space, number of elements and type of a load or store. Ignore ordering and caching."""
     space = "generic"
     count = 1
@@ -50,7 +51,7 @@ def _memory_form(w: Writer, op: Op) -> tuple[str, int, DType]:
 
 def load(w: Writer, op: Op) -> None:
     """Emit `ld` or `ldu`."""
-    space, count, dtype = _memory_form(w, op)
+    space, count, dtype = _memory_modifiers(w, op)
     target, source = op.operands[:2]
     items = target.items if isinstance(target, Vector) else (target,)
     if len(items) != count:
@@ -60,27 +61,29 @@ def load(w: Writer, op: Op) -> None:
         for i, item in enumerate(items):
             at = parameter + i * kind.itemsize
             call = f"W.parameter({at}, {w.constant(kind)})"
-            if not 0 <= at <= w.code.parameter_bytes - kind.itemsize:
-                call = f"W.no_parameter({at}, {kind.itemsize}, {w.code.parameter_bytes}, {w.site()})"
-            w.write(item, w.let(call), kind)
+            if not 0 <= at <= w.generator.parameter_bytes - kind.itemsize:
+                call = (
+                    f"W.no_parameter({at}, {kind.itemsize}, {w.generator.parameter_bytes}, {w.site()})"
+                )
+            w.write(item, w.assign(call), kind)
         return
-    place, offset = w.address(source, space)
-    where = f"{place}, {offset}, {w.constant(kind)}, {w.site()}"
+    addresses, offset = w.address(source, space)
+    where = f"{addresses}, {offset}, {w.constant(kind)}, {w.site()}"
     call = f"load(G, {where})" if count == 1 else f"load_vector(G, {where}, {count})"
-    w.write_all(items, (kind,) * count, call)
+    w.write_results(items, (kind,) * count, call)
 
 
 def _parameter(w: Writer, source: Operand | None, space: str) -> int | None:
     """Return the offset of a kernel parameter that is accessed by name, or None."""
     base = source.base if space == "param" and isinstance(source, Address) else None
-    if isinstance(base, Symbol) and base.name in w.code.parameters:
-        return w.code.parameters[base.name] + base.offset
+    if isinstance(base, Symbol) and base.name in w.generator.parameters:
+        return w.generator.parameters[base.name] + base.offset
     return None
 
 
 def store(w: Writer, op: Op) -> None:
     """Emit `st`."""
-    space, count, dtype = _memory_form(w, op)
+    space, count, dtype = _memory_modifiers(w, op)
     target, source = op.operands[:2]
     items = source.items if isinstance(source, Vector) else (source,)
     if len(items) != count:
@@ -88,9 +91,9 @@ def store(w: Writer, op: Op) -> None:
     if dtype.kind == "u":
         _, dtype = w.read_bits(items[0], dtype.itemsize)
     values = ", ".join(w.read(item, dtype) for item in items)
-    place, offset = w.address(target, space)
+    addresses, offset = w.address(target, space)
     verb = "store" if count == 1 else "store_vector"
-    w.lines.append(f"{verb}(G, {place}, {offset}, {w.constant(dtype)}, {w.site()}, {values})")
+    w.lines.append(f"{verb}(G, {addresses}, {offset}, {w.constant(dtype)}, {w.site()}, {values})")
 
 
 def atomic(w: Writer, op: Op) -> None:
@@ -114,16 +117,16 @@ def atomic(w: Writer, op: Op) -> None:
     if update is None or len(operands) != 3 + (verb == "cas"):
         raise w.unsupported()
     dtype = TYPES[kind]
-    place, offset = w.address(operands[1], space)
+    addresses, offset = w.address(operands[1], space)
     results = _elements(w, operands[0], count)
     columns = [_elements(w, operand, count) for operand in operands[2:]]
     rows = [[w.read(item, dtype) for item in row] for row in zip(*columns, strict=True)]
     for i, (result, row) in enumerate(zip(results, rows, strict=True)):
-        wants = result is not None and w.needed(result)
-        where = f"{place}, {offset + i * dtype.itemsize}, {w.constant(dtype)}, {w.site()}"
+        wants = result is not None and w.is_read_later(result)
+        where = f"{addresses}, {offset + i * dtype.itemsize}, {w.constant(dtype)}, {w.site()}"
         call = f"atomic(G, {where}, {w.constant(update)}, {wants}, {', '.join(row)})"
         if wants:
-            w.write(result, w.let(call), dtype)
+            w.write(result, w.assign(call), dtype)
         else:
             w.lines.append(call)
 
@@ -143,16 +146,16 @@ def convert_address(w: Writer, op: Op) -> None:
     space = words[-1].partition("::")[0] if words else ""
     if space not in _SPACES or kind != "u64":
         raise w.unsupported()
-    if space == "param" and not w.code.is_entry:
+    if space == "param" and not w.generator.is_entry:
         space = "local"
     target, source = op.operands
     if space in ("shared", "local"):
-        window = np.uint64(access.SHARED if space == "shared" else access.LOCAL)
+        window = np.uint64(SHARED_WINDOW if space == "shared" else LOCAL_WINDOW)
         sign = "-" if words[0] == "to" else "+"
-        w.write(target, w.let(f"{w.read(source, U64)} {sign} {w.constant(window)}"), U64)
+        w.write(target, w.assign(f"{w.read(source, U64)} {sign} {w.constant(window)}"), U64)
     else:
-        name, held = w.read_bits(source, 8)
-        w.write(target, w.let(name), held)
+        name, held_type = w.read_bits(source, 8)
+        w.write(target, w.assign(name), held_type)
 
 
 def is_space(w: Writer, op: Op) -> None:
@@ -161,31 +164,31 @@ def is_space(w: Writer, op: Op) -> None:
     if space not in ("global", "shared", "cluster", "local", "const"):
         raise w.unsupported()
     call = f"in_space(G, {w.read(op.operands[1], I64)}, {space!r})"
-    w.write(op.operands[0], w.let(call), BOOL)
+    w.write(op.operands[0], w.assign(call), BOOL)
 
 
 def map_address(w: Writer, op: Op) -> None:
     """Emit `mapa`, which maps an address to another block of the cluster."""
-    generic, dtype = _cluster_form(w, op)
+    generic, dtype = _cluster_modifiers(w, op)
     address = w.read(op.operands[1], dtype)
     rank = w.read(op.operands[2], U32)
     call = f"{w.constant(cluster.mapped)}({address}, {rank})"
     if generic:
         call = f"{w.constant(cluster.mapped_generic)}(G, {address}, {rank}, {w.site()})"
-    w.write(op.operands[0], w.let(call), dtype)
+    w.write(op.operands[0], w.assign(call), dtype)
 
 
 def rank_of_address(w: Writer, op: Op) -> None:
     """Emit `getctarank`, which returns the block of the cluster that an address belongs to."""
-    generic, dtype = _cluster_form(w, op)
+    generic, dtype = _cluster_modifiers(w, op)
     address = w.read(op.operands[1], dtype)
     call = f"{w.constant(cluster.rank_of)}(G, {address})"
     if generic:
         call = f"{w.constant(cluster.rank_of_generic)}(G, {address}, {w.site()})"
-    w.write(op.operands[0], w.let(call), U32)
+    w.write(op.operands[0], w.assign(call), U32)
 
 
-def _cluster_form(w: Writer, op: Op) -> tuple[bool, DType]:
+def _cluster_modifiers(w: Writer, op: Op) -> tuple[bool, DType]:
     """Return whether addresses are generic, and their type."""
     *space, kind = op.modifiers or ("",)
     if space not in ([], ["shared::cluster"]) or kind not in ("u32", "u64")[not space :]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from preheat.devices.emulator.integer import Array, Run, choose, unsigned
+from preheat.devices.emulator.integer import Array, ArrayFunction, choose, unsigned
 
 HALF, SINGLE, DOUBLE = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 TINY = {kind: np.finfo(kind).tiny for kind in (HALF, SINGLE, DOUBLE)}
@@ -26,7 +26,7 @@ def flush(a: Array) -> Array:
     return a * (np.abs(a) >= TINY[a.dtype])
 
 
-def flushed(run: Run) -> Run:
+def flushed(run: ArrayFunction) -> ArrayFunction:
     """Return `run` with subnormal operands and results flushed to zero."""
     return lambda *operands: flush(run(*map(flush, operands)))
 
@@ -37,13 +37,13 @@ def saturate(a: Array) -> Array:
     return np.fmin(np.fmax(a, zero), one) + zero
 
 
-def then(run: Run, last: Run) -> Run:
-    """Return `run` followed by `last`."""
+def map_result(run: ArrayFunction, last: ArrayFunction) -> ArrayFunction:
+    """Return `run` with `last` applied to its result."""
     return lambda *operands: last(run(*operands))
 
 
-def of(run: Run, first: Run) -> Run:
-    """Return `run` applied to `first` of each operand."""
+def map_operands(run: ArrayFunction, first: ArrayFunction) -> ArrayFunction:
+    """Return `run` with `first` applied to each operand."""
     return lambda *operands: run(*map(first, operands))
 
 
@@ -55,7 +55,7 @@ def relu(a: Array) -> Array:
 BLOCK = 4096
 
 
-def in_blocks(run: Run) -> Run:
+def in_blocks(run: ArrayFunction) -> ArrayFunction:
     """Return `run` on pieces so short that its intermediate arrays stay in the CPU cache."""
 
     def blocked(*operands: Array) -> Array:
@@ -244,7 +244,7 @@ LACKING: dict[str, Callable[..., Fraction]] = {
 }
 
 
-def _lacking(operation: str) -> Run:
+def _lacking(operation: str) -> ArrayFunction:
     """Return the sign of the error of a result; 0 where an operand is not finite."""
 
     def sign(result: float, *operands: float) -> float:
@@ -265,7 +265,7 @@ def reciprocal(a: Array) -> Array:
     return a.dtype.type(1) / a
 
 
-NEAREST: dict[str, dict[np.dtype[Any], Run]] = {
+NEAREST: dict[str, dict[np.dtype[Any], ArrayFunction]] = {
     "add": {HALF: np.add, SINGLE: np.add, DOUBLE: np.add},
     "sub": {HALF: np.subtract, SINGLE: np.subtract, DOUBLE: np.subtract},
     "mul": {HALF: np.multiply, SINGLE: np.multiply, DOUBLE: np.multiply},
@@ -274,7 +274,7 @@ NEAREST: dict[str, dict[np.dtype[Any], Run]] = {
     "sqrt": {SINGLE: np.sqrt, DOUBLE: np.sqrt},
     "fma": {HALF: fma_half, SINGLE: fma_single, DOUBLE: in_blocks(fma_double)},
 }
-TO_ODD: dict[str, Run] = {
+TO_ODD: dict[str, ArrayFunction] = {
     "add": _add_single,
     "sub": _subtract_single,
     "mul": _multiply_single,
@@ -288,7 +288,7 @@ TO_ODD: dict[str, Run] = {
 MIRROR = {"add": (-1, -1), "sub": (-1, -1), "fma": (-1, 1, -1)}
 
 
-def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
+def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> ArrayFunction:
     """Return `arithmetic` with subnormal operands and results flushed to zero."""
     run = arithmetic(operation, kind, mode)
     exact = TO_ODD[operation]
@@ -308,7 +308,7 @@ def flushed_arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
     return ftz
 
 
-def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
+def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> ArrayFunction:
     """Return `operation` on numbers of `kind`, rounded once in `mode`."""
     at_nearest = NEAREST[operation][kind]
     if mode == "rn":
@@ -331,7 +331,7 @@ def arithmetic(operation: str, kind: np.dtype[Any], mode: str) -> Run:
     return directed
 
 
-def extreme(operation: str, *, nan: bool) -> Run:
+def extreme(operation: str, *, nan: bool) -> ArrayFunction:
     """Return "min" or "max" of two numbers, with -0 < +0. NaN if both are or, with `nan`, either is."""
     pick = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[operation][nan]
     merge = np.bitwise_or if operation == "min" else np.bitwise_and
@@ -344,7 +344,7 @@ def extreme(operation: str, *, nan: bool) -> Run:
     return run
 
 
-def xor_sign(run: Run) -> Run:
+def xor_sign(run: ArrayFunction) -> ArrayFunction:
     """Return `run` on magnitudes, with the product of the signs (`.xorsign.abs`)."""
 
     def signed(a: Array, b: Array) -> Array:

@@ -10,73 +10,81 @@ from typing import Any
 import numpy as np
 
 from preheat.devices.emulator import sanitize as checks
-from preheat.devices.emulator.decode import Number, Op, Register, decode
-from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, called, emit
-from preheat.devices.emulator.flow import (
-    Block,
-    blocks_of,
-    defined,
+from preheat.devices.emulator.control_flow import (
+    BasicBlock,
+    basic_blocks,
+    defs,
     is_barrier,
     is_cluster_barrier,
-    is_of_matrices,
-    is_rendezvous,
-    used,
+    is_matrix_instruction,
+    synchronizes_warp,
+    uses,
 )
-from preheat.devices.emulator.special import SPECIAL
+from preheat.devices.emulator.decode import Immediate, Op, Register, decode
+from preheat.devices.emulator.emit import EMITTERS, NAMESPACE, call_operands, emit
+from preheat.devices.emulator.special_registers import SPECIAL
 from preheat.devices.emulator.table import instruction, mnemonics
 from preheat.devices.emulator.unsupported import unsupported
-from preheat.devices.emulator.writer import DType, Registers, Writer, register_type
+from preheat.devices.emulator.writer import DType, RegisterSlots, Writer, register_type
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
 
-__all__ = ["Code", "Generator", "Step", "generate"]
+__all__ = ["CompiledBlock", "CompiledFunction", "Generator", "generate"]
 
-Generated = Callable[[Any, list[Any], Any], Any]
+#: The compiled function of a block takes a group, its registers and the wave.
+BlockFunction = Callable[[Any, list[Any], Any], Any]
 
-_ALL_LANES = Number("0xffffffff")
-_NOBODY: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
-_KINDS = {"bra": "branch", "brx": "table", "call": "call", "ret": "ret", "exit": "exit", "trap": "trap"}
+_ALL_LANES = Immediate("0xffffffff")
+_NO_CALL: tuple[None, tuple[str, ...], tuple[str, ...]] = None, (), ()
+_TERMINATORS = {
+    "bra": "branch",
+    "brx": "branch_table",
+    "call": "call",
+    "ret": "ret",
+    "exit": "exit",
+    "trap": "trap",
+}
 
 
 @dataclass
-class Step:
-    """A compiled basic block and its successors."""
+class CompiledBlock:
+    """A compiled basic block and its successors. A site is the index of an operation in `ops`."""
 
     index: int
-    kind: str
-    targets: tuple[int, ...]
-    first: int  # The site of its first operation.
+    terminator: str  # How the block ends: a key of `_TERMINATORS` in `wave`.
+    successors: tuple[int, ...]
+    first_site: int  # The site of its first operation.
     site: int  # The site of its last operation.
-    live_in: frozenset[int]
+    live_in: frozenset[int]  # The slots of registers, here and below.
     live_out: frozenset[int]
-    writes: frozenset[int]
-    run: Generated = field(init=False)
-    mask: Generated | None = None  # Returns the mask of the threads that it waits for.
+    defs: frozenset[int]
+    run: BlockFunction = field(init=False)
+    mask: BlockFunction | None = None  # Returns the mask of the threads that it waits for.
     callee: str | None = None
-    arguments: tuple[str, ...] = ()
-    returns: tuple[str, ...] = ()
-    leaves: bool = False  # Whether the block only ends the thread or returns.
+    arguments: tuple[str, ...] = ()  # The variables that hold the arguments of a call.
+    returns: tuple[str, ...] = ()  # The variables that get the results of a call.
+    only_exits: bool = False  # The block does nothing but return or end the thread.
 
 
 @dataclass
-class Code:
+class CompiledFunction:
     """A compiled function. Registers, special registers and symbols have slot numbers."""
 
     name: str
-    steps: dict[int, Step]  # By the index of the block.
-    sites: list[Op]
-    zeros: list[Any]
-    special: list[tuple[int, str]]
-    symbols: list[tuple[int, str]]
-    offsets: dict[str, int]  # Offsets of variables, parameters and results in local memory.
-    sizes: dict[str, int]  # Sizes of the same.
-    frame_bytes: int
-    align: int  # Of its local memory.
-    parameters: dict[str, int]  # Of a kernel, in its parameter buffer.
-    arguments: list[tuple[int, int]]  # Offset and size.
-    returns: list[tuple[int, int]]
+    blocks: dict[int, CompiledBlock]  # The reachable blocks by index.
+    ops: list[Op]  # The operations by site.
+    zeros: list[Any]  # The zero of each slot's type.
+    special_slots: list[tuple[int, str]]  # The slot and name of each special register.
+    symbol_slots: list[tuple[int, str]]  # The slot and name of each symbol whose address is used.
+    local_offsets: dict[str, int]  # Offsets of variables, parameters and results in local memory.
+    local_sizes: dict[str, int]  # Sizes of the same variables.
+    frame_bytes: int  # The size of its local memory.
+    local_align: int
+    parameters: dict[str, int]  # The offsets of a kernel's parameters in the parameter buffer.
+    arguments: list[tuple[int, int]]  # The offset and size of each argument in local memory.
+    returns: list[tuple[int, int]]  # The offset and size of each result in local memory.
     callees: frozenset[str]
-    indirect: bool  # Whether it calls through pointers.
+    has_indirect_calls: bool
     variables: dict[str, ptx.Variable]
     takes_parameter_address: bool
 
@@ -95,49 +103,49 @@ class Generator:
         self.sanitize = sanitize
         self.is_entry = function.kind == "entry"
         self.body = decode(function, rejected)
-        self.blocks = blocks_of(self.body)
-        self.registers = Registers()
-        self.sites = [op for block in self.blocks for op in block.ops]
-        self._site_of = {id(op): site for site, op in enumerate(self.sites)}
+        self.blocks = basic_blocks(self.body)
+        self.registers = RegisterSlots()
+        self.ops = [op for block in self.blocks for op in block.ops]
+        self._site_of = {id(op): site for site, op in enumerate(self.ops)}
         self.globals: dict[str, Any] = {}
         self._constants: dict[Any, str] = {}
         self.callees: set[str] = set()
-        self.indirect = False
-        kept = self._locals()
-        self.offsets, self.frame_bytes = _laid_out(kept)
-        self.sizes = {variable.name: variable.size for variable in kept}
-        self.align = max([16, *(variable.align for variable in kept)])
+        self.has_indirect_calls = False
+        variables = self._local_variables()
+        self.local_offsets, self.frame_bytes = _layout(variables)
+        self.local_sizes = {variable.name: variable.size for variable in variables}
+        self.local_align = max([16, *(variable.align for variable in variables)])
         self.parameters = {p.name: p.offset for p in function.params} if self.is_entry else {}
         self.parameter_bytes = max((p.offset + p.size for p in function.params), default=0)
         self._choose_types()
 
-    def _locals(self) -> list[ptx.Variable | ptx.Param]:
+    def _local_variables(self) -> list[ptx.Variable | ptx.Param]:
         """Return the variables in the function's local memory."""
-        kept: list[ptx.Variable | ptx.Param] = [
+        variables: list[ptx.Variable | ptx.Param] = [
             variable
             for variable in self.body.variables.values()
             if variable.space in ("local", "param")
         ]
         if not self.is_entry:
-            kept += [*self.function.params, *self.function.returns]
-        return kept
+            variables += [*self.function.params, *self.function.returns]
+        return variables
 
     def _choose_types(self) -> None:
         """Store each register as the type that most instructions use it as."""
         votes: dict[str, Counter[DType]] = {}
         for block in self.blocks:
             for op in block.ops:
-                for register in (*defined(op), *used(op)):
+                for register in (*defs(op), *uses(op)):
                     self.registers.add(register.name, register_type(register.kind))
-                row = None if op.mnemonic in ("mov", "selp") else instruction(op.opcode)
-                if row is None:
+                found = None if op.mnemonic in ("mov", "selp") else instruction(op.opcode)
+                if found is None:
                     continue
-                types = (*row.results[:1], *row.sources)
+                types = (*found.results[:1], *found.sources)
                 for operand, dtype in zip(op.operands, types, strict=False):
-                    if isinstance(operand, Register) and _fits(operand, dtype):
+                    if isinstance(operand, Register) and _has_size(operand, dtype):
                         votes.setdefault(operand.name, Counter())[dtype] += 1
-        for name, counted in votes.items():
-            self.registers.kept[self.registers.number[name]] = counted.most_common(1)[0][0]
+        for name, counts in votes.items():
+            self.registers.types[self.registers.slots[name]] = counts.most_common(1)[0][0]
 
     def constant(self, value: Any) -> str:
         """Return the name of a value in the globals of generated functions."""
@@ -151,109 +159,119 @@ class Generator:
         """Return the number of an operation, by which an error finds its line."""
         return self._site_of[id(op)]
 
-    def drops(self, block: Block, slot: int) -> bool:
+    def is_last_read(self, block: BasicBlock, slot: int) -> bool:
         """Return whether the old value of a register is unused once this block has read it."""
         name = self.registers.names[slot]
         if name.startswith("&") or name in SPECIAL:
             return False
-        return name not in block.live_out or name in block.defines
+        return name not in block.live_out or name in block.defs
 
     def unsupported(self, op: Op, what: str | None = None) -> UnsupportedInstructionError:
         """Return the error for an operation that the emulator does not support."""
-        other_forms = op.mnemonic in EMITTERS or op.mnemonic in mnemonics()
-        return unsupported(self.function.name, op, what, other_forms=other_forms)
+        other_variants = op.mnemonic in EMITTERS or op.mnemonic in mnemonics()
+        return unsupported(self.function.name, op, what, other_variants=other_variants)
 
-    def code(self) -> Code:
+    def compiled(self) -> CompiledFunction:
         """Return the compiled function."""
         self.globals.update(NAMESPACE)
         if self.sanitize:
             self.globals.update(checks.NAMESPACE)
         reachable = [block for block in self.blocks if block.reachable]
-        # The texts come before all steps, because writing them assigns slots to registers.
-        texts = {block.index: dict(self._texts(block)) for block in reachable}
-        steps = {block.index: self._step(block, texts[block.index]) for block in reachable}
-        offsets = self.offsets
-        return Code(
+        # All sources are written first, because writing them assigns slots to registers.
+        sources = [dict(self._sources(block)) for block in reachable]
+        offsets = self.local_offsets
+        return CompiledFunction(
             name=self.function.name,
-            steps=steps,
-            sites=self.sites,
-            zeros=[dtype.type(0) for dtype in self.registers.kept],
-            special=self.registers.special,
-            symbols=self.registers.symbols,
-            offsets=offsets,
-            sizes=self.sizes,
+            blocks={
+                block.index: self._compiled_block(block, source)
+                for block, source in zip(reachable, sources, strict=True)
+            },
+            ops=self.ops,
+            zeros=[dtype.type(0) for dtype in self.registers.types],
+            special_slots=self.registers.special_slots,
+            symbol_slots=self.registers.symbol_slots,
+            local_offsets=offsets,
+            local_sizes=self.local_sizes,
             frame_bytes=self.frame_bytes,
-            align=self.align,
+            local_align=self.local_align,
             parameters=self.parameters,
             arguments=[(offsets[p.name], p.size) for p in self.function.params if not self.is_entry],
             returns=[(offsets[p.name], p.size) for p in self.function.returns],
             callees=frozenset(self.callees),
-            indirect=self.indirect,
+            has_indirect_calls=self.has_indirect_calls,
             variables=self.body.variables,
-            takes_parameter_address=any(name in self.parameters for _, name in self.registers.symbols),
+            takes_parameter_address=any(
+                name in self.parameters for _, name in self.registers.symbol_slots
+            ),
         )
 
-    def _texts(self, block: Block) -> Iterator[tuple[str, str]]:
-        """Yield the text of a block's functions: `run` and, at a rendezvous, `mask`."""
-        yield "run", Writer(self, block).function("run", emit)
+    def _sources(self, block: BasicBlock) -> Iterator[tuple[str, str]]:
+        """Yield the source of a block's functions: `run` and, if it synchronizes a warp, `mask`."""
+        yield "run", Writer(self, block).function_source("run", emit)
         first = block.ops[0]
-        if is_rendezvous(first):
-            mask = _ALL_LANES if is_of_matrices(first) else first.operands[-1]
-            asks = Writer(self, Block(block.index, block.ops[:1], live_out=set(self.registers.number)))
-            yield "mask", asks.operand_function("mask", mask)
+        if synchronizes_warp(first):
+            mask = _ALL_LANES if is_matrix_instruction(first) else first.operands[-1]
+            first_op = BasicBlock(block.index, block.ops[:1], live_out=set(self.registers.slots))
+            yield "mask", Writer(self, first_op).operand_source("mask", mask)
 
-    def _step(self, block: Block, texts: dict[str, str]) -> Step:
-        number, end = self.registers.number, block.end
+    def _compiled_block(self, block: BasicBlock, sources: dict[str, str]) -> CompiledBlock:
+        slots = self.registers.slots
+        end = block.terminator
         kind = "next"
         if end is not None and (end.mnemonic != "bra" or end.guard):
-            kind = "barrier" if is_barrier(end) else _KINDS.get(end.mnemonic, "meet")
-            kind = "cluster" if is_cluster_barrier(end) else kind
+            kind = "barrier" if is_barrier(end) else _TERMINATORS.get(end.mnemonic, "warp_barrier")
+            kind = "cluster_barrier" if is_cluster_barrier(end) else kind
         calls = end is not None and end.mnemonic == "call"
-        callee, arguments, returns = called(Writer(self, block), block.ops[-1]) if calls else _NOBODY
-        step = Step(
+        callee, arguments, returns = (
+            call_operands(Writer(self, block), block.ops[-1]) if calls else _NO_CALL
+        )
+        compiled = CompiledBlock(
             index=block.index,
-            kind=kind,
-            targets=block.targets,
-            first=self.site(block.ops[0]),
+            terminator=kind,
+            successors=block.successors,
+            first_site=self.site(block.ops[0]),
             site=self.site(block.ops[-1]),
-            live_in=frozenset(number[name] for name in block.live_in),
-            live_out=frozenset(number[name] for name in block.live_out),
-            writes=frozenset(number[name] for name in block.defines),
+            live_in=frozenset(slots[name] for name in block.live_in),
+            live_out=frozenset(slots[name] for name in block.live_out),
+            defs=frozenset(slots[name] for name in block.defs),
             callee=callee,
             arguments=arguments,
             returns=returns,
-            leaves=kind in ("ret", "exit") and len(block.ops) == 1,
+            only_exits=kind in ("ret", "exit") and len(block.ops) == 1,
         )
-        for name, text in texts.items():
-            setattr(step, name, _compiled_when_called(step, name, text, self.globals))
-        return step
+        for name, source in sources.items():
+            setattr(compiled, name, _compile_lazily(compiled, name, source, self.globals))
+        return compiled
 
 
-def _compiled_when_called(step: Step, name: str, text: str, names: dict[str, Any]) -> Generated:
-    """Return a function that compiles `text` at its first call: many blocks never run."""
+def _compile_lazily(
+    block: CompiledBlock, name: str, source: str, namespace: dict[str, Any]
+) -> BlockFunction:
+    """Return a function that compiles `source` at its first call: many blocks never run."""
 
     def first(group: Any, registers: list[Any], wave: Any) -> Any:
-        found: dict[str, Generated] = {}
-        exec(compile(text, f"<block {step.index}>", "exec"), names, found)
-        setattr(step, name, found[name])
+        found: dict[str, BlockFunction] = {}
+        exec(compile(source, f"<block {block.index}>", "exec"), namespace, found)
+        setattr(block, name, found[name])
         return found[name](group, registers, wave)
 
     return first
 
 
-def _laid_out(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], int]:
+def _layout(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], int]:
     """Return the offset of each variable, and the total size."""
-    offsets, top = {}, 0
+    offsets = {}
+    top = 0
     for variable in variables:
         offsets[variable.name] = -(-top // variable.align) * variable.align
         top = offsets[variable.name] + variable.size
     return offsets, -(-top // 16) * 16
 
 
-def _fits(register: Register, dtype: DType) -> bool:
+def _has_size(register: Register, dtype: DType) -> bool:
     return register_type(register.kind).itemsize == dtype.itemsize
 
 
-def generate(function: ptx.Function, *, sanitize: bool = False) -> Code:
+def generate(function: ptx.Function, *, sanitize: bool = False) -> CompiledFunction:
     """Compile a function, or raise `UnsupportedInstructionError`."""
-    return Generator(function, sanitize=sanitize).code()
+    return Generator(function, sanitize=sanitize).compiled()

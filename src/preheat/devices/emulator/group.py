@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.emulator import special
-from preheat.devices.emulator.generate import Code, Step
+from preheat.devices.emulator import special_registers
+from preheat.devices.emulator.generate import CompiledBlock, CompiledFunction
 from preheat.devices.emulator.warp import Warps
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ class Frame:
     """
 
     def __init__(
-        self, wave: Wave, code: Code, base: int, parent: Frame | None = None, call: Step | None = None
+        self,
+        wave: Wave,
+        code: CompiledFunction,
+        base: int,
+        parent: Frame | None = None,
+        call: CompiledBlock | None = None,
     ) -> None:
         self.wave = wave
         self.code = code
@@ -36,17 +41,17 @@ class Frame:
         self.call = call
         self.order: tuple[int, ...] = (*parent.order, call.index) if parent and call else ()
         self.children: dict[tuple[int, str], Frame] = {}
-        self.owned: set[int] = set()  # Registers whose array has no other reference.
+        self.owned: set[int] = set()  # RegisterSlots whose array has no other reference.
         self.home: list[Any] = [None] * len(code.zeros)
-        for slot, name in code.special:
-            self.home[slot] = special.value(wave, name)
-        for slot, name in code.symbols:
+        for slot, name in code.special_slots:
+            self.home[slot] = special_registers.value(wave, name)
+        for slot, name in code.symbol_slots:
             self.home[slot] = np.uint64(self._address(name))
 
     def _address(self, name: str) -> int:
         """Return the address of a variable in its own space, or the value of a function pointer."""
-        if name in self.code.offsets:
-            return self.base + self.code.offsets[name]
+        if name in self.code.local_offsets:
+            return self.base + self.code.local_offsets[name]
         if name in self.code.parameters:
             return self.wave.parameters_at + self.code.parameters[name]
         program = self.wave.program
@@ -92,9 +97,9 @@ class Group:
         self._warps: Warps | None = None
 
     @property
-    def step(self) -> Step:
+    def step(self) -> CompiledBlock:
         """The basic block of the group."""
-        return self.frame.code.steps[self.pc]
+        return self.frame.code.blocks[self.pc]
 
     @property
     def all_lanes(self) -> Array:
@@ -166,7 +171,7 @@ class Group:
 
     def origin(self, space: str) -> Array:
         """Return where each thread's shared or local memory begins in host memory."""
-        base = self.wave.base(space)
+        base = self.wave.state_space(space)
         if space == "shared":
             return base.start + self.of("row") * base.strides[0]
         return base.start + self.all_lanes * base.strides[-1]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from preheat.devices.emulator import builtin
-from preheat.devices.emulator.generate import Code, generate
-from preheat.devices.emulator.special import RESERVED
+from preheat.devices.emulator.generate import CompiledFunction, generate
+from preheat.devices.emulator.special_registers import RESERVED
 from preheat.devices.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.toolchain import ptx
@@ -25,7 +25,7 @@ ADDRESS = re.compile(
 class Kernel(NamedTuple):
     """An entry with all functions that it calls, and the layout of its shared memory."""
 
-    functions: dict[str, Code]
+    functions: dict[str, CompiledFunction]
     missing: dict[str, UnsupportedInstructionError]  # Functions that cannot run, and why.
     shared: dict[str, int]  # The offset of each variable.
     shared_bytes: int  # Without dynamic shared memory.
@@ -40,7 +40,7 @@ class Image:
         self.sanitize = sanitize
         self.bodies = self.module.bodies
         self.handles = {name: (1 << 60) + 16 * i for i, name in enumerate(self.bodies, 1)}
-        self._code: dict[str, Code] = {}
+        self._code: dict[str, CompiledFunction] = {}
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, name: str) -> Kernel:
@@ -52,17 +52,19 @@ class Image:
             self._kernels[name] = Kernel(functions, missing, shared, size, reserved)
         return self._kernels[name]
 
-    def code(self, name: str) -> Code:
+    def code(self, name: str) -> CompiledFunction:
         """Return one compiled function."""
         if name not in self._code:
             self._code[name] = generate(self.bodies[name], sanitize=self.sanitize)
         return self._code[name]
 
-    def _reachable(self, name: str) -> tuple[dict[str, Code], dict[str, UnsupportedInstructionError]]:
+    def _reachable(
+        self, name: str
+    ) -> tuple[dict[str, CompiledFunction], dict[str, UnsupportedInstructionError]]:
         """Return a function and all that it may call, also by pointers, and those that cannot run."""
         found = self._called(name)
         missing = dict[str, UnsupportedInstructionError]()
-        while any(code.indirect for code in found.values()):
+        while any(code.has_indirect_calls for code in found.values()):
             fresh = set(self._pointed_at(found)) - found.keys() - missing.keys()
             if not fresh:
                 break
@@ -73,9 +75,9 @@ class Image:
                     missing[name] = error
         return found, missing
 
-    def _called(self, name: str) -> dict[str, Code]:
+    def _called(self, name: str) -> dict[str, CompiledFunction]:
         """Return a function and all functions that it calls by name."""
-        found: dict[str, Code] = {}
+        found: dict[str, CompiledFunction] = {}
         waiting = [name]
         while waiting:
             if (name := waiting.pop()) not in found:
@@ -83,28 +85,30 @@ class Image:
                 waiting += (callee for callee in sorted(code.callees) if self._callable(code, callee))
         return found
 
-    def _callable(self, code: Code, callee: str) -> bool:
+    def _callable(self, code: CompiledFunction, callee: str) -> bool:
         """Return whether the module defines a function. Raise if nothing does."""
         if callee not in self.bodies and callee not in builtin.FUNCTIONS:
-            op = next(op for op in code.sites if op.mnemonic == "call" and callee in op.text)
+            op = next(op for op in code.ops if op.mnemonic == "call" and callee in op.text)
             raise unsupported(code.name, op, f"the function {callee}, which this PTX does not define")
         return callee in self.bodies
 
-    def _pointed_at(self, found: dict[str, Code]) -> Iterator[str]:
+    def _pointed_at(self, found: dict[str, CompiledFunction]) -> Iterator[str]:
         for variable in self.module.variables.values():
             named = filter(None, map(ADDRESS.fullmatch, variable.initial))
             yield from (match[2] for match in named if match[2] in self.bodies)
         for code in list(found.values()):
-            yield from (name for _, name in code.symbols if name in self.bodies)
+            yield from (name for _, name in code.symbol_slots if name in self.bodies)
 
-    def _shared_layout(self, functions: dict[str, Code], reserved: int) -> tuple[dict[str, int], int]:
+    def _shared_layout(
+        self, functions: dict[str, CompiledFunction], reserved: int
+    ) -> tuple[dict[str, int], int]:
         """Return the offset of each variable in shared memory, and the total size."""
         rows: dict[str, ptx.Variable] = {}
         for code in functions.values():
             own = {
                 f"{code.name}.{name}": v for name, v in code.variables.items() if v.space == "shared"
             }
-            named = (self.module.variables.get(name) for _, name in code.symbols)
+            named = (self.module.variables.get(name) for _, name in code.symbol_slots)
             rows |= own | {v.name: v for v in named if v is not None and v.space == "shared"}
         offsets, top = {}, reserved
         for name, variable in rows.items():
@@ -117,8 +121,8 @@ class Image:
         return offsets | dict.fromkeys(dynamic, top), top
 
 
-def _reads_reserved(code: Code) -> bool:
-    return any(name.startswith("%reserved_smem") for _, name in code.special)
+def _reads_reserved(code: CompiledFunction) -> bool:
+    return any(name.startswith("%reserved_smem") for _, name in code.special_slots)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,18 +9,11 @@ import numpy as np
 
 Array = Any  # An ndarray, or a NumPy scalar if a value is the same for all threads.
 
-Run = Callable[..., Array]
+ArrayFunction = Callable[..., Array]
 
+#: The integer type that is twice as wide.
 WIDER = {
-    np.dtype(narrow): np.dtype(wide)
-    for narrow, wide in (
-        ("u1", "u2"),
-        ("u2", "u4"),
-        ("u4", "u8"),
-        ("i1", "i2"),
-        ("i2", "i4"),
-        ("i4", "i8"),
-    )
+    np.dtype(f"{kind}{size}"): np.dtype(f"{kind}{2 * size}") for kind in "ui" for size in (1, 2, 4)
 }
 
 
@@ -79,19 +72,14 @@ def multiply_add(a: Array, b: Array, c: Array) -> Array:
     return a * b + c
 
 
-def multiply_add_high(a: Array, b: Array, c: Array) -> Array:
-    """Return the upper half of a * b, plus c."""
-    return multiply_high(a, b) + c
+def plus(product: ArrayFunction) -> ArrayFunction:
+    """Return `product` of two operands, plus a third."""
+    return lambda a, b, c: product(a, b) + c
 
 
-def multiply_add_wide(a: Array, b: Array, c: Array) -> Array:
-    """Return a * b + c, twice as wide."""
-    return multiply_wide(a, b) + c
-
-
-def multiply_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
-    """Return the upper half of a * b, plus c, clamped."""
-    return add_saturating(multiply_high(a, b), c)
+def plus_saturating(product: ArrayFunction) -> ArrayFunction:
+    """Return `product` of two operands, plus a third, clamped."""
+    return lambda a, b, c: add_saturating(product(a, b), c)
 
 
 def _product_24(a: Array, b: Array) -> Array:
@@ -107,21 +95,6 @@ def multiply_24(a: Array, b: Array) -> Array:
 def multiply_24_high(a: Array, b: Array) -> Array:
     """Return bits 16 to 47 of the product of the lower 24 bits."""
     return (_product_24(a, b) >> 16).astype(a.dtype)
-
-
-def multiply_24_add(a: Array, b: Array, c: Array) -> Array:
-    """Return `multiply_24` of a and b, plus c."""
-    return multiply_24(a, b) + c
-
-
-def multiply_24_add_high(a: Array, b: Array, c: Array) -> Array:
-    """Return `multiply_24_high` of a and b, plus c."""
-    return multiply_24_high(a, b) + c
-
-
-def multiply_24_add_high_saturating(a: Array, b: Array, c: Array) -> Array:
-    """Return `multiply_24_high` of a and b, plus c, clamped."""
-    return add_saturating(multiply_24_high(a, b), c)
 
 
 def divide(a: Array, b: Array) -> Array:
@@ -145,26 +118,13 @@ def sum_of_differences(a: Array, b: Array, c: Array) -> Array:
     return c + (np.maximum(a, b) - np.minimum(a, b))
 
 
-def minimum_relu(a: Array, b: Array) -> Array:
-    """Return the minimum, at least 0."""
-    return np.maximum(np.minimum(a, b), a.dtype.type(0))
-
-
-def maximum_relu(a: Array, b: Array) -> Array:
-    """Return the maximum, at least 0."""
-    return np.maximum(np.maximum(a, b), a.dtype.type(0))
-
-
-def by_halves(run: Run, kind: np.dtype[Any]) -> Run:
+def by_halves(run: ArrayFunction, kind: np.dtype[Any]) -> ArrayFunction:
     """Return `run` on the lower and on the upper half of the operands, read as `kind`."""
-
-    def packed(*operands: Array) -> Array:
-        return join(*each_half(run, kind)(*operands))
-
-    return packed
+    both = each_half(run, kind)
+    return lambda *operands: join(*both(*operands))
 
 
-def each_half(run: Run, kind: np.dtype[Any]) -> Callable[..., tuple[Array, Array]]:
+def each_half(run: ArrayFunction, kind: np.dtype[Any]) -> Callable[..., tuple[Array, Array]]:
     """Return both results of `run` on the lower and on the upper half of the operands."""
 
     def both(*operands: Array) -> tuple[Array, Array]:
@@ -196,22 +156,18 @@ def shift_right(a: Array, n: Array) -> Array:
     return np.right_shift(a, np.minimum(n, np.uint32(a.dtype.itemsize * 8)).astype(a.dtype))
 
 
-def funnel_left(mode: str) -> Run:
+def funnel_left(mode: str) -> ArrayFunction:
     """Shift two words left together and return the upper word."""
 
-    def run(low: Array, high: Array, n: Array) -> Array:
-        return (_pair(low, high) << _amount(n, mode) >> np.uint64(32)).astype(np.uint32)
+    return lambda low, high, n: (_pair(low, high) << _amount(n, mode) >> np.uint64(32)).astype(
+        np.uint32
+    )
 
-    return run
 
-
-def funnel_right(mode: str) -> Run:
+def funnel_right(mode: str) -> ArrayFunction:
     """Shift two words right together and return the lower word."""
 
-    def run(low: Array, high: Array, n: Array) -> Array:
-        return (_pair(low, high) >> _amount(n, mode)).astype(np.uint32)
-
-    return run
+    return lambda low, high, n: (_pair(low, high) >> _amount(n, mode)).astype(np.uint32)
 
 
 def _pair(low: Array, high: Array) -> Array:
@@ -325,7 +281,7 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
     return result
 
 
-def permute_by(mode: str) -> Run:
+def permute_by(mode: str) -> ArrayFunction:
     """Return `permute` with one of four fixed selections."""
     selections = np.array(SELECTIONS[mode], np.uint32)
 
@@ -350,7 +306,7 @@ def _minterms(a: Array, b: Array, c: Array, lut: int) -> Array:
     return result
 
 
-def dot_bytes(a_kind: str, b_kind: str) -> Run:
+def dot_bytes(a_kind: str, b_kind: str) -> ArrayFunction:
     """Return `c` plus the sum of four products of bytes."""
 
     def run(a: Array, b: Array, c: Array) -> Array:
@@ -361,7 +317,7 @@ def dot_bytes(a_kind: str, b_kind: str) -> Run:
     return run
 
 
-def dot_halves(a_kind: str, b_kind: str, upper: bool) -> Run:
+def dot_halves(a_kind: str, b_kind: str, upper: bool) -> ArrayFunction:
     """Return `c` plus two products of 16 by 8 bits, from the lower or the upper bytes of `b`."""
 
     def run(a: Array, b: Array, c: Array) -> Array:
@@ -390,7 +346,7 @@ def nth_set(mask: Array, base: Array, offset: Array) -> Array:
     return found
 
 
-def mask_bits(mode: str) -> Run:
+def mask_bits(mode: str) -> ArrayFunction:
     """Return `width` ones from `position` up."""
 
     def run(position: Array, width: Array) -> Array:
@@ -401,7 +357,7 @@ def mask_bits(mode: str) -> Run:
     return run
 
 
-def extend(mode: str) -> Run:
+def extend(mode: str) -> ArrayFunction:
     """Return the lowest `width` bits, sign-extended if signed."""
 
     def run(a: Array, width: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from preheat.devices.base import Geometry, Limits
 from preheat.devices.emulator.capture import Captures
-from preheat.devices.emulator.generate import Code
+from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
@@ -161,7 +161,7 @@ class Launch:
     def _stopped(self, wave: Wave, bad: Violation) -> _Stopped:
         group = wave.running
         assert group is not None
-        op = group.frame.code.sites[bad.site]
+        op = group.frame.code.ops[bad.site]
         lane = int(group.all_lanes[bad.position])
         fault = EmulatorFault(
             self.title,
@@ -187,15 +187,15 @@ class _Stopped(Exception):  # noqa: N818  (It never leaves a launch.)
 def _calls(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
     """Yield function and PTX line of an operation, then of each call around it."""
     while frame is not None:
-        yield frame.code.name, frame.code.sites[site].line
+        yield frame.code.name, frame.code.ops[site].line
         site = frame.call.site if frame.call is not None else 0
         frame = frame.parent
 
 
-def _may_recurse(functions: dict[str, Code]) -> bool:
+def _may_recurse(functions: dict[str, CompiledFunction]) -> bool:
     """Return whether functions may call one another in a cycle, directly or through pointers."""
     left = dict(functions)
     while leaves := [name for name, code in left.items() if not code.callees & left.keys()]:
         for name in leaves:
             del left[name]
-    return bool(left) or any(code.indirect for code in functions.values())
+    return bool(left) or any(code.has_indirect_calls for code in functions.values())

@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator import access, small_floats
+from preheat.devices.emulator.addresses import (
+    LOCAL_WINDOW,
+    SHARED_WINDOW,
+    resolve,
+    resolve_generic,
+    resolve_shared,
+)
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.addresses import Addresses
     from preheat.devices.emulator.group import Group
 
 __all__ = [
     "SHAPES",
-    "Product",
+    "MmaShape",
     "check_warps",
     "load_matrices",
     "multiply",
@@ -36,10 +43,10 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 _U64 = np.dtype(np.uint64)
 _NAN = np.uint32(0x7FFFFFFF).view(np.float32)
-_FOUR = np.dtype(np.complex128)  # Four words that are copied as one: eight elements of a row.
-_WHOLE = (1 << WARP) - 1
-_BITS = 25  # Bits of a term that an H200 keeps, below the highest exponent.
-_LOW = -500  # The exponent of zero, below all others.
+_ROW = np.dtype(np.complex128)  # Four words that are copied as one: eight elements of a row.
+_FULL_MASK = (1 << WARP) - 1
+_KEPT_BITS = 25  # Bits of a term that an H200 keeps, below the highest exponent.
+_ZERO_EXPONENT = -500  # The exponent of zero, below all others.
 
 
 def check_warps(group: Group, site: int) -> None:
@@ -48,7 +55,7 @@ def check_warps(group: Group, site: int) -> None:
     if warps.slot is None:
         return
     present = np.broadcast_to(warps.of_each(warps.present), (group.count,))
-    partial = present != _WHOLE
+    partial = present != _FULL_MASK
     if partial.any():
         position = int(np.argmax(partial))
         mask = int(present[position])
@@ -62,12 +69,12 @@ def check_warps(group: Group, site: int) -> None:
 
 
 def load_matrices(
-    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+    group: Group, at: Addresses, offset: int, site: int, count: int, transposed: bool
 ) -> list[Array]:
     """Return the fragments of `count` 8 x 8 matrices, whose rows the first lanes point to."""
     check_warps(group, site)
-    with row_owners(group, at, offset, count, site, "reads") as (part, place):
-        found = access.load_vector(part, place, offset, _U64, site, 2)
+    with row_owners(group, at, offset, count, site, "reads") as (part, addresses):
+        found = access.load_vector(part, addresses, offset, _U64, site, 2)
         rows = np.empty((part.count, 2), _U64)
         rows[:, 0], rows[:, 1] = found
     elements = rows.view(np.uint16).reshape(-1, count, 8, 8)
@@ -78,20 +85,20 @@ def load_matrices(
 
 
 def store_matrices(
-    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+    group: Group, at: Addresses, offset: int, site: int, transposed: bool, *fragments: Any
 ) -> None:
     """Write fragments as 8 x 8 matrices, whose rows the first lanes point to."""
     check_warps(group, site)
     count = len(fragments)
-    words = np.empty((group.count // WARP, count, 8), _FOUR)
+    words = np.empty((group.count // WARP, count, 8), _ROW)
     for i, fragment in enumerate(fragments):
         words[:, i] = _by_row(group, fragment)
     elements = words.view(np.uint16).reshape(-1, count, 8, 8)
     if transposed:
         elements = np.ascontiguousarray(elements.swapaxes(2, 3))
     rows = elements.reshape(-1, 8).view(_U64)
-    with row_owners(group, at, offset, count, site, "writes") as (part, place):
-        access.store_vector(part, place, offset, _U64, site, rows[:, 0], rows[:, 1])
+    with row_owners(group, at, offset, count, site, "writes") as (part, addresses):
+        access.store_vector(part, addresses, offset, _U64, site, rows[:, 0], rows[:, 1])
 
 
 def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
@@ -103,38 +110,40 @@ def transpose_matrix(group: Group, site: int, fragment: Any) -> Array:
 
 @contextmanager
 def row_owners(
-    group: Group, at: Place, offset: int, count: int, site: int, verb: str
-) -> Iterator[tuple[Group, Place]]:
-    """Return the threads that point to the rows of `count` matrices, and their places.
+    group: Group, at: Addresses, offset: int, count: int, site: int, verb: str
+) -> Iterator[tuple[Group, Addresses]]:
+    """Return the threads that point to the rows of `count` matrices, and their addresses.
 
     The addresses of other threads are ignored. A `Violation` inside refers to the position of its
     thread among all threads of the group.
     """
-    part, place, chosen = group, at, None
+    part = group
+    addresses = at
+    chosen = None
     if 8 * count < WARP:
         chosen = np.arange(group.count).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
         part = group.part(chosen)
         values = np.broadcast_to(at.values, (group.count,))[chosen]
         if at.space in ("shared", "cluster"):
-            place = access.place_shared(part, values, "shared")
+            addresses = resolve_shared(part, values, "shared")
         elif at.space == "mixed":
-            place = access.place_generic(part, values)
+            addresses = resolve_generic(part, values)
         else:
-            place = access.place(part, values, at.space)
+            addresses = resolve(part, values, at.space)
     try:
-        if place.space != "shared":
-            _outside_shared(place, offset, site, verb)
-        yield part, place
+        if addresses.space != "shared":
+            _raise_outside_shared(addresses, offset, site, verb)
+        yield part, addresses
     except Violation as bad:
         if chosen is not None:
             bad.position = int(chosen[bad.position])
         raise
 
 
-def _outside_shared(place: Place, offset: int, site: int, verb: str) -> None:
-    values = np.atleast_1d(place.values)
-    outside = (values < access.SHARED) | (values >= access.LOCAL)
-    position = int(np.argmax(outside)) if place.space == "mixed" else 0
+def _raise_outside_shared(addresses: Addresses, offset: int, site: int, verb: str) -> None:
+    values = np.atleast_1d(addresses.values)
+    outside = (values < SHARED_WINDOW) | (values >= LOCAL_WINDOW)
+    position = int(np.argmax(outside)) if addresses.space == "mixed" else 0
     address = int(values[position]) + offset
     message = f"{verb} a row of a matrix at {address:#x}, which is not in shared memory"
     raise Violation(message, site, position, address)
@@ -148,14 +157,14 @@ def _by_warp(group: Group, values: Any) -> Array:
 
 def _by_row(group: Group, words: Any) -> Array:
     """Return the words of the threads, four at a time: a row of 8 for each warp."""
-    return np.ascontiguousarray(_by_warp(group, words)).view(_FOUR)[:, :, 0]
+    return np.ascontiguousarray(_by_warp(group, words)).view(_ROW)[:, :, 0]
 
 
 # Products
 
 
-class Product(NamedTuple):
-    """A form of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, accumulated in f16 or f32."""
+class MmaShape(NamedTuple):
+    """A variant of `mma`: 16 x `depth` times `depth` x 8, of f16 or bf16, accumulated in f16 or f32."""
 
     depth: int
     kind: str
@@ -170,41 +179,42 @@ class Product(NamedTuple):
 SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
 
 
-def multiply(group: Group, form: Product, site: int, *fragments: Any) -> list[Array]:
+def multiply(group: Group, shape: MmaShape, site: int, *fragments: Any) -> list[Array]:
     """Return the fragments of a * b + c, from those of a, b and c.
 
     The products of 16-bit floats are exact. m16n8k16 with sums in f32 adds them as an H200 does, bit
-    for bit (`_add_truncated`). Other forms add in float64 and round once. A GPU keeps fewer bits, so
+    for bit (`_add_truncated`). Other variants add in float64 and round once. A GPU keeps fewer bits, so
     its result may differ by a few units in the last place of the largest term.
     """
     check_warps(group, site)
-    warps, steps = group.count // WARP, form.depth // 8
-    first, second, _ = form.registers
-    a = np.empty((warps, 2, 8, steps), _FOUR)
+    warps = group.count // WARP
+    steps = shape.depth // 8
+    first, second, _ = shape.registers
+    a = np.empty((warps, 2, 8, steps), _ROW)
     for i, values in enumerate(fragments[:first]):
         a[:, i % 2, :, i // 2] = _by_row(group, values)
-    b = np.empty((warps, 8, steps), _FOUR)
+    b = np.empty((warps, 8, steps), _ROW)
     for i, values in enumerate(fragments[first : first + second]):
         b[:, :, i] = _by_row(group, values)
-    left = _numbers(a.view(np.uint16).reshape(warps, 16, form.depth), form.kind)
-    right = _numbers(b.view(np.uint16).reshape(warps, 8, form.depth), form.kind)
-    added = fragments[first + second :]
-    if form.depth == 16 and form.sum == "f32":
+    left = _numbers(a.view(np.uint16).reshape(warps, 16, shape.depth), shape.kind)
+    right = _numbers(b.view(np.uint16).reshape(warps, 8, shape.depth), shape.kind)
+    addend = fragments[first + second :]
+    if shape.depth == 16 and shape.sum == "f32":
         c = np.empty((warps, 2, 8, 4, 2), np.float32)
-        for i, values in enumerate(added):
+        for i, values in enumerate(addend):
             c[:, i // 2, :, :, i % 2] = _by_warp(group, values)
         d = _add_truncated(left, right, c.reshape(warps, 16, 8)).reshape(c.shape)
         return [d[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
     total = np.matmul(left, np.ascontiguousarray(right.swapaxes(1, 2))).reshape(warps, 2, 8, 4, 2)
-    if form.sum == "f16":
-        words = np.empty((warps, 2, 8), _FOUR)
-        for i, values in enumerate(added):
+    if shape.sum == "f16":
+        words = np.empty((warps, 2, 8), _ROW)
+        for i, values in enumerate(addend):
             words[:, i] = _by_row(group, values)
         total += _numbers(words.view(np.uint16), "f16").reshape(total.shape)
         pairs = small_floats.canonical(total.astype(np.float16)).view(np.uint32)
         return [pairs[:, i].reshape(-1) for i in range(2)]
     singles = np.empty(total.shape, np.float32)
-    for i, values in enumerate(added):
+    for i, values in enumerate(addend):
         singles[:, i // 2, :, :, i % 2] = _by_warp(group, values)
     total += singles
     rounded = total.astype(np.float32)
@@ -222,7 +232,7 @@ def _add_truncated(left: Array, right: Array, c: Array) -> Array:
     second = np.ascontiguousarray(right.transpose(2, 0, 1))[:, :, None, :]
     exponents = _exponents(first) + _exponents(second)
     highest = np.maximum(exponents.max(axis=0), _exponents(c) + np.int16(1)) - 2
-    scale = np.ldexp(1.0, _BITS - highest)
+    scale = np.ldexp(1.0, _KEPT_BITS - highest)
     with np.errstate(invalid="ignore", over="ignore"):
         terms = first * second
         terms *= scale
@@ -238,7 +248,7 @@ def _add_truncated(left: Array, right: Array, c: Array) -> Array:
 def _exponents(numbers: Array) -> Array:
     """Return the exponents of `numpy.frexp`, and a low one for zero."""
     found: Array = np.frexp(numbers)[1].astype(np.int16)
-    found[numbers == 0] = _LOW
+    found[numbers == 0] = _ZERO_EXPONENT
     return found
 
 

@@ -17,7 +17,7 @@ from preheat.devices.emulator.atomics import Update, atomic
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.addresses import Addresses
     from preheat.devices.emulator.group import Group
 
 __all__ = ["arrive", "initialise", "invalidate", "pending", "phase", "waited"]
@@ -60,7 +60,7 @@ def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
 _ARRIVE = Update(_arrived, single=_arrived)
 
 
-def initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> None:
+def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
     """Initialise an object that waits for `count` arrivals in each phase."""
     _check_space(at, site)
     count = count.astype(_WORD)
@@ -73,7 +73,7 @@ def initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> N
     access.store(group, at, offset, _WORD, site, _packed(0, _BIAS, count, count))
 
 
-def invalidate(group: Group, at: Place, offset: int, site: int) -> None:
+def invalidate(group: Group, at: Addresses, offset: int, site: int) -> None:
     """Invalidate an object, so that its memory can be reused."""
     _check_space(at, site)
     _check_valid(at, offset, site, access.load(group, at, offset, _WORD, site))
@@ -82,7 +82,7 @@ def invalidate(group: Group, at: Place, offset: int, site: int) -> None:
 
 def arrive(
     group: Group,
-    at: Place,
+    at: Addresses,
     offset: int,
     site: int,
     *,
@@ -114,7 +114,7 @@ def arrive(
     return before
 
 
-def waited(group: Group, at: Place, offset: int, site: int, parity: Any) -> Any:
+def waited(group: Group, at: Addresses, offset: int, site: int, parity: Any) -> Any:
     """Return whether the phase with this parity is complete, that is, the object is in the next one."""
     _check_space(at, site)
     word = access.load(group, at, offset, _WORD, site)
@@ -125,17 +125,17 @@ def waited(group: Group, at: Place, offset: int, site: int, parity: Any) -> Any:
     return complete
 
 
-def _check_valid(at: Place, offset: int, site: int, word: Any) -> None:
+def _check_valid(at: Addresses, offset: int, site: int, word: Any) -> None:
     wrong = word >> 62 != _MARK
     if wrong.any():
         position = int(np.argmax(wrong))
         values = np.atleast_1d(at.values)
         address = int(values[position if len(values) > 1 else 0]) + offset
-        message = f"uses an mbarrier at {at.name(position, offset)} that is not initialised"
+        message = f"uses an mbarrier at {at.describe(position, offset)} that is not initialised"
         hint = "initialise it in one thread, and let the others wait for that at a barrier"
         raise Violation(message, site, position, address, hint)
 
 
-def _check_space(at: Place, site: int) -> None:
+def _check_space(at: Addresses, site: int) -> None:
     if at.space not in ("shared", "cluster"):
         raise Violation(f"uses an mbarrier in {at.space} memory; it has to be in shared memory", site)

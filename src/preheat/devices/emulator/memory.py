@@ -53,7 +53,7 @@ class Memory:
     """The live buffers of a device in order of address."""
 
     def __init__(self) -> None:
-        self.hot = _NOWHERE  # the buffer of the last access: most go to the same again
+        self.last_used = _NOWHERE  # the buffer of the last access: most go to the same again
         self._buffers: list[Buffer] = []
         self._starts: list[int] = []
         self._overlap = False
@@ -75,7 +75,7 @@ class Memory:
         at = bisect_left(self._starts, buffer.start)
         at = self._buffers.index(buffer, at)
         del self._starts[at], self._buffers[at]
-        self.hot = _NOWHERE
+        self.last_used = _NOWHERE
         if self._overlap:
             self._overlap = _overlapping(self._buffers)
 
@@ -90,7 +90,7 @@ class Memory:
         candidates = self._buffers if self._overlap else self._buffers[max(at, 0) : at + 1]
         for buffer in candidates:
             if buffer.start <= lo and hi <= buffer.end and (buffer.writable or not write):
-                self.hot = buffer
+                self.last_used = buffer
                 return True
         return False
 

@@ -13,11 +13,11 @@ import numpy as np
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
-from preheat.devices.emulator.decode import Number
-from preheat.devices.emulator.form import TYPES
+from preheat.devices.emulator.decode import Immediate
 from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, Owner
 from preheat.devices.emulator.memory import Buffer, Memory
+from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.wave import Program
 from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
 from preheat.key import Part
@@ -99,7 +99,7 @@ class EmulatorModule:
         size = ptx.SIZES[variable.kind]
         if (named := ADDRESS.fullmatch(item)) is None:
             try:
-                return bytes(Number(item).value(TYPES[variable.kind]).tobytes())
+                return bytes(Immediate(item).value(TYPES[variable.kind]).tobytes())
             except (KeyError, ValueError):
                 raise invalid(f"{variable.name} cannot hold {item!r}, line {variable.line}") from None
         mask, name, offset = named.groups()
@@ -145,8 +145,8 @@ class EmulatorModule:
 
     def _check_symbols(self, kernel: Kernel) -> None:
         for code in kernel.functions.values():
-            known = {*code.offsets, *code.parameters, *self.addresses, *kernel.shared}
-            for _, symbol in code.symbols:
+            known = {*code.local_offsets, *code.parameters, *self.addresses, *kernel.shared}
+            for _, symbol in code.symbol_slots:
                 if symbol not in known and f"{code.name}.{symbol}" not in kernel.shared:
                     raise invalid(f"{code.name} uses {symbol}, not defined")
 

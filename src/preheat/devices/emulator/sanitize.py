@@ -17,7 +17,7 @@ from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
 if TYPE_CHECKING:
-    from preheat.devices.emulator.access import Place
+    from preheat.devices.emulator.addresses import Addresses
     from preheat.devices.emulator.group import Group
 
 __all__ = ["NAMESPACE"]
@@ -38,14 +38,14 @@ _UNDEFINED = "the value is undefined in CUDA: read from lanes that the mask name
 # Shared memory
 
 
-def _load(group: Group, at: Place, offset: int, dtype: DType, site: int) -> Any:
+def _load(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> Any:
     found = access.load(group, at, offset, dtype, site)
     _require_written(group, at, offset, dtype, site)
     return found
 
 
 def _load_vector(
-    group: Group, at: Place, offset: int, dtype: DType, site: int, count: int
+    group: Group, at: Addresses, offset: int, dtype: DType, site: int, count: int
 ) -> list[Any]:
     found = access.load_vector(group, at, offset, dtype, site, count)
     for i in range(count):
@@ -53,39 +53,41 @@ def _load_vector(
     return found
 
 
-def _store(group: Group, at: Place, offset: int, dtype: DType, site: int, value: Any) -> None:
+def _store(group: Group, at: Addresses, offset: int, dtype: DType, site: int, value: Any) -> None:
     access.store(group, at, offset, dtype, site, value)
     _mark_written(group, at, offset, dtype)
 
 
-def _store_vector(group: Group, at: Place, offset: int, dtype: DType, site: int, *values: Any) -> None:
+def _store_vector(
+    group: Group, at: Addresses, offset: int, dtype: DType, site: int, *values: Any
+) -> None:
     access.store_vector(group, at, offset, dtype, site, *values)
     for i in range(len(values)):
         _mark_written(group, at, offset + i * dtype.itemsize, dtype)
 
 
 def _load_matrices(
-    group: Group, at: Place, offset: int, site: int, count: int, transposed: bool
+    group: Group, at: Addresses, offset: int, site: int, count: int, transposed: bool
 ) -> list[Any]:
     found = matrices.load_matrices(group, at, offset, site, count, transposed)
-    with matrices.row_owners(group, at, offset, count, site, "reads") as (part, place):
+    with matrices.row_owners(group, at, offset, count, site, "reads") as (part, addresses):
         for start in range(offset, offset + 16, _WORD.itemsize):
-            _require_written(part, place, start, _WORD, site)
+            _require_written(part, addresses, start, _WORD, site)
     return found
 
 
 def _store_matrices(
-    group: Group, at: Place, offset: int, site: int, transposed: bool, *fragments: Any
+    group: Group, at: Addresses, offset: int, site: int, transposed: bool, *fragments: Any
 ) -> None:
     matrices.store_matrices(group, at, offset, site, transposed, *fragments)
-    with matrices.row_owners(group, at, offset, len(fragments), site, "writes") as (part, place):
+    with matrices.row_owners(group, at, offset, len(fragments), site, "writes") as (part, addresses):
         for start in range(offset, offset + 16, _WORD.itemsize):
-            _mark_written(part, place, start, _WORD)
+            _mark_written(part, addresses, start, _WORD)
 
 
 def _atomic(
     group: Group,
-    at: Place,
+    at: Addresses,
     offset: int,
     dtype: DType,
     site: int,
@@ -101,7 +103,12 @@ def _atomic(
 
 
 def _copy_each(
-    group: Group, target: copies.Where, source: copies.Where, size: int, given: Any, site: int
+    group: Group,
+    target: copies.AddressOperand,
+    source: copies.AddressOperand,
+    size: int,
+    given: Any,
+    site: int,
 ) -> None:
     copies.copy_each(group, target, source, size, given, site)
     at, offset = target
@@ -111,14 +118,14 @@ def _copy_each(
 
 def _copy_bulk(
     group: Group,
-    target: copies.Where,
-    source: copies.Where,
+    target: copies.AddressOperand,
+    source: copies.AddressOperand,
     sizes: Any,
     site: int,
-    barrier: copies.Where | None = None,
+    barrier: copies.AddressOperand | None = None,
 ) -> None:
     shadow = group.wave.shadow
-    for position, to, of, size in copies.spans(group, target, source, sizes, site):
+    for position, to, of, size in copies.checked_spans(group, target, source, sizes, site):
         if source[0].space in _SHARED and (missing := ctypes.string_at(of + shadow, size).count(0)):
             message = f"copies {size} bytes of shared memory, {missing} of which nothing has written"
             raise Violation(message, site, position, hint=_UNWRITTEN)
@@ -127,23 +134,23 @@ def _copy_bulk(
     copies.copy_bulk(group, target, source, sizes, site, barrier)
 
 
-def _initialise(group: Group, at: Place, offset: int, site: int, count: Any) -> None:
+def _initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
     mbarrier.initialise(group, at, offset, site, count)
     _mark_written(group, at, offset, np.dtype(np.uint64))
 
 
-def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: int) -> None:
+def _require_written(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> None:
     """Raise `Violation` if threads read shared memory that was never written."""
     bits = np.dtype(f"u{dtype.itemsize}")
     for positions, part, start in _shared_parts(at, offset, bits.itemsize):
-        states = np.atleast_1d(access.peek(part, start + group.wave.shadow, bits))
+        states = np.atleast_1d(access.load_unchecked(part, start + group.wave.shadow, bits))
         unwritten = states != ~bits.type(0)
         if unwritten.any():
             first = int(np.argmax(unwritten))
             missing = int(np.count_nonzero(states[first : first + 1].view(np.uint8) == 0))
             address = int(np.broadcast_to(part.values, states.shape)[first]) + start
             raise Violation(
-                f"reads {bits.itemsize} bytes at {part.name(first, start)}, {missing} of which "
+                f"reads {bits.itemsize} bytes at {part.describe(first, start)}, {missing} of which "
                 "nothing has written",
                 site,
                 first if positions is None else int(positions[first]),
@@ -152,18 +159,20 @@ def _require_written(group: Group, at: Place, offset: int, dtype: DType, site: i
             )
 
 
-def _mark_written(group: Group, at: Place, offset: int, dtype: DType) -> None:
+def _mark_written(group: Group, at: Addresses, offset: int, dtype: DType) -> None:
     bits = np.dtype(f"u{dtype.itemsize}")
     for _, part, start in _shared_parts(at, offset, bits.itemsize):
-        access.poke(part, start + group.wave.shadow, bits, ~bits.type(0))
+        access.store_unchecked(part, start + group.wave.shadow, bits, ~bits.type(0))
 
 
-def _shared_parts(at: Place, offset: int, size: int) -> Iterator[tuple[Array | None, Place, int]]:
-    """Yield the parts of a place in shared memory: positions of threads, if not all, and the place."""
+def _shared_parts(
+    at: Addresses, offset: int, size: int
+) -> Iterator[tuple[Array | None, Addresses, int]]:
+    """Yield the addresses in shared memory, each with the positions of its threads, if not all."""
     if (at.bits | offset) & (size - 1):  # Only their sum is aligned.
-        at = at.moved(offset)
+        at = at.moved_by(offset)
         offset = 0
-    parts: list[tuple[Array | None, Place]] = [*at.parts] or [(None, at)]
+    parts: list[tuple[Array | None, Addresses]] = [*at.parts] or [(None, at)]
     for positions, part in parts:
         if part.space in _SHARED:
             yield positions, part, offset

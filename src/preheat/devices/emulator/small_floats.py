@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from preheat.devices.emulator.floating import SINGLE, in_blocks, narrow
-from preheat.devices.emulator.integer import Array, Run, choose, each_half, join
+from preheat.devices.emulator.integer import Array, ArrayFunction, choose
 
 NAN = np.uint16(0x7FFF).view(np.float16)
 
@@ -13,11 +13,6 @@ NAN = np.uint16(0x7FFF).view(np.float16)
 def canonical(a: Array) -> Array:
     """Return a float16 whose NaN has the bits of the hardware."""
     return choose(np.isnan(a), NAN, a)
-
-
-def from_half(a: Array) -> Array:
-    """Return a float16 as a single."""
-    return a.astype(np.float32)
 
 
 def from_bfloat16(a: Array) -> Array:
@@ -49,12 +44,12 @@ def double_to_bfloat16(a: Array, mode: str = "rn") -> Array:
     return single_to_bfloat16(odd.view(np.float32), mode)
 
 
-def bfloat16(run: Run) -> Run:
+def bfloat16(run: ArrayFunction) -> ArrayFunction:
     """Return a function on bfloat16 from `run` on singles, whose result is exact or rounded to odd."""
     return in_blocks(lambda *operands: to_bfloat16(run(*map(from_bfloat16, operands))))
 
 
-def single_to_tf32(mode: str) -> Run:
+def single_to_tf32(mode: str) -> ArrayFunction:
     """Return a single with a fraction of 10 bits, as tf32 has."""
 
     def run(a: Array) -> Array:
@@ -70,7 +65,7 @@ def single_to_tf32(mode: str) -> Run:
 # whose exponents are 8 lower, is one bit further down.
 
 
-def to_byte(format: str) -> Run:
+def to_fp8(format: str) -> ArrayFunction:
     """Return a number as e4m3 or e5m2, rounded to nearest and clamped to the largest."""
     digits, lowest, largest = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}[format]
 
@@ -90,27 +85,16 @@ def to_byte(format: str) -> Run:
     return run
 
 
-def from_byte(format: str) -> Run:
+def from_fp8(format: str) -> ArrayFunction:
     """Return a number of e4m3 or e5m2 as float16."""
 
     def wide(a: Array) -> Array:
         return canonical((a.astype(np.uint16) << np.uint16(8)).view(np.float16))
 
     def scaled(a: Array) -> Array:
-        size, sign = a & np.uint8(0x7F), (a & np.uint8(0x80)).astype(np.uint16)
+        size = a & np.uint8(0x7F)
+        sign = (a & np.uint8(0x80)).astype(np.uint16)
         bits = size.astype(np.uint16) << np.uint16(7) | sign << np.uint16(8)
         return choose(size == 0x7F, NAN, bits.view(np.float16) * np.float16(256))
 
     return scaled if format == "e4m3" else wide
-
-
-def halves_to_bytes(convert: Run) -> Run:
-    """Return both halves of a pair of float16 as bytes."""
-    both = each_half(convert, np.dtype(np.float16))
-    return lambda a: join(*both(a))
-
-
-def bytes_to_halves(convert: Run) -> Run:
-    """Return both bytes as a pair of float16."""
-    both = each_half(convert, np.dtype(np.uint8))
-    return lambda a: join(*both(a))

@@ -96,10 +96,10 @@ class EmulatorStream:
         """The capture that work of this stream belongs to, or None."""
         return self._captures.of(self.id)
 
-    def record(self, *, timing: bool = False, again: base.Event | None = None) -> base.Event:
-        """Return an event recorded now: a new one, or `again` recorded once more."""
+    def record(self, *, timing: bool = False, reuse: base.Event | None = None) -> base.Event:
+        """Return an event recorded now: a new one, or `reuse` recorded once more."""
         del timing
-        event = EmulatorEvent(self._captures, self._scheduler) if again is None else again
+        event = EmulatorEvent(self._captures, self._scheduler) if reuse is None else reuse
         if not isinstance(event, EmulatorEvent) or not event.belongs_to(self._captures):
             raise DeviceError("the event belongs to another device")
         event.record(self.id, self.capture)
@@ -147,7 +147,7 @@ class EmulatorStream:
         """Return the captured graph."""
         return self._captures.end(self.id)
 
-    def captured(self) -> int:
+    def num_captured_nodes(self) -> int:
         """Return how many nodes were captured so far."""
         if self.capture is None:
             raise driver_error("capture info", 901)

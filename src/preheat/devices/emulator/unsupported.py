@@ -41,15 +41,15 @@ _FAMILIES = (
 
 
 def unsupported(
-    function: str, op: Op, what: str | None = None, *, other_forms: bool = False
+    function: str, op: Op, what: str | None = None, *, other_variants: bool = False
 ) -> UnsupportedInstructionError:
-    """Return the error for an operation. `other_forms` says whether other forms are supported."""
+    """Return the error for an operation. `other_variants` is True if its mnemonic is supported."""
     hint = f"run this kernel on a GPU; {_COVERAGE}"
     family = next((family for family in _FAMILIES if op.opcode.startswith(family.prefixes)), None)
     if what is None and family is not None:
         what = f"{family.name}: {op.opcode}"
         hint = f"{family.instead} instead, or run this kernel on a GPU"
-    elif what is None and other_forms:
+    elif what is None and other_variants:
         name = "cp.async" if op.opcode.startswith("cp.async") else op.mnemonic
         what = f"this form of {name}: {op.opcode}"
     message = f"the emulator does not support {what or op.opcode}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from preheat.devices.emulator.integer import Array, Run
+from preheat.devices.emulator.integer import Array, ArrayFunction
 
 __all__ = ["OPERATIONS", "mask", "packed", "select"]
 
@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Operation] = {
 
 def packed(
     operation: Operation, a_type: str, b_type: str, clamp: str = "", *, add: bool = False
-) -> Run:
+) -> ArrayFunction:
     """Return `operation` on each part of `a` and `b`, of types such as `i1` and `u2`.
 
     Results are clamped to the type `clamp`. They are added to `c`, or inserted into the parts that a
@@ -61,7 +61,7 @@ def packed(
     return run
 
 
-def select(order: str) -> Run:
+def select(order: str) -> ArrayFunction:
     """Return a word from the parts of two. `order` names the highest first: `h32` or `b0123`."""
     size = 16 if order[0] == "h" else 8
 

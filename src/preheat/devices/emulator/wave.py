@@ -15,10 +15,10 @@ import numpy as np
 
 from preheat.devices.base import Dim3, Geometry, Symbol
 from preheat.devices.emulator import builtin, warp
-from preheat.devices.emulator.access import Base, view
+from preheat.devices.emulator.addresses import StateSpace, host_view
 from preheat.devices.emulator.barrier import Arrival, Barriers
 from preheat.devices.emulator.cluster import ClusterBarrier
-from preheat.devices.emulator.generate import Code, Step
+from preheat.devices.emulator.generate import CompiledBlock, CompiledFunction
 from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
@@ -43,7 +43,7 @@ class Program:
     """A kernel that is ready to run: its code, the addresses of its variables, the valid memory."""
 
     kernel: str
-    functions: dict[str, Code]
+    functions: dict[str, CompiledFunction]
     missing: dict[str, UnsupportedInstructionError]  # Functions that cannot run, and why.
     shared: dict[str, int]  # The offset of each variable in shared memory.
     shared_bytes: int  # Of a block, without dynamic shared memory.
@@ -91,7 +91,10 @@ class Wave:
         self.local = np.empty((layout.count, 0), np.uint8)
         self._local_top = 0
         steps = (stride, 0, 0) if layout.blocks > 1 else ()
-        self._bases = {"global": Base(0), "shared": Base(self._shared.ctypes.data, steps, shared)}
+        self._bases = {
+            "global": StateSpace(0),
+            "shared": StateSpace(self._shared.ctypes.data, steps, shared),
+        }
         self.exited = np.zeros(layout.count, np.bool_)
         self.alive = np.full(layout.blocks, layout.threads)  # Threads of each block.
         self.alive_total = layout.count
@@ -107,7 +110,7 @@ class Wave:
         self._stalls = _StepsUnchanged()
         self._stalled = 0  # Waits at mbarriers that did not succeed.
 
-    def base(self, space: str) -> Base:
+    def state_space(self, space: str) -> StateSpace:
         """Return where a space begins."""
         return self._bases[space]
 
@@ -126,7 +129,7 @@ class Wave:
     def put(self, group: Group) -> None:
         """Make a group ready to run, merged with a ready group at the same position."""
         assert group.count, "a group of no threads"
-        if group.step.leaves and group.frame.parent is None:
+        if group.step.only_exits and group.frame.parent is None:
             self._exit(group)
         else:
             self._store(group)
@@ -144,10 +147,10 @@ class Wave:
             return self.ready.pop(min(self.ready, key=_order))
         for group in self.waiting.values():
             self.running = group
-            raise Violation(_NEVER, group.step.first, hint=_SAME_PLACE)
+            raise Violation(_NEVER, group.step.first_site, hint=_SAME_PLACE)
         for group, _ in self.at_warp_barrier:
             self.running = group
-            raise Violation(_NEVER, group.step.first)
+            raise Violation(_NEVER, group.step.first_site)
         self.barriers.raise_if_waiting()
         return None
 
@@ -177,12 +180,12 @@ class Wave:
             self.running = group = gathered
         if group.lanes is None:  # This may be so since its last threads have arrived.
             group.frame.owned.clear()
-            return _TERMINATORS[step.kind](self, group, step, step.run(group, group.regs, self))
+            return _TERMINATORS[step.terminator](self, group, step, step.run(group, group.regs, self))
         result = step.run(group, group.regs, self)
-        group.dirty |= step.writes
-        return _TERMINATORS[step.kind](self, group, step, result)
+        group.dirty |= step.defs
+        return _TERMINATORS[step.terminator](self, group, step, result)
 
-    def _check_progress(self, step: Step) -> None:
+    def _check_progress(self, step: CompiledBlock) -> None:
         patience = self.program.patience
         if self._progress_steps.unchanged(self._progress(), self.steps) > patience:
             raise _endless(step, patience, "wrote global or shared memory, passed a barrier or ended")
@@ -202,10 +205,10 @@ class Wave:
             message = "waits at an mbarrier for arrivals or bytes that never come"
             raise Violation(message, site, position, hint=_ARRIVALS)
 
-    def _rendezvous(self, group: Group, step: Step) -> Group | None:
+    def _rendezvous(self, group: Group, step: CompiledBlock) -> Group | None:
         """Return the threads whose partners in the warp have all arrived. The others wait."""
         assert step.mask is not None
-        if step.kind == "meet":
+        if step.terminator == "warp_barrier":
             mask = step.mask(group, group.regs, self)
             self.at_warp_barrier.append((group, np.broadcast_to(mask, (group.count,))))
             self._release_warp_barriers()
@@ -241,48 +244,48 @@ class Wave:
                 if not going.count:
                     continue
                 group = going
-            group.pc = group.step.targets[0]
+            group.pc = group.step.successors[0]
             released.append(group)
         for group in released:
             self.put(group)
 
     # What a group does after its basic block
 
-    def _next(self, group: Group, step: Step, _result: Any) -> Group:
-        group.pc = step.targets[0]
+    def _next(self, group: Group, step: CompiledBlock, _result: Any) -> Group:
+        group.pc = step.successors[0]
         return group
 
-    def _branch(self, group: Group, step: Step, taken: Any) -> Group | None:
+    def _branch(self, group: Group, step: CompiledBlock, taken: Any) -> Group | None:
         if taken.ndim:
             count = int(np.count_nonzero(taken))
             if 0 < count < group.count:
                 return self._diverge(group, step, taken)
             taken = count > 0
-        group.pc = step.targets[0] if taken else step.targets[1]
+        group.pc = step.successors[0] if taken else step.successors[1]
         return group
 
-    def _diverge(self, group: Group, step: Step, taken: Array) -> Group:
+    def _diverge(self, group: Group, step: CompiledBlock, taken: Array) -> Group:
         group.flush(step.live_out)
         lanes = group.all_lanes
-        jumps = Group(group.frame, step.targets[0], lanes[taken])
-        falls = Group(group.frame, step.targets[1], lanes[~taken])
+        jumps = Group(group.frame, step.successors[0], lanes[taken])
+        falls = Group(group.frame, step.successors[1], lanes[~taken])
         behind, ahead = (jumps, falls) if jumps.pc < falls.pc else (falls, jumps)
         self.put(ahead)
         return behind
 
-    def _jump_table(self, group: Group, step: Step, index: Any) -> Group | None:
+    def _branch_table(self, group: Group, step: CompiledBlock, index: Any) -> Group | None:
         index = np.broadcast_to(index, (group.count,))
-        if int(index.max()) >= len(step.targets):
+        if int(index.max()) >= len(step.successors):
             raise Violation(
                 "an index beyond the end of its branch table", step.site, int(np.argmax(index))
             )
         group.flush(step.live_out)
         for value in np.unique(index):
-            self.put(Group(group.frame, step.targets[int(value)], group.chosen(index == value)))
+            self.put(Group(group.frame, step.successors[int(value)], group.chosen(index == value)))
         return None
 
-    def _barrier(self, group: Group, step: Step, arrival: Arrival) -> Group | None:
-        group.pc = step.targets[0]
+    def _barrier(self, group: Group, step: CompiledBlock, arrival: Arrival) -> Group | None:
+        group.pc = step.successors[0]
         groups = self.barriers.arrive(group, arrival)
         if len(groups) == 1:
             return groups[0]
@@ -290,8 +293,8 @@ class Wave:
             self.put(released)
         return None
 
-    def _cluster_barrier(self, group: Group, step: Step, verb: str) -> Group | None:
-        group.pc = step.targets[0]
+    def _cluster_barrier(self, group: Group, step: CompiledBlock, verb: str) -> Group | None:
+        group.pc = step.successors[0]
         if self.barriers.cluster is None:
             self.barriers.cluster = ClusterBarrier(self)
         if verb == "wait":
@@ -304,10 +307,10 @@ class Wave:
             self.put(released)
         return None
 
-    def _trap(self, _group: Group, step: Step, _result: Any) -> None:
+    def _trap(self, _group: Group, step: CompiledBlock, _result: Any) -> None:
         raise Violation("the kernel trapped", step.site)
 
-    def _exit(self, group: Group, _step: Step | None = None, _result: Any = None) -> None:
+    def _exit(self, group: Group, _step: CompiledBlock | None = None, _result: Any = None) -> None:
         self.alive_total -= group.count
         if not self.alive_total:
             return
@@ -323,7 +326,7 @@ class Wave:
 
     # Calls
 
-    def _call(self, group: Group, step: Step, pointer: Any) -> Group | None:
+    def _call(self, group: Group, step: CompiledBlock, pointer: Any) -> Group | None:
         group.flush(step.live_out)
         if step.callee is not None:
             return self._enter(group, step, step.callee)
@@ -341,26 +344,26 @@ class Wave:
             self.put(self._enter(part, step, name))
         return None
 
-    def _enter(self, group: Group, step: Step, name: str) -> Group:
+    def _enter(self, group: Group, step: CompiledBlock, name: str) -> Group:
         """Return the group at the start of a function, or after the call of a built-in function."""
         caller = group.frame
-        offsets = [caller.base + caller.code.offsets[argument] for argument in step.arguments]
+        offsets = [caller.base + caller.code.local_offsets[argument] for argument in step.arguments]
         if name in builtin.FUNCTIONS:
             function = builtin.FUNCTIONS[name]
             _check_sizes(caller.code, step, name, step.arguments, function.sizes)
             function.run(group, step, offsets)
-            return Group(caller, step.targets[0], group.lanes)
+            return Group(caller, step.successors[0], group.lanes)
         frame = caller.children.get((step.index, name)) or self._frame(caller, step, name)
         for source, (own, size) in zip(offsets, frame.code.arguments, strict=True):
             self._copy(group, source, frame.base + own, size)
         return Group(frame, 0, group.lanes)
 
-    def _frame(self, caller: Frame, step: Step, name: str) -> Frame:
+    def _frame(self, caller: Frame, step: CompiledBlock, name: str) -> Frame:
         if len(caller.order) >= _MAX_CALL_DEPTH:
             raise Violation(f"more than {_MAX_CALL_DEPTH} nested calls", step.site)
         code = self.program.functions[name]
         top = caller.base + caller.code.frame_bytes
-        base = -(-top // code.align) * code.align
+        base = -(-top // code.local_align) * code.local_align
         for names, places in ((step.arguments, code.arguments), (step.returns, code.returns)):
             _check_sizes(caller.code, step, name, names, tuple(size for _, size in places))
         try:
@@ -371,7 +374,7 @@ class Wave:
             raise Violation(message, step.site) from None
         return frame
 
-    def _return(self, group: Group, step: Step, _result: Any) -> Group | None:
+    def _return(self, group: Group, step: CompiledBlock, _result: Any) -> Group | None:
         frame = group.frame
         call = frame.call
         caller = frame.parent
@@ -379,8 +382,8 @@ class Wave:
             self._exit(group, step)
             return None
         for name, (own, size) in zip(call.returns, frame.code.returns, strict=True):
-            self._copy(group, frame.base + own, caller.base + caller.code.offsets[name], size)
-        return Group(caller, call.targets[0], group.lanes)
+            self._copy(group, frame.base + own, caller.base + caller.code.local_offsets[name], size)
+        return Group(caller, call.successors[0], group.lanes)
 
     def _reserve(self, top: int) -> None:
         """Provide at least `top` bytes of local memory for every thread."""
@@ -392,7 +395,7 @@ class Wave:
         width = self.local.shape[1]
         strides = (self.shape[1] * self.shape[2] * width, self.shape[2] * width, width)
         self._local_top = max(top, self._local_top)
-        self._bases["local"] = Base(self.local.ctypes.data, strides, self._local_top)
+        self._bases["local"] = StateSpace(self.local.ctypes.data, strides, self._local_top)
 
     def _copy(self, group: Group, source: int, target: int, size: int) -> None:
         """Copy bytes within the local memory of each thread."""
@@ -403,7 +406,7 @@ class Wave:
 
     def parameter(self, offset: int, dtype: np.dtype[Any]) -> Any:
         """Return a kernel parameter."""
-        return view(dtype, self.parameters_at + offset)[()]
+        return host_view(dtype, self.parameters_at + offset)[()]
 
     def no_parameter(self, offset: int, size: int, limit: int, site: int) -> NoReturn:
         """Raise for a load outside the kernel's parameters."""
@@ -431,13 +434,13 @@ def thread_of(wave: Wave, lane: int) -> Dim3:
     return _coordinates(lane % wave.layout.threads, wave.layout.block)
 
 
-_TERMINATORS: dict[str, Callable[[Wave, Group, Step, Any], Group | None]] = {
+_TERMINATORS: dict[str, Callable[[Wave, Group, CompiledBlock, Any], Group | None]] = {
     "next": Wave._next,
-    "meet": Wave._next,
+    "warp_barrier": Wave._next,
     "branch": Wave._branch,
-    "table": Wave._jump_table,
+    "branch_table": Wave._branch_table,
     "barrier": Wave._barrier,
-    "cluster": Wave._cluster_barrier,
+    "cluster_barrier": Wave._cluster_barrier,
     "call": Wave._call,
     "ret": Wave._return,
     "exit": Wave._exit,
@@ -460,7 +463,7 @@ class _StepsUnchanged:
         return now - self._since
 
 
-def _endless(step: Step, blocks: int, what: str) -> Violation:
+def _endless(step: CompiledBlock, blocks: int, what: str) -> Violation:
     return Violation(
         f"no progress: {blocks:,} basic blocks ran and no thread {what}",
         step.site,
@@ -470,10 +473,14 @@ def _endless(step: Step, blocks: int, what: str) -> Violation:
 
 
 def _check_sizes(
-    code: Code, step: Step, callee: str, names: tuple[str, ...], sizes: tuple[int, ...]
+    code: CompiledFunction,
+    step: CompiledBlock,
+    callee: str,
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
 ) -> None:
     """Raise `Violation` unless the parameters of a call have the sizes that the callee declares."""
-    if tuple(code.sizes[name] for name in names) != sizes:
+    if tuple(code.local_sizes[name] for name in names) != sizes:
         raise Violation(f"calls {callee} with parameters that differ from its declaration", step.site)
 
 

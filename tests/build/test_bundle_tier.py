@@ -1,0 +1,215 @@
+"""Mounted bundles: replaced, refused, damaged, and not accepted by a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.arch import Arch
+from preheat.build.builder import Builder
+from preheat.build.lookup import Miss
+from preheat.build.seal import sealed
+from preheat.cache import codec
+from preheat.cache.bundle import Bundle, write
+from preheat.cache.trust import open_file
+from preheat.config import Config, SealMode
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.errors import (
+    BundleError,
+    SealedError,
+    WarmError,
+)
+from preheat.events import Events
+from preheat.gpu import Gpu
+from preheat.key import bundle_key
+from tests.build.sealed import PLAIN, Baked, recorded
+from tests.conftest import Recorder
+
+# Mounting
+
+
+def test_a_bundle_is_mounted_once_and_its_successor_takes_its_place(
+    baked: Baked, builder: Builder, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.heat"
+    copy.write_bytes(baked.path.read_bytes())
+    first, last = builder.mount(copy), builder.mount(baked.path)
+    assert builder.mount(copy) is first
+    write(copy, {}, {})
+    successor = builder.mount(copy)
+    assert builder.bundles == (successor, last)
+    assert first.get(next(first.digests()))  # those who hold it can still read it
+
+
+def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
+    baked: Baked, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.heat"
+    copy.write_bytes(baked.path.read_bytes())
+
+    def opened_then_replaced(path: Path, *, trust: bool) -> int:
+        descriptor = open_file(path, trust=trust)
+        write(copy, {}, {})
+        return descriptor
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("preheat.cache.bundle.open_file", opened_then_replaced)
+        assert len(builder.mount(copy)) > 0
+    assert len(builder.mount(copy)) == 0
+
+
+def test_a_bundle_that_others_can_write_is_refused(
+    baked: Baked, builder: Builder, tmp_path: Path
+) -> None:
+    open_to_all = tmp_path / "open.heat"
+    open_to_all.write_bytes(baked.path.read_bytes())
+    open_to_all.chmod(0o666)
+    with pytest.raises(BundleError, match=r"cannot be trusted: others can write to it \(mode 0666\)"):
+        builder.mount(open_to_all)
+    assert builder.bundles == ()
+
+
+def test_a_bundle_of_the_settings_that_cannot_be_used_is_an_event(
+    bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.heat").write_bytes(b"not a bundle")
+    builder = bare(bundles=(tmp_path / "bad.heat", tmp_path / "no.heat"))
+    assert [Path(row["path"]).name for row in recorded(builder, "refused")] == ["bad.heat", "no.heat"]
+
+
+def test_a_damaged_entry_of_a_bundle_is_a_miss(
+    baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    whole = bytearray(baked.path.read_bytes())
+    found = whole.find(b"saxpy.cu", len(whole) // 4)
+    while found > 0:
+        whole[found] ^= 1
+        found = whole.find(b"saxpy.cu", found)
+    (tmp_path / "bad.heat").write_bytes(whole)
+    builder = bare(bundles=(tmp_path / "bad.heat",), sealed=SealMode.ERROR)
+    with pytest.raises(SealedError, match="process: the entry failed its check"):
+        builder.build(PLAIN, "sm_90")
+    assert recorded(builder, "damaged")
+
+
+def with_damage(baked: Baked, label: str, place: Path) -> Path:
+    """The bundle, its promise for one program damaged, its code whole."""
+    key = bundle_key(baked.programs[label], Arch.parse("sm_90")).digest
+    with Bundle.open(baked.path) as bundle:
+        promise = bundle.get(key)
+    assert promise is not None
+    bad = place / "bad.heat"
+    bad.write_bytes(baked.path.read_bytes().replace(promise, bytes([*promise[:-1], promise[-1] ^ 1])))
+    return bad
+
+
+@pytest.mark.parametrize("label", ["saxpy.cu", "file.cu"])
+def test_a_damaged_promise_hides_no_other(
+    label: str, baked: Baked, bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    bad = with_damage(baked, label, tmp_path)
+    builder = bare(bundles=(bad,), sealed=SealMode.ERROR)
+    for program in baked.programs.values():
+        with pytest.raises(SealedError) as refused:
+            builder.build(replace(program, options=("-G",)), "sm_90")
+        near = refused.value.nearest
+        assert near is not None
+        assert near.startswith(program.label) == (program.label != label)
+
+
+def test_a_promise_is_made_anew_where_a_bundle_has_a_damaged_one(
+    baked: Baked, shared_builder: Builder, config: Config, recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.forgive = True
+    program = baked.programs["file.cu"]
+    bad = with_damage(baked, "file.cu", tmp_path)
+    builder = Builder.open(replace(config, bundles=(bad,)), events=Events(recorder))
+    assert (
+        builder.bundle_entry(program, "sm_90")[0].encode()
+        == shared_builder.bundle_entry(program, "sm_90")[0].encode()
+    )
+    builder.close()
+
+
+def test_code_of_a_bundle_that_a_device_refuses_is_replaced_once(
+    shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    promise = shared_builder.bundle_entry(PLAIN, "sm_90")[0]
+    newer = replace(promise.artifact, digest="ab" * 32)  # as another compiler would have made it
+    bundle = config.lock_dir.with_name("newer.heat")
+    write(bundle, replace(promise, artifact=newer).encode(), {})
+    config = replace(config, bundles=(bundle,))
+    for process in range(2):
+        builder = open_builder(config)
+        assert builder.build(PLAIN, "sm_90").digest == newer.digest
+        mended = builder.rebuild(PLAIN, "sm_90", reason="too new for this driver")
+        assert mended.digest == promise.artifact.digest
+        assert builder.build(PLAIN, "sm_90") == mended
+        assert len(recorder.named("compile")) == 1, process
+    with sealed():
+        assert open_builder(config).rebuild(PLAIN, "sm_90", reason="too new") == mended
+        with pytest.raises(SealedError, match="process: too new"):
+            builder.rebuild(PLAIN, "sm_90", reason="too new")
+    assert builder.build(PLAIN, "sm_90") == mended
+
+
+NONSENSE: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+    ("promise", lambda meta: meta.update(entries="scale")),
+    ("promise", lambda meta: meta.update(entries=[{}])),
+    ("promise", lambda meta: meta.update(note=["why"])),
+    ("promise", lambda meta: meta.update(include="{file}")),
+    ("promise", lambda meta: meta.update(include=["{file}", 5])),
+    ("promise", lambda meta: meta.update(states=[])),
+    ("promise", lambda meta: meta["states"][0].update(entry=5)),
+    ("promise", lambda meta: meta["states"][0].update(entry="00" * 32)),
+    ("promise", lambda meta: meta["states"][0].update(headers=[[{}, "x.h", ""]])),
+    ("promise", lambda meta: meta["states"][0].update(absent=[[[], "x.h"]])),
+    ("promise", lambda meta: meta["states"][0].update(roots=[None])),
+    ("code", lambda meta: meta.update(label=["file.cu"])),
+    ("code", lambda meta: meta.update(toolchain=None)),
+    ("code", lambda meta: meta.update(parts=[[{}, "1"]])),
+    ("code", lambda meta: meta.update(headers=[["0", [], ""]])),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NONSENSE)))
+def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
+    case: int,
+    baked: Baked,
+    shared_builder: Builder,
+    open_builder: Callable[..., Builder],
+    recorder: Recorder,
+    tmp_path: Path,
+) -> None:
+    recorder.forgive = True
+    (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
+    promise = shared_builder.bundle_entry(program, "sm_90")[0]
+    entries = promise.encode()
+    digest = promise.key if of == "promise" else promise.artifact.digest
+    meta, sections = codec.unpack(digest, entries[digest])
+    spoil(meta)
+    write(tmp_path / "odd.heat", {**entries, digest: codec.pack(digest, meta, sections)}, {})
+    builder = open_builder()
+    builder.mount(tmp_path / "odd.heat")
+    assert builder.why(program, "sm_90") == Miss("damaged: the entry failed its check")
+    assert builder.nearest(program, "sm_90") is None
+    with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu, pytest.raises(WarmError):
+        gpu.warm(tmp_path / "odd.heat")
+
+
+def test_a_request_event_tells_of_every_program_that_is_returned(builder: Builder) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def sink(_: str, fields: Mapping[str, Any]) -> None:
+        seen.append((fields["program"].label, str(fields["arch"]), str(fields["artifact"].arch)))
+
+    builder.events.subscribe(sink, "request")
+    builder.build(PLAIN, "sm_80")
+    builder.lookup(PLAIN, "sm_86")
+    assert builder.lookup(PLAIN, "sm_86", exact=True).artifact is None
+    assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]

@@ -1,0 +1,430 @@
+"""Warm-ups of programs and bundles: nothing remains to be compiled or loaded; failures are reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from preheat.ahead.bake import bake as bake_all
+from preheat.ahead.manifest import ManifestProgram
+from preheat.ahead.report import WarmReport
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.build.seal import sealed
+from preheat.cache.bundle import Bundle, write
+from preheat.config import Config
+from preheat.errors import (
+    BundleError,
+    CaptureError,
+    CompileError,
+    ContextLostError,
+    DriverError,
+    InputError,
+    InvalidCodeError,
+    OutOfMemoryError,
+    SealedError,
+    ToolchainNotFoundError,
+    UnknownEntryError,
+    WarmError,
+)
+from preheat.events import Events
+from preheat.gpu import Gpu
+from preheat.program import Program
+from preheat.runtime.code import Code
+from tests.conftest import Recorder
+from tests.driver_errors import out_of_memory
+from tests.faulty import Flaky
+from tests.graph.support import axpy_case
+from tests.processes import run_in_fork
+from tests.warmup_support import ONE, THREE, TWO, VERBS, WRONG, Opener, failures, manifest, program
+
+# Programs
+
+
+def test_after_a_manifest_nothing_is_compiled_loaded_or_resolved(
+    kind: str, open_flaky: Opener, builder: Builder, recorder: Recorder
+) -> None:
+    flaky = open_flaky(kind, builder)
+    two = ManifestProgram(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
+    report = flaky.gpu.warm(manifest(program(ONE), two), jobs=2)
+    assert (report.programs, report.hits, report.compiles) == (2, 0, 2)
+    assert (report.modules, report.entries, report.graphs) == (2, 3, 0)
+    assert report.nbytes == sum(one["bytes"] for one in recorder.named("compile"))
+    assert report.seconds >= report.compiling + report.loading + report.capturing
+    assert report.compiling > 0
+    x = flaky.gpu.zeros(1, "int32")
+    with flaky.asked(*VERBS) as asked:
+        flaky.gpu.kernel(ONE, "one")[1, 1](x)
+        module = flaky.gpu.module(TWO, names=["many<int>"])
+        module["two"][1, 1](x)
+        module["many<int>"][1, 1](x)
+    assert asked == {}
+    assert len(recorder.named("compile")) == 2
+    assert x.numpy() == [13]
+
+
+def test_a_second_warm_up_does_nothing(flaky: Flaky) -> None:
+    made = axpy_case(flaky.gpu, 31)
+    graphs = flaky.gpu.graphs(name="step")
+    graphs.warmer(made.launch)
+    wanted = manifest(program(ONE), program(THREE), step=("2", "5"))
+    first = flaky.gpu.warm(wanted)
+    assert (first.modules, first.entries, first.graphs) == (2, 2, 2)
+    made.check(7)
+    with flaky.asked(*VERBS) as asked:
+        second = flaky.gpu.warm(wanted)
+    assert asked == {}
+    assert (second.programs, second.hits, second.compiles) == (2, 2, 0)
+    assert (second.modules, second.nbytes, second.entries, second.graphs) == (0, 0, 2, 0)
+    made.check(7)  # nor is anything executed
+
+
+def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(flaky: Flaky) -> None:
+    source = 'extern "C" __global__ void %s(int* x) {}\n'
+    whole = program(source % "first" + source % "second")
+    with flaky.asked("module.function") as asked:
+        flaky.gpu.warm(manifest(ManifestProgram(whole, entries=("second",))))
+    assert asked == {"module.function": 1}
+    with flaky.asked("module.function", "load") as asked:
+        assert flaky.gpu.warm(manifest(whole)).entries == 2
+    assert asked == {"module.function": 1}
+
+
+def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
+    wanted = manifest(
+        program(ONE, "a.cu"),
+        program(WRONG, "b.cu"),
+        ManifestProgram(program(TWO, "c.cu"), entries=("two", "tow")),
+        program(THREE, "d.cu"),
+        decode=("8",),
+    )
+    with pytest.raises(WarmError) as caught:
+        device.warm(wanted)
+    error = caught.value
+    expected = {"b.cu": CompileError, "c.cu, tow": UnknownEntryError, "graph 'decode'": InputError}
+    assert failures(error) == expected
+    head, b, c, graph = str(error).splitlines()
+    assert head == "3 failures in warming up:"
+    assert b.startswith(f"  b.cu does not compile for {device.arch}: b.cu:1")
+    assert "nonsense" in b
+    has = "two and the template many<typename T>"
+    assert c == f"  c.cu, tow: c.cu has no kernel 'tow'; it has: {has} (hint: did you mean 'two'?)"
+    assert graph.startswith("  graph 'decode': no warmer is registered under this name (hint: ")
+    assert error.report[:3] == (4, error.report.hits, 3 - error.report.hits)
+    assert (error.report.modules, error.report.entries) == (3, 3)
+    assert len(device._session.loaded) == 3
+
+
+def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
+    device: Gpu, tmp_path: Path
+) -> None:
+    (tmp_path / "one.cu").write_text(ONE)
+    path = tmp_path / "kernels.toml"
+    rows = "".join(f'[[program]]\nfile = "{name}.cu"\n' for name in ("gone", "one"))
+    path.write_text(f"version = 1\n{rows}")
+    with pytest.raises(WarmError, match=r"gone\.cu.*cannot read") as caught:
+        device.warm(path)
+    assert len(caught.value.failures) == 1
+    assert caught.value.report.entries == 1
+
+
+def test_a_program_recorded_for_a_suffix_is_warmed_for_it(flaky: Flaky) -> None:
+    own = f"{flaky.gpu.arch}a"
+    wanted = ManifestProgram(
+        program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75"))
+    )
+    assert flaky.gpu.warm(manifest(wanted)).modules == 2  # the other is a plain one, which is ours here
+    with flaky.asked("load") as asked:
+        flaky.gpu.module(ONE, arch=own)
+        flaky.gpu.module(ONE)
+    assert asked == {}
+    alone = ManifestProgram(program(THREE), archs=(flaky.gpu.arch.parse(own),))
+    assert flaky.gpu.warm(manifest(alone)).programs == 1
+
+
+def test_sealed_what_is_not_stored_is_a_failure(
+    kind: str, open_flaky: Opener, builder: Builder
+) -> None:
+    gpu = open_flaky(kind, builder).gpu
+    with sealed(), pytest.raises(WarmError) as caught:
+        gpu.warm(manifest(program(ONE, "a.cu"), program(TWO, "b.cu")))
+    assert failures(caught.value) == {"a.cu": SealedError, "b.cu": SealedError}
+    assert Path(__file__).name in str(caught.value)
+
+
+def test_equal_programs_share_a_module_and_trim_drops_what_nobody_holds(flaky: Flaky) -> None:
+    gpu = flaky.gpu
+    gpu.warm(manifest(program(ONE), program(THREE)))
+    assert gpu.kernel(ONE, "one") == gpu.module(program(ONE))["one"]
+    held = gpu.kernel(THREE, "three")
+    assert gpu.trim() == 1  # under three names
+    with flaky.asked("load") as asked:
+        gpu.kernel(THREE, "three")
+        gpu.kernel(ONE, "one")
+    assert asked == {"load": 1}
+    del held
+
+
+def test_code_that_no_key_describes_is_not_shared(device: Gpu) -> None:
+    first = device.module(ONE).artifact
+    other: Artifact = replace(device.module(THREE).artifact, digest=first.digest)
+    module = device._session.load(Code(other))
+    assert list(module) == ["three"]
+    assert device._session.load(Code(first)) is not module
+
+
+# Bundles
+
+
+class _NoCompiler:
+    """The toolchain of a machine that has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("close", "after_fork"):
+            return lambda: None
+        raise ToolchainNotFoundError(f"{name}: there is no compiler")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, recorder: Recorder) -> Builder:
+    """A builder with an empty cache and no compiler."""
+    config = Config(cache_dirs=(tmp_path / "empty",), lock_dir=tmp_path / "locks")
+    builder = Builder.open(config, events=Events(recorder))
+    builder.toolchain = _NoCompiler()  # type: ignore[assignment]
+    return builder
+
+
+class Baker(NamedTuple):
+    """Writes bundles of programs that are compiled once a session."""
+
+    builder: Builder
+    place: Path
+
+    def __call__(self, *rows: tuple[Program, str], graphs: Any = (), entries: Any = ()) -> Path:
+        held: dict[str, bytes] = {}
+        for each, arch in rows:
+            held |= self.builder.bundle_entry(each, arch, tuple(entries))[0].encode()
+        path = self.place / f"{len(list(self.place.iterdir()))}.heat"
+        write(path, held, {"graphs": graphs})
+        return path
+
+
+@pytest.fixture
+def bake(shared_builder: Builder, tmp_path: Path) -> Baker:
+    place = tmp_path / "bundles"
+    place.mkdir()
+    return Baker(shared_builder, place)
+
+
+def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is(
+    kind: str, open_flaky: Opener, bake: Baker, bare: Builder, recorder: Recorder
+) -> None:
+    flaky = open_flaky(kind, bare)
+    own, exact = str(flaky.gpu.arch), f"{flaky.gpu.arch}a"
+    one, two, far = program(ONE), program(TWO), program(THREE)
+    path = bake((one, own), (one, exact), (one, "sm_75"), (two, exact), (far, "sm_75"))
+    report = flaky.gpu.warm(path)
+    assert (report.programs, report.hits, report.compiles, report.modules) == (2, 2, 0, 2)
+    assert report.entries == 2
+    loaded = {module.artifact.digest for module in flaky.gpu._session.loaded.values()}
+    builder = bake.builder
+    assert loaded == {builder.build(one, own).digest, builder.build(two, exact).digest}
+    x = flaky.gpu.zeros(1, "int32")
+    with sealed(), flaky.asked(*VERBS) as asked:
+        flaky.gpu.kernel(ONE, "one")[1, 1](x)
+        flaky.gpu.kernel(TWO, "two")[1, 1](x)
+    assert asked == {}
+    assert x.numpy() == [3]
+    assert len(recorder.named("load")) == 2
+    assert flaky.gpu.warm(Bundle.open(path)).modules == 0
+    assert len(bare.bundles) == 1
+
+
+def test_programs_that_differ_in_their_include_directories_are_both_warmed(
+    open_flaky: Opener, bake: Baker, bare: Builder, tmp_path: Path
+) -> None:
+    flaky = open_flaky("emulator", bare)
+    rows = []
+    for name, value in (("a", 111), ("b", 222)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cfg.h").write_text(f"#define VALUE {value}\n")
+        source = '#include "cfg.h"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
+        rows.append((Program.of(source, include=[tmp_path / name]), str(flaky.gpu.arch)))
+    report = flaky.gpu.warm(bake(*rows))
+    assert (report.programs, report.modules) == (2, 2)
+
+
+def test_a_bundle_says_which_kernels_and_which_graph_keys(
+    kind: str, open_flaky: Opener, bake: Baker, bare: Builder
+) -> None:
+    flaky = open_flaky(kind, bare)
+    gpu, x = flaky.gpu, flaky.gpu.zeros(1, "int32")
+    graphs = gpu.graphs(name="add")
+
+    @graphs.warmer
+    def add(times: int) -> None:
+        for _ in range(times):
+            gpu.kernel(TWO, "two")[1, 1](x)
+
+    path = bake((program(TWO), str(gpu.arch)), entries=["two"], graphs=[{"name": "add", "keys": ["3"]}])
+    assert gpu.warm(path)[5:7] == (1, 1)
+    assert 3 in graphs
+    assert x.numpy() == [6]
+
+
+def test_a_damaged_entry_is_a_failure_and_the_rest_is_warmed(
+    device: Gpu, bake: Baker, bare: Builder, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    gpu = Gpu(device._device, bare)
+    own = str(gpu.arch)
+    path = bake((program(ONE), own), (program(TWO), own))
+    blob, code = path.read_bytes(), bake.builder.build(program(ONE), own).ptx
+    at = blob.index(code)
+    path.write_bytes(blob[:at] + b"#" + blob[at + 1 :])
+    with pytest.raises(WarmError) as caught:
+        gpu.warm(path)
+    assert all(what.startswith("0.heat, entry ") for what, _ in caught.value.failures)
+    assert caught.value.report.modules == 1
+
+
+def test_code_of_a_bundle_that_the_device_refuses_is_a_failure(
+    kind: str, open_flaky: Opener, bake: Baker, bare: Builder
+) -> None:
+    flaky = open_flaky(kind, bare)
+    path = bake((program(ONE, "a.cu"), str(flaky.gpu.arch)))
+    invalid = InvalidCodeError("cuLibraryLoadData", 200, "CUDA_ERROR_INVALID_IMAGE", "bad")
+    flaky.seam.fail("load", invalid)
+    with pytest.raises(WarmError, match=r"a\.cu: cuLibraryLoadData failed"):
+        flaky.gpu.warm(path)
+    assert flaky.gpu.warm(path).modules == 1  # nothing of it was kept
+
+
+@pytest.mark.parametrize(
+    ("graphs", "told"),
+    [([{"name": "add"}], "lists graphs that cannot be read"), (7, "lists graphs that cannot be read")],
+)
+def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
+    device: Gpu, bake: Baker, bare: Builder, graphs: Any, told: str
+) -> None:
+    gpu = Gpu(device._device, bare)
+    with pytest.raises(BundleError, match=told):
+        gpu.warm(bake((program(ONE), str(gpu.arch)), graphs=graphs))
+    assert len(gpu._session.loaded) == 0
+
+
+# Trouble
+
+
+def test_a_module_that_no_memory_is_left_for_does_not_hide_the_rest(flaky: Flaky) -> None:
+    flaky.seam.fail("load", None, out_of_memory("cuLibraryLoadData"))
+    rows = [program(ONE, f"{name}.cu") for name in "abc"]
+    with pytest.raises(WarmError) as caught:
+        flaky.gpu.warm(manifest(*rows))
+    assert failures(caught.value) == {"b.cu": OutOfMemoryError}
+    assert (caught.value.report.modules, caught.value.report.entries) == (2, 2)
+    assert flaky.gpu.warm(manifest(*rows)).modules == 1
+
+
+def test_a_lost_device_ends_it_at_once_with_the_report_so_far(open_flaky: Opener) -> None:
+    flaky = open_flaky("emulator")
+    fault = DriverError("cuLibraryLoadData", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "wild", sticky=True)
+    flaky.seam.fail("load", None, fault)
+    rows = [program(ONE, f"{name}.cu") for name in "abc"]
+    with flaky.asked("load") as asked, pytest.raises(WarmError) as caught:
+        flaky.gpu.warm(manifest(*rows, decode=("1",)))
+    assert asked == {"load": 2}
+    assert failures(caught.value) == {"b.cu": DriverError}
+    assert caught.value.__cause__ is fault
+    assert (caught.value.report.programs, caught.value.report.modules) == (3, 1)
+    with pytest.raises(ContextLostError):
+        flaky.gpu.warm(manifest(*rows))
+
+
+def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
+    gpu = open_flaky("emulator").gpu
+    graphs, arrays = gpu.graphs(name="decode"), [gpu.zeros(1, "int32")]
+    graphs.warmer(lambda _: gpu.kernel(ONE, "one")[1, 1](arrays[-1]))
+    for life in range(2):
+        report = gpu.warm(manifest(program(ONE), decode=("3",)))
+        assert (report.modules, report.graphs) == (1, 1)
+        assert arrays[life].numpy() == [1]
+        if life == 0:
+            gpu.reset()
+            arrays.append(gpu.zeros(1, "int32"))
+
+
+def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
+    made, what = (
+        axpy_case(device, 31),
+        {"thread_local": "loading a program", "relaxed": "warming graphs"},
+    )
+    for mode, told in what.items():
+        with pytest.raises(CaptureError, match=f"{told} inside a capture"), device.capture(mode=mode):
+            device.warm(manifest(program(ONE)))
+    made.launch()
+
+
+def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> None:
+    flaky = open_flaky("emulator")
+    made = axpy_case(flaky.gpu, 31)
+    graphs = flaky.gpu.graphs(name="decode")
+    graphs.warmer(made.launch)
+    flaky.gpu.warm(manifest(decode=("2",)))
+
+    def work_there() -> None:
+        report = flaky.gpu.warm(manifest(program(ONE), program(THREE), decode=("2", "3")))
+        assert (report.modules, report.graphs) == (2, 1)
+        made.check(5)
+
+    run_in_fork(work_there)
+    made.check(2)
+
+
+def test_what_is_no_source_is_refused_before_anything_is_done(device: Gpu, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("version = ")
+    (tmp_path / "bad.heat").write_text("nonsense")
+    given: list[tuple[Any, type[Exception]]] = [
+        (5, InputError),
+        (tmp_path / "bad.toml", InputError),
+        (tmp_path / "bad.heat", BundleError),
+        (tmp_path / "none.heat", BundleError),
+    ]
+    for source, error in given:
+        with pytest.raises(error):
+            device.warm(manifest(program(ONE)), source)
+    for jobs in (0, -1, 1.5, "2"):
+        with pytest.raises(InputError, match=r"jobs=.* is not a number of compiles at once"):
+            device.warm(manifest(program(ONE)), jobs=jobs)  # type: ignore[arg-type]
+    assert len(device._session.loaded) == 0
+    assert device.warm()[:7] == WarmReport()[:7]
+
+
+def test_a_report_reads_well() -> None:
+    report = WarmReport(3, 2, 1, 1, 12345, 4, 1, 0.5, 0.25, 0.125, 0.0625)
+    assert str(report).splitlines() == [
+        "3 programs: 2 found, 1 compiled (0.250 s)",
+        "1 module loaded: 12,345 bytes, 4 kernels resolved (0.125 s)",
+        "1 graph captured (0.062 s)",
+        "0.500 s in all",
+    ]
+
+
+@pytest.mark.parametrize("baked", [True, False])
+def test_what_was_warmed_can_first_be_asked_for_inside_a_capture(
+    device: Gpu, tmp_path: Path, baked: bool
+) -> None:
+    wanted = manifest(program(ONE, "inside.cu"))
+    if baked:
+        bake_all(wanted, [device.arch], output=tmp_path / "k.heat", builder=device.builder)
+    device.warm(tmp_path / "k.heat" if baked else wanted)
+    x = device.zeros(4, "int32")
+    with device.capture() as graph:
+        device.kernel(ONE, "one", label="inside.cu")[1, 1](x)
+    graph.replay()
+    assert x.numpy().tolist() == [1, 0, 0, 0]
+    with pytest.raises(CaptureError, match="loading a program inside a capture"), device.capture():
+        device.kernel(ONE + " ", "one", label="inside.cu")
