@@ -293,7 +293,7 @@ def test_every_other_blas_is_refused_by_plan_and_step(
     given: tuple[Gpu, dict[str, Any]], blas: Any
 ) -> None:
     gpu, arrays = given
-    with pytest.raises(InputError, match=rf"^blas {re.escape(repr(blas))} is neither .*'auto'"):
+    with pytest.raises(InputError, match=rf"^blas {re.escape(repr(blas))} is not 'auto'"):
         planned(GQA, blas)
     with pytest.raises(InputError, match=rf"^blas {re.escape(repr(blas))} is "):
         LoraBlock(gpu, GQA, arrays, blas=blas)

@@ -104,7 +104,7 @@ class Shape:
             raise InputError(message, hint="the size of a head is q_dim / heads")
         if self.heads % self.kv_heads:
             message = f"kv_dim {self.kv_dim} gives {self.kv_heads} heads of keys and values"
-            raise InputError(f"{message}, which does not divide heads {self.heads}")
+            raise InputError(f"{message}, and heads {self.heads} is not a multiple of that")
 
     def _checked_rank(self) -> int:
         most = min(self.hidden, self.q_dim, self.kv_dim)
