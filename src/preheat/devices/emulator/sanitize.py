@@ -38,13 +38,13 @@ _UNDEFINED = "the value is undefined in CUDA: read from lanes that the mask name
 # Shared memory
 
 
-def load(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> Any:
+def _load(group: Group, at: Addresses, offset: int, dtype: DType, site: int) -> Any:
     found = access.load(group, at, offset, dtype, site)
     _require_written(group, at, offset, dtype, site)
     return found
 
 
-def load_vector(
+def _load_vector(
     group: Group, at: Addresses, offset: int, dtype: DType, site: int, count: int
 ) -> list[Any]:
     found = access.load_vector(group, at, offset, dtype, site, count)
@@ -53,12 +53,12 @@ def load_vector(
     return found
 
 
-def store(group: Group, at: Addresses, offset: int, dtype: DType, site: int, value: Any) -> None:
+def _store(group: Group, at: Addresses, offset: int, dtype: DType, site: int, value: Any) -> None:
     access.store(group, at, offset, dtype, site, value)
     _mark_written(group, at, offset, dtype)
 
 
-def store_vector(
+def _store_vector(
     group: Group, at: Addresses, offset: int, dtype: DType, site: int, *values: Any
 ) -> None:
     access.store_vector(group, at, offset, dtype, site, *values)
@@ -66,7 +66,7 @@ def store_vector(
         _mark_written(group, at, offset + i * dtype.itemsize, dtype)
 
 
-def load_matrices(
+def _load_matrices(
     group: Group, at: Addresses, offset: int, site: int, count: int, transposed: bool
 ) -> list[Any]:
     found = matrices.load_matrices(group, at, offset, site, count, transposed)
@@ -76,7 +76,7 @@ def load_matrices(
     return found
 
 
-def store_matrices(
+def _store_matrices(
     group: Group, at: Addresses, offset: int, site: int, transposed: bool, *fragments: Any
 ) -> None:
     matrices.store_matrices(group, at, offset, site, transposed, *fragments)
@@ -85,7 +85,7 @@ def store_matrices(
             _mark_written(part, addresses, start, _WORD)
 
 
-def atomic(
+def _atomic(
     group: Group,
     at: Addresses,
     offset: int,
@@ -102,7 +102,7 @@ def atomic(
     return found
 
 
-def copy_each(
+def _copy_each(
     group: Group,
     target: copies.AddressOperand,
     source: copies.AddressOperand,
@@ -116,7 +116,7 @@ def copy_each(
         _mark_written(group, at, start, _WORD)
 
 
-def copy_bulk(
+def _copy_bulk(
     group: Group,
     target: copies.AddressOperand,
     source: copies.AddressOperand,
@@ -134,7 +134,7 @@ def copy_bulk(
     copies.copy_bulk(group, target, source, sizes, site, barrier)
 
 
-def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
+def _initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
     mbarrier.initialise(group, at, offset, site, count)
     _mark_written(group, at, offset, np.dtype(np.uint64))
 
@@ -181,7 +181,7 @@ def _shared_parts(
 # Warps
 
 
-def check_member(group: Group, mask: Any, site: int) -> None:
+def _check_member(group: Group, mask: Any, site: int) -> None:
     """Raise `Violation` if a thread executes an instruction whose mask does not contain it."""
     if _is_whole(mask):
         return
@@ -194,11 +194,11 @@ def check_member(group: Group, mask: Any, site: int) -> None:
         raise Violation(message, site, position, hint="a thread must name itself in the mask")
 
 
-def check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
+def _check_shuffle(group: Group, mode: str, b: Any, c: Any, mask: Any, site: int) -> None:
     """Raise `Violation` if a thread reads from a lane that is not in its mask or not there."""
     if _is_whole(mask) and group.warps.padded_index is None:
         return
-    check_member(group, mask, site)
+    _check_member(group, mask, site)
     source, _ = warp.sources(mode, group.per_thread("lane").astype(np.int64), b, c)
     there = warp.active(group) & mask
     undefined = there >> source.astype(np.uint32) & 1 == 0
@@ -223,9 +223,9 @@ def _is_whole(mask: Any) -> bool:
 
 #: The functions that generated code calls instead of, or in addition to, those without checks.
 NAMESPACE: dict[str, Any] = {
-    function.__name__: function
+    function.__name__.removeprefix("_"): function
     for function in (
-        *(load, load_vector, store, store_vector, load_matrices, store_matrices),
-        *(atomic, copy_bulk, copy_each, initialise, check_member, check_shuffle),
+        *(_load, _load_vector, _store, _store_vector, _load_matrices, _store_matrices),
+        *(_atomic, _copy_bulk, _copy_each, _initialise, _check_member, _check_shuffle),
     )
 }
