@@ -102,7 +102,8 @@ def bench_in_process(root: Path) -> None:
     for name, source in (("saxpy", SOURCE), ("cub block reduce", CUB)):
         program = Program.of(source, label="k.cu")
         held = builder.build(program, "sm_90")
-        cubin, files = held.cubin, len(held.headers)
+        cubin = held.cubin
+        files = len(held.headers)
         memory = median_us(partial(builder.build, program, "sm_90"), number=100)
         del held  # No one holds the artifact any more, so every hit reads and decodes it.
 

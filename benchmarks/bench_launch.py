@@ -273,7 +273,8 @@ def run_round(driver: Driver, contender: Contender, batch: int) -> None:
 
 
 def compete(driver: Driver, gpu: preheat.Gpu, place: Path, rounds: int, batch: int) -> list[Contender]:
-    contenders, program = gathered(driver, gpu, place), native(place)
+    contenders = gathered(driver, gpu, place)
+    program = native(place)
     alone = Contender(NATIVE, "cuLaunchKernel(…)", {}, 0, 0)
     for contender in contenders:
         run_round(driver, contender, batch)

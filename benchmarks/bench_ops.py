@@ -27,12 +27,14 @@ except ImportError:
 
 def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
     """Return the measured functions by name."""
-    kind, aten = getattr(torch, TYPE), torch.ops.aten
+    kind = getattr(torch, TYPE)
+    aten = torch.ops.aten
     a, b, c, d, e = (torch.randn(SIDE, SIDE, device="cuda").to(kind) for _ in range(5))
     gamma, g_gamma = (torch.randn(SIDE, device="cuda").to(kind) for _ in range(2))
     ops, shipped = preheat.Ops(gpu), preheat.Ops(gpu, blas=False)
     room = torch.empty(ops.rms_norm_workspace(SIDE, SIDE, TYPE), device="cuda")
-    outs, products = (c, g_gamma), "cuBLAS" if ops.blas is not None else "shipped kernels, again"
+    outs = (c, g_gamma)
+    products = "cuBLAS" if ops.blas is not None else "shipped kernels, again"
     return {
         "silu_backward": lambda: ops.silu_backward(a, b, out=c),
         "silu_backward, torch": lambda: aten.silu_backward.grad_input(a, b, grad_input=c),

@@ -116,7 +116,8 @@ def lives(ours: Ours, nodes: int, cycles: int, rounds: int, burst: int, runs: in
 
 
 def life(ours: Ours, nodes: int, cycles: int, burst: int, runs: int) -> Costs:
-    wait, args = ours.gpu.synchronize, (ours.y, ours.x, N, cycles)
+    wait = ours.gpu.synchronize
+    args = (ours.y, ours.x, N, cycles)
     marks = [time.perf_counter()]
     graph = ours.gpu.capture().begin()
     for _ in range(nodes):
@@ -487,7 +488,8 @@ def arguments() -> argparse.Namespace:
 def run(driver: Driver, gpu: preheat.Gpu, place: Path, args: argparse.Namespace) -> None:
     cubin = place / "replay.cubin"
     cubin.write_bytes(preheat.compile(SOURCE, gpu.arch).cubin)
-    ours, native = Ours(gpu), Native(place, cubin)
+    ours = Ours(gpu)
+    native = Native(place, cubin)
     sizes = measured_sizes(ours, native, max(3, args.rounds // 12), args.burst)
     everyone = gather(driver, ours, cubin, args)
     compete(driver, everyone, native, args)

@@ -92,7 +92,8 @@ class Flaky(NamedTuple):
     @contextmanager
     def asked(self, *verbs: str) -> Iterator[dict[str, int]]:
         """Yield a dict that gets the number of calls of each verb, by default of all."""
-        before, counts = self.seam.calls.copy(), dict[str, int]()
+        before = self.seam.calls.copy()
+        counts = dict[str, int]()
         yield counts
         counts |= {
             verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs

@@ -104,7 +104,8 @@ class FakeLibrary:
     @contextmanager
     def stream(self, stream: base.Stream) -> Iterator[base.Stream]:
         """Work in another stream for a while."""
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         try:
             yield stream
         finally:
@@ -119,7 +120,8 @@ class FakeLibrary:
     @contextmanager
     def using(self, pool: Blocks) -> Iterator[None]:
         """Allocate from another pool for a while."""
-        before, self.pool = self.pool, pool
+        before = self.pool
+        self.pool = pool
         try:
             yield
         finally:
@@ -153,7 +155,10 @@ class FakeTensor:
     """A tensor as torch makes it, of int32."""
 
     def __init__(self, library: FakeTorch, storage: Any, count: int, offset: int = 0) -> None:
-        self.library, self._storage, self.count, self._offset = library, storage, count, offset
+        self.library = library
+        self._storage = storage
+        self.count = count
+        self._offset = offset
         self.step, self.negative, self.conjugate = 1, False, False
 
     # What preheat asks of a tensor of torch

@@ -32,7 +32,8 @@ def in_thread(act: Callable[[], object]) -> threading.Thread:
 
 
 def test_a_lock_has_one_holder_at_a_time() -> None:
-    lock, count = Lock(), 0
+    lock = Lock()
+    count = 0
 
     def work() -> None:
         nonlocal count
@@ -49,7 +50,9 @@ def test_a_lock_has_one_holder_at_a_time() -> None:
 
 
 def test_a_lock_has_as_many_holders_as_places() -> None:
-    lock, inside, most = Lock(places=3), list[int](), list[int]()
+    lock = Lock(places=3)
+    inside = list[int]()
+    most = list[int]()
     three = threading.Barrier(3)
 
     def work(number: int) -> None:
@@ -79,7 +82,9 @@ def test_a_lock_that_its_holder_lost_is_taken_over_and_says_so() -> None:
 
 
 def test_a_lock_that_another_thread_holds_is_waited_for() -> None:
-    lock, held, done = Lock(), threading.Event(), threading.Event()
+    lock = Lock()
+    held = threading.Event()
+    done = threading.Event()
 
     def hold() -> None:
         with lock:
@@ -120,7 +125,8 @@ def test_a_call_is_over_when_its_function_has_ended_though_its_frame_is_kept() -
 
 
 def test_a_fork_waits_for_what_must_not_be_forked() -> None:
-    held, order = threading.Event(), list[str]()
+    held = threading.Event()
+    order = list[str]()
 
     def hold() -> None:
         with no_fork:
@@ -142,7 +148,9 @@ def test_a_fork_waits_for_what_must_not_be_forked() -> None:
 
 def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> None:
     flights: SingleFlight[int] = SingleFlight(Events())
-    flying, waiting, made = threading.Event(), threading.Event(), list[int]()
+    flying = threading.Event()
+    waiting = threading.Event()
+    made = list[int]()
 
     def interrupted() -> int:
         flying.set()
@@ -161,7 +169,8 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
         frame = sys._current_frames().get(thread.ident or 0)
         return frame is not None and frame.f_code.co_name == "wait"
 
-    threads, results = [in_thread(fly)], list[int]()
+    threads = [in_thread(fly)]
+    results = list[int]()
     flying.wait()
     for _ in range(4):
         threads.append(in_thread(lambda: results.append(flights.run("key", make))))

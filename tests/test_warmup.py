@@ -223,7 +223,8 @@ def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is
     kind: str, open_flaky: Opener, bake: Baker, bare: Builder, recorder: Recorder
 ) -> None:
     flaky = open_flaky(kind, bare)
-    own, exact = str(flaky.gpu.arch), f"{flaky.gpu.arch}a"
+    own = str(flaky.gpu.arch)
+    exact = f"{flaky.gpu.arch}a"
     one, two, far = program(ONE), program(TWO), program(THREE)
     path = bake((one, own), (one, exact), (one, "sm_75"), (two, exact), (far, "sm_75"))
     report = flaky.gpu.warm(path)
@@ -261,7 +262,8 @@ def test_a_bundle_says_which_kernels_and_which_graph_keys(
     kind: str, open_flaky: Opener, bake: Baker, bare: Builder
 ) -> None:
     flaky = open_flaky(kind, bare)
-    gpu, x = flaky.gpu, flaky.gpu.zeros(1, "int32")
+    gpu = flaky.gpu
+    x = flaky.gpu.zeros(1, "int32")
     graphs = gpu.graphs(name="add")
 
     @graphs.warmer
@@ -282,7 +284,8 @@ def test_a_damaged_entry_is_a_failure_and_the_rest_is_warmed(
     gpu = Gpu(device._device, bare)
     own = str(gpu.arch)
     path = bake((program(ONE), own), (program(TWO), own))
-    blob, code = path.read_bytes(), bake.builder.build(program(ONE), own).ptx
+    blob = path.read_bytes()
+    code = bake.builder.build(program(ONE), own).ptx
     at = blob.index(code)
     path.write_bytes(blob[:at] + b"#" + blob[at + 1 :])
     with pytest.raises(WarmError) as caught:
@@ -346,7 +349,8 @@ def test_a_lost_device_ends_it_at_once_with_the_report_so_far(open_flaky: Opener
 
 def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
     gpu = open_flaky("emulator").gpu
-    graphs, arrays = gpu.graphs(name="decode"), [gpu.zeros(1, "int32")]
+    graphs = gpu.graphs(name="decode")
+    arrays = [gpu.zeros(1, "int32")]
     graphs.warmer(lambda _: gpu.kernel(ONE, "one")[1, 1](arrays[-1]))
     for life in range(2):
         report = gpu.warm(manifest(program(ONE), decode=("3",)))
@@ -358,10 +362,8 @@ def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
 
 
 def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, what = (
-        axpy_case(device, 31),
-        {"thread_local": "loading a program", "relaxed": "warming graphs"},
-    )
+    made = axpy_case(device, 31)
+    what = {"thread_local": "loading a program", "relaxed": "warming graphs"}
     for mode, told in what.items():
         with pytest.raises(CaptureError, match=f"{told} inside a capture"), device.capture(mode=mode):
             device.warm(manifest(program(ONE)))

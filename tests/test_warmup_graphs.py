@@ -27,7 +27,8 @@ from tests.warmup_support import ONE, THREE, VERBS, WRONG, failures, manifest, p
 
 
 def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(flaky: Flaky) -> None:
-    made, order = axpy_case(flaky.gpu, 31), list[int]()
+    made = axpy_case(flaky.gpu, 31)
+    order = list[int]()
     graphs = flaky.gpu.graphs(name="decode")
 
     @graphs.warmer
@@ -48,7 +49,8 @@ def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(fl
 
 
 def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
-    made, order = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    order = list[Any]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -62,7 +64,8 @@ def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
 
 
 def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path: Path) -> None:
-    made, path = axpy_case(device, 31), tmp_path / "kernels.toml"
+    made = axpy_case(device, 31)
+    path = tmp_path / "kernels.toml"
     graphs = device.graphs(name="decode")
     graphs.warmer(made.launch)
     manifest(program(ONE), decode=("2", "3")).write(path)
@@ -72,7 +75,8 @@ def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path:
 
 
 def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky) -> None:
-    made, entered = axpy_case(flaky.gpu, 64), list[int]()
+    made = axpy_case(flaky.gpu, 64)
+    entered = list[int]()
 
     @flaky.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
     def step(x: Any) -> Any:
@@ -156,7 +160,8 @@ class OddError(Exception):
 
 
 def test_a_failed_key_keeps_no_memory_from_the_next(device: Gpu) -> None:
-    made, held = axpy_case(device, 31), list[weakref.ref[Any]]()
+    made = axpy_case(device, 31)
+    held = list[weakref.ref[Any]]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -307,7 +312,8 @@ def test_what_no_warmer_could_capture_has_no_name_in_events(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    x, owner = gpu.zeros(4), Model
+    x = gpu.zeros(4)
+    owner = Model
 
     @gpu.graphed
     def plain(x: Any) -> None:

@@ -99,7 +99,8 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 def compare(bridge: Bridge, case: Case, leaves: Sequence[Any], tolerance: float) -> None:
     """Values and gradients of `leaves`, ours and torch's in float64."""
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    y, wanted = case.ours(*leaves), case.theirs(bridge.torch, *doubles)
+    y = case.ours(*leaves)
+    wanted = case.theirs(bridge.torch, *doubles)
     assert y.dtype == leaves[0].dtype
     agree(y.detach(), wanted.detach(), tolerance)
     gy = bridge.random(tuple(y.shape), "float32").to(y.dtype)
@@ -224,7 +225,8 @@ class Stand:
     is_cuda, device = True, "cuda:0"
 
     def __init__(self, dtype: str, *shape: int) -> None:
-        self.dtype, self.shape = f"torch.{dtype}", shape
+        self.dtype = f"torch.{dtype}"
+        self.shape = shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -264,7 +266,8 @@ def test_tensors_of_the_host_are_refused_by_name(on_gpu: Bridge) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_work_goes_to_the_current_stream_of_torch(on_gpu: Bridge, name: str) -> None:
     """What makes the operands is late, so that work in any other stream would not see them."""
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     made = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*made)  # compiled and loaded
     leaves = [torch.zeros_like(each).requires_grad_() for each in made]
@@ -285,7 +288,8 @@ def step(torch: Any, case: Case, leaves: Sequence[Any], gy: Any) -> tuple[Any, .
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["silu", "swiglu", "softmax", "rms_norm"])
 def test_torch_captures_a_step_and_replays_it_with_new_values(on_gpu: Bridge, name: str) -> None:
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     leaves = on_gpu.leaves(case)
     gy = on_gpu.random(case.shapes[0], "float32")
     side = torch.cuda.Stream()
@@ -308,7 +312,8 @@ def test_torch_captures_a_step_and_replays_it_with_new_values(on_gpu: Bridge, na
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_preheat_captures_values_and_replays_them(on_gpu: Bridge, name: str) -> None:
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     operands = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*operands)
     torch.cuda.synchronize()
@@ -323,7 +328,8 @@ def test_preheat_captures_values_and_replays_them(on_gpu: Bridge, name: str) -> 
 
 @pytest.mark.gpu
 def test_a_product_in_a_capture_of_torch_is_part_of_it(on_gpu: Bridge) -> None:
-    torch, case = on_gpu.torch, CASES["matmul"]
+    torch = on_gpu.torch
+    case = CASES["matmul"]
     operands = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*operands)
     torch.cuda.synchronize()

@@ -405,7 +405,8 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
 
 
 def test_instances_of_one_file_are_told_apart(mounted: Callable[..., Builder]) -> None:
-    source, builder = "template <class T> __global__ void t(T* x) { *x = 1; }", mounted(listed(A))
+    source = "template <class T> __global__ void t(T* x) { *x = 1; }"
+    builder = mounted(listed(A))
     both = (Program.of(source, label="t.cu", names=(f"t<{kind}>",)) for kind in ("int", "float"))
     assert holes(check(Manifest(tuple(map(ManifestProgram, both))), ["sm_90"], builder=builder)) == [
         "t.cu (t<float>) sm_90: not baked",

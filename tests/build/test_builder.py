@@ -337,7 +337,8 @@ def test_a_missing_include_directory_is_named(builder: Builder, tmp_path: Path) 
 
 def in_threads(count: int, act: Callable[[int], object]) -> list[BaseException]:
     """Run `act` in threads that start together; what they raised."""
-    gate, raised = threading.Barrier(count), []
+    gate = threading.Barrier(count)
+    raised = []
 
     def run(index: int) -> None:
         gate.wait()

@@ -187,7 +187,8 @@ def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
     tmp_path: Path,
 ) -> None:
     recorder.forgive = True
-    (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
+    (of, spoil) = NONSENSE[case]
+    program = baked.programs["file.cu"]
     promise = shared_builder.bundle_entry(program, "sm_90")[0]
     entries = promise.encode()
     digest = promise.key if of == "promise" else promise.artifact.digest

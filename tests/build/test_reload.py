@@ -59,7 +59,8 @@ def test_an_edited_file_is_built_again_and_an_old_kernel_keeps_its_code(
 
 
 def test_kernels_of_one_file_are_built_again_together(flaky: Flaky, tmp_path: Path) -> None:
-    file, gpu = tmp_path / "k.cu", flaky.gpu
+    file = tmp_path / "k.cu"
+    gpu = flaky.gpu
     file.write_text(TWO.format(1, 1))
     gpu.kernel(file, "k"), gpu.kernel(file, "other")
     file.write_text(TWO.format(2, 2))
@@ -154,7 +155,8 @@ def test_the_look_can_be_turned_off(
 ) -> None:
     assert open_device("emulator").reload
     monkeypatch.setenv("PREHEAT_RELOAD", "off")
-    gpu, file = preheat.device("emulator:7"), tmp_path / "k.cu"
+    gpu = preheat.device("emulator:7")
+    file = tmp_path / "k.cu"
     with gpu:
         file.write_text(PLAIN.format(1))
         kernel = gpu.kernel(file, "k")
@@ -211,7 +213,9 @@ def test_a_capture_refuses_a_program_that_was_edited(device: Gpu, tmp_path: Path
 
 
 def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: Path) -> None:
-    file, gpu, got = tmp_path / "k.cu", flaky.gpu, list[Any]()
+    file = tmp_path / "k.cu"
+    gpu = flaky.gpu
+    got = list[Any]()
     file.write_text(PLAIN.format(1))
     gpu.kernel(file, "k")
     file.write_text(PLAIN.format(2))
@@ -229,7 +233,8 @@ def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: 
 def test_a_file_that_is_edited_while_it_is_built_is_built_again(
     device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, build = tmp_path / "k.cu", device._session.code
+    file = tmp_path / "k.cu"
+    build = device._session.code
     file.write_text(PLAIN.format(1))
 
     def slow(*args: Any, **more: Any) -> Any:

@@ -270,7 +270,8 @@ def test_what_is_known_of_header_files_outlives_the_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here, config = on_disk(tmp_path / "include"), replace(config, bundles=(baked.path,))
+    here = on_disk(tmp_path / "include")
+    config = replace(config, bundles=(baked.path,))
     monkeypatch.setattr("preheat.toolchain.evidence._SETTLED", 0)  # as if time had passed
     for _ in range(2):  # the second look may settle what the first one saw
         open_builder(config).build(here, "sm_90")

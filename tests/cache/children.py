@@ -127,7 +127,8 @@ def put_and_get(root: str, locks: str, writer: str, writers: str, times: str) ->
 
 def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
     """Write entries at random until killed."""
-    disk, chance = open_disk(root, locks), random.Random(int(seed))
+    disk = open_disk(root, locks)
+    chance = random.Random(int(seed))
     say("ready")
     while True:
         number = chance.randrange(int(entries))

@@ -167,7 +167,8 @@ def test_the_bytes_of_a_bundle_do_not_change_between_releases(whole: bytes) -> N
 
 def test_opening_reads_the_index_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, entries(range(10), size=100_000), {})
-    read, pread = [], os.pread
+    read = []
+    pread = os.pread
 
     def counting(descriptor: int, size: int, offset: int) -> bytes:
         read.append(size)

@@ -15,7 +15,8 @@ from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import as_nobody, needs_root, remount, tmpfs, tree
 from tests.conftest import Recorder
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 LARGE = blob_of(1, 100_000)
 
 

@@ -18,7 +18,8 @@ from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import Clock, as_nobody, needs_root, tree
 from tests.conftest import Recorder
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 
 
 def flip(blob: bytes, position: int) -> bytes:

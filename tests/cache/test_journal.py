@@ -79,7 +79,8 @@ def test_processes_at_once_lose_nothing(directory: Path, tmp_path: Path) -> None
 
 
 def test_threads_of_one_process_do_not_disturb_each_other(open_journal: OpenJournal) -> None:
-    journal, trouble = open_journal(), list[Exception]()
+    journal = open_journal()
+    trouble = list[Exception]()
 
     def work(thread: int) -> None:
         try:
@@ -171,7 +172,8 @@ def test_a_process_that_writes_while_its_file_is_folded_loses_nothing(
     sleeper.write({"hits": 10})
     (mine,) = names(directory)
     clock.advance(1000)
-    read, asleep = Journal._read, [mine]
+    read = Journal._read
+    asleep = [mine]
 
     def read_then_wake(journal: Journal, name: str) -> dict[str, float]:
         found = read(journal, name)

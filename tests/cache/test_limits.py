@@ -338,7 +338,8 @@ def test_a_count_that_misses_an_entry_being_published_leaves_no_total_too_small(
     """The entry is in the totals before the count begins, and in the directory after it was scanned."""
     writer, counter = open_disk(), open_disk()
     fill(writer, range(3))
-    digest, blob = digest_of(3), blob_of(3)
+    digest = digest_of(3)
+    blob = blob_of(3)
     items = counter.items
 
     def published_behind_the_scan() -> list[Item]:

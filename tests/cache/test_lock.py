@@ -56,7 +56,8 @@ def test_other_locks_are_not_blocked(path: Path) -> None:
 
 
 def test_a_wait_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pauses = [5.0], list[float]()
+    now = [5.0]
+    pauses = list[float]()
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)

@@ -363,7 +363,8 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
 
 def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
     spoilt = promise("a", headers=[UTIL], entries=("nope",))
-    file, key = bundle("k.heat", spoilt), spoilt.artifact.digest
+    file = bundle("k.heat", spoilt)
+    key = spoilt.artifact.digest
     assert cli("bundle", "ls", file).out.splitlines()[1].split()[0] == key[:12]
     (row,) = cli("bundle", "ls", file, "--json").json()["programs"]
     assert (row["key"], row["request"]) == (key, spoilt.key)
@@ -376,8 +377,10 @@ def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
 
 
 def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> None:
-    good, whole = bundle("good.heat", promise()), promise().encode()
-    key, code = promise().key, promise().artifact.digest
+    good = bundle("good.heat", promise())
+    whole = promise().encode()
+    key = promise().key
+    code = promise().artifact.digest
     write("codeless.heat", {key: whole[key]}, {})
     write("orphan.heat", {code: whole[code]}, {})
     bundle("unresolved.heat", promise(entries=("nope",)))

@@ -104,7 +104,8 @@ def test_json_lists_every_operation_in_order(plan: Run) -> None:
 
 
 def test_a_manifest_is_made_and_added_to(plan: Run) -> None:
-    sizes, file = MODELS["qwen2-0.5b"].sizes, Path("kernels.toml")
+    sizes = MODELS["qwen2-0.5b"].sizes
+    file = Path("kernels.toml")
     plain = backward_plan(**sizes, max_seq=64, lora_rank=16)
     quantised = backward_plan(**sizes, max_seq=64, lora_rank=16, nf4=True)
     code, _, err = plan("--model", "qwen2-0.5b", "--seq", "64", "-o", str(file))

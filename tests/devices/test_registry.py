@@ -364,7 +364,9 @@ def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyP
         told.append((number, str(error)))
 
     for number, one in enumerate(made):
-        one.index, one.name, one._device = number // 2, f"cuda:{number // 2}", None
+        one.index = number // 2
+        one.name = f"cuda:{number // 2}"
+        one._device = None
         one.on_loss = partial(tell, number)
     made[0].reset()
     assert told == [(1, "cuda:0 was reset by another user in this process")]

@@ -139,7 +139,8 @@ class Log:
 def log(gpu: Gpu, room: int = 200, name: str = "step") -> Log:
     """A log with room for so many values."""
     step = gpu.scalar("int32", -1, name=name)
-    out, count = gpu.array(np.full(room, -7, np.int32)), gpu.zeros(1, "int32")
+    out = gpu.array(np.full(room, -7, np.int32))
+    count = gpu.zeros(1, "int32")
     return Log(gpu, gpu.kernel(KERNELS, "note"), step, out, count)
 
 

@@ -147,8 +147,10 @@ def test_what_cannot_be_padded_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_few_graphs_serve_every_batch(device: Gpu) -> None:
-    sizes, made = buckets(17), axpy_case(device, 17)
-    graphs, want = device.graphs(), made.ys.astype(np.int64)
+    sizes = buckets(17)
+    made = axpy_case(device, 17)
+    graphs = device.graphs()
+    want = made.ys.astype(np.int64)
     for n in (5, 3, 17, 6, 1, 7, 16, 4, 17, 8, 13):
         size = bucket(n, sizes)
         made.x.write(padded(padded(made.xs[:n], size), 17))

@@ -32,7 +32,8 @@ from tests.threads import run_in_thread
 
 
 def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     step = Step(made)
 
     def body() -> int:
@@ -57,7 +58,9 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
 
 
 def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller(device: Gpu) -> None:
-    made, graphs, waits = axpy_case(device), device.graphs(), [True]
+    made = axpy_case(device)
+    graphs = device.graphs()
+    waits = [True]
 
     def body() -> None:
         made.launch()
@@ -90,7 +93,8 @@ def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller
 
 
 def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
 
     def body() -> None:
         made.launch()
@@ -107,7 +111,8 @@ def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
 
 
 def test_a_filter_of_the_program_silences_the_warning(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for _ in range(3):
@@ -121,7 +126,8 @@ def test_warming_raises_and_warns_of_nothing(device: Gpu) -> None:
 
 
 def test_the_wait_after_failures_doubles_to_a_bound() -> None:
-    known, waits = cache_entries.UncapturedKey(), list[int]()
+    known = cache_entries.UncapturedKey()
+    waits = list[int]()
     for _ in range(12):
         known.failed("so")
         waits.append(known.wait)
@@ -129,7 +135,8 @@ def test_the_wait_after_failures_doubles_to_a_bound() -> None:
 
 
 def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
     step = Step(made)
     flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
@@ -144,7 +151,8 @@ def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
 
 @pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload"])
 def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str, flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
     step = Step(made)
     failed = {"instantiate": 1} if verb == "graph.instantiate" else {}
     with nothing_left_open(flaky, **failed):
@@ -160,7 +168,8 @@ def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str
 
 
 def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
     flaky.seam.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
@@ -171,7 +180,8 @@ def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -
 
 
 def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
 
     def body() -> None:
         made.launch()
@@ -187,7 +197,9 @@ def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky
 
 
 def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> None:
-    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    calls = list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -204,7 +216,8 @@ def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> 
 
 
 def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
 
     def body() -> None:
         made.launch()
@@ -231,7 +244,9 @@ def test_a_body_that_does_nothing_on_the_device_runs_as_it_is(device: Gpu) -> No
 
 
 def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
-    made, graphs, fails = axpy_case(device), device.graphs(), [True]
+    made = axpy_case(device)
+    graphs = device.graphs()
+    fails = [True]
 
     def body() -> None:
         made.launch()
@@ -262,7 +277,8 @@ def test_nor_is_one_inside_the_capture_hidden(verb: str, open_flaky: Callable[..
 
 def raised_and_lost(flaky: Flaky, verb: str) -> None:
     """That what `verb` cannot survive comes out, of this call and the next ones, with nothing tried."""
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
     flaky.seam.fail(verb, illegal_address("cuGraphInstantiate"))
@@ -276,7 +292,8 @@ def raised_and_lost(flaky: Flaky, verb: str) -> None:
 
 
 def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+    made = axpy_case(flaky.gpu)
+    graphs = flaky.gpu.graphs()
     warmed(graphs, Step(made), "k")
     flaky.seam.fail("fill", illegal_address("cuGraphInstantiate"))
     with pytest.raises(DriverError):
@@ -289,7 +306,9 @@ def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu) -> None:
-    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    calls = list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -313,7 +332,8 @@ def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu
 
 
 def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
@@ -334,7 +354,8 @@ def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu)
 def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
@@ -378,7 +399,8 @@ def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
 
 def test_a_capture_that_a_reset_overtakes_is_not_kept(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graphs, made = gpu.graphs(), axpy_case(gpu)
+    graphs = gpu.graphs()
+    made = axpy_case(gpu)
 
     def step() -> None:
         made.launch()

@@ -175,7 +175,8 @@ def test_equal_values_share_a_graph(device: Gpu) -> None:
 
 
 def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    graphs = list[Any]()
 
     @device.graphed(key=lambda batch, *_: batch)
     def step(batch: int, note: Any) -> None:
@@ -211,7 +212,8 @@ def test_with_a_key_another_object_is_another_cached_graph_whatever_it_holds(
 
 
 def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gpu) -> None:
-    made, alive = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    alive = list[Any]()
 
     @device.graphed(key=lambda _: "one")
     def step(given: Any) -> None:
@@ -286,7 +288,8 @@ def test_an_array_is_no_key(device: Gpu) -> None:
 
 
 def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:
-    made, seen = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    seen = list[Any]()
 
     def key(*args: Any, **named: Any) -> str:
         seen.append((args, named))

@@ -66,7 +66,9 @@ def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
 @pytest.mark.parametrize("warm", [0, 1, 5])
 def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
     made = axpy_case(device)
-    grid, block, args = -(-made.n // 64), 64, (2, made.x, made.y, made.n)
+    grid = -(-made.n // 64)
+    block = 64
+    args = (2, made.x, made.y, made.n)
     bound = made.axpy.bind(*args, grid=grid, block=block)
     kept = made.axpy[grid, block]
     doors: list[Callable[[], None]] = [
@@ -88,7 +90,8 @@ def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) ->
 
 
 def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
+    made = axpy_case(device)
+    stream = device.stream()
     for given in (None, stream):
         with device.capture(stream=given) as graph:
             where: Any = graph.stream if given is None else stream
@@ -101,7 +104,8 @@ def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
 
 
 def test_fills_and_copies_become_nodes(device: Gpu) -> None:
-    made, wide = axpy_case(device, 33), device.array(np.arange(33) * 0.5)
+    made = axpy_case(device, 33)
+    wide = device.array(np.arange(33) * 0.5)
     other = device.array(made.ys)
     with device.capture() as graph:
         made.x.fill(4)
@@ -326,7 +330,8 @@ def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky:
     made = axpy_case(flaky.gpu)
     dead = [flaky.gpu.array(made.xs) for _ in range(5)]
     events = [flaky.gpu.record() for _ in range(300)]
-    old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")
+    old = made.captured(1)
+    module = flaky.gpu.module("__global__ void f() {}")
     loop: list[object] = [dead.pop(), dead.pop()]
     loop.append(loop)
     verbs = ("free", "graph.close", "executable.close", "module.unload")

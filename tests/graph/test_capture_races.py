@@ -35,7 +35,8 @@ def switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching")
 def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) -> None:
-    made, over = axpy_case(device), threading.Event()
+    made = axpy_case(device)
+    over = threading.Event()
     errors: list[BaseException] = []
 
     def wait() -> None:
@@ -128,7 +129,8 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 
 
 def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(device: Gpu) -> None:
-    made, ended = axpy_case(device), threading.Event()
+    made = axpy_case(device)
+    ended = threading.Event()
     dropped, other = threading.Event(), threading.Event()
 
     def drop() -> None:
@@ -175,7 +177,8 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
 
 def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(flaky: Flaky) -> None:
     note = flaky.gpu.kernel(KERNELS, "add")
-    step, out = flaky.gpu.scalar("int32", name="step"), flaky.gpu.zeros(1, "int32")
+    step = flaky.gpu.scalar("int32", name="step")
+    out = flaky.gpu.zeros(1, "int32")
     with flaky.gpu.capture() as graph:
         note[1, 1](step, 0, out, 1)
     with flaky.gpu.stream() as stream:
@@ -192,7 +195,8 @@ def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(flak
 
 
 def test_filling_a_scalar_inside_a_capture_is_setting_it(device: Gpu) -> None:
-    note, out = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    note = device.kernel(KERNELS, "add")
+    out = device.zeros(1, "int32")
     step = device.scalar("int32", name="step")
     graph = device.capture().begin()
     note[1, 1](step, 0, out, 1)
@@ -209,7 +213,8 @@ def test_names_that_replay_takes_are_refused(name: str, device: Gpu) -> None:
 
 
 def test_a_scalar_may_be_called_self(device: Gpu) -> None:
-    note, out = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    note = device.kernel(KERNELS, "add")
+    out = device.zeros(1, "int32")
     step = device.scalar("int32", name="self")
     with device.capture() as graph:
         note[1, 1](step, 0, out, 1)
@@ -232,7 +237,8 @@ def test_a_replay_into_a_stream_that_another_thread_captures_is_refused(device: 
 
 
 def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
-    made, seen = axpy_case(device), []
+    made = axpy_case(device)
+    seen = []
 
     def write(row: Any) -> None:
         seen.append(row["count"])

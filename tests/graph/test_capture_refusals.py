@@ -71,12 +71,15 @@ class Scene(NamedTuple):
 
 def scene(gpu: Gpu) -> Scene:
     """A scene on `gpu`; the default stream is known to it already."""
-    made, stream = axpy_case(gpu), gpu.stream()
+    made = axpy_case(gpu)
+    stream = gpu.stream()
     module = gpu.module(KERNELS)
     made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
     made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=Default())
-    event, scalar = gpu.record(), gpu.scalar("int32", 41, name="answer")
-    spare, table = gpu.array(made.xs), module.symbol("table", "int32")
+    event = gpu.record()
+    scalar = gpu.scalar("int32", 41, name="answer")
+    spare = gpu.array(made.xs)
+    table = module.symbol("table", "int32")
     other = made.captured(100)
     gpu.synchronize()
     return Scene(made, module, spare, scalar, stream, event, table, other)
@@ -145,7 +148,8 @@ def expected_line(name: str) -> str:
 def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
     name: str, mode: str, flaky: Flaky
 ) -> None:
-    case, made = ACTS[name], scene(flaky.gpu)
+    case = ACTS[name]
+    made = scene(flaky.gpu)
     with nothing_left_open(flaky):
         with pytest.raises(CaptureError) as out, flaky.gpu.capture(mode=mode) as graph:
             made.made.launch()
@@ -170,7 +174,8 @@ def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
 def test_a_swallowed_error_comes_out_at_the_end_whatever_went_wrong_later(
     name: str, flaky: Flaky
 ) -> None:
-    case, made = ACTS[name], scene(flaky.gpu)
+    case = ACTS[name]
+    made = scene(flaky.gpu)
     with nothing_left_open(flaky):
         graph = flaky.gpu.capture().begin()
         made.made.launch()
@@ -228,7 +233,8 @@ def test_a_relaxed_capture_allocates_but_gives_no_value(name: str, words: str, d
 
 
 def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
+    made = axpy_case(device)
+    stream = device.stream()
     doors: list[Callable[[], object]] = [
         stream.synchronize,
         stream.done,
@@ -355,7 +361,8 @@ def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> Non
 
 
 def test_other_threads_work_on_while_one_captures_for_itself(device: Gpu) -> None:
-    made, mine = scene(device), axpy_case(device)
+    made = scene(device)
+    mine = axpy_case(device)
     stream = device.stream()
 
     def busy() -> np.ndarray[Any, Any]:
@@ -421,8 +428,11 @@ def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, flaky
 
 
 def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> None:
-    made, mine, noted = axpy_case(device), axpy_case(device, 33), log(device)
-    other, notes = mine.captured(10), noted.captured()
+    made = axpy_case(device)
+    mine = axpy_case(device, 33)
+    noted = log(device)
+    other = mine.captured(10)
+    notes = noted.captured()
     doors: list[Callable[[], object]] = [
         lambda: mine.launch(2),
         other.replay,
@@ -482,7 +492,8 @@ HOMES: dict[str, Callable[[Home], object]] = {
 
 def home(gpu: Gpu) -> Home:
     """Such memory, on `gpu`."""
-    stream, axpy = gpu.stream(), gpu.kernel(KERNELS, "axpy")
+    stream = gpu.stream()
+    axpy = gpu.kernel(KERNELS, "axpy")
     x, y = (gpu.array(np.arange(1, 34, dtype=np.int32), stream=stream) for _ in range(2))
     with gpu.capture() as graph:
         axpy[1, 64](1, x, y, 33)
@@ -495,7 +506,8 @@ def home(gpu: Gpu) -> Home:
 def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
     name: str, mode: str, device: Gpu
 ) -> None:
-    made, mine = home(device), axpy_case(device)
+    made = home(device)
+    mine = axpy_case(device)
     refused = mode == "global" and name in ("write", "numpy", "close", "empty")
     with device.capture(stream=made.stream, mode=mode) as graph:
         mine.launch(5)
@@ -510,7 +522,8 @@ def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
 
 @pytest.mark.parametrize("name", ["close", "empty"])
 def test_memory_of_that_stream_comes_and_goes_beside_a_relaxed_capture(name: str, device: Gpu) -> None:
-    made, mine = home(device), axpy_case(device)
+    made = home(device)
+    mine = axpy_case(device)
     with device.capture(stream=made.stream, mode="relaxed") as graph:
         mine.launch(5)
         HOMES[name](made)

@@ -81,7 +81,8 @@ def usable(gpu: Gpu, torch: Any) -> None:
 
 
 def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, copy: Kernel) -> None:
-    x, y = torch.full((N,), 3.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 3.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     own, other = gpu.zeros(N), gpu.zeros(N)
     torch.mul(x, 2.0, out=y).add_(1.0)  # which loads its kernels
     y.fill_(-1.0)
@@ -108,8 +109,10 @@ def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, cop
 
 
 def test_copies_of_torch_and_ours_are_told_apart(gpu: Gpu, torch: Any) -> None:
-    x, y = torch.full((N,), 3.0, device="cuda"), torch.zeros(N, device="cuda")
-    own, other = gpu.array(np.full(N, 4, np.float32)), gpu.zeros(N)
+    x = torch.full((N,), 3.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
+    own = gpu.array(np.full(N, 4, np.float32))
+    other = gpu.zeros(N)
     with gpu.capture() as graph:
         y.copy_(x)
         own.copy_from(other)
@@ -124,7 +127,8 @@ def test_copies_of_torch_and_ours_are_told_apart(gpu: Gpu, torch: Any) -> None:
 
 
 def test_tensors_allocated_inside_live_as_long_as_the_graph(gpu: Gpu, torch: Any) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     torch.add(x * 3.0 + 1.0, x, out=y)
     with gpu.capture() as graph:
         middle = x * 3.0 + 1.0
@@ -156,7 +160,8 @@ def test_an_output_allocated_inside_is_refreshed_by_every_replay(gpu: Gpu, torch
 def test_a_synchronisation_of_torch_inside_comes_out_in_its_own_words(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     before = torch.cuda.current_stream()
 
     def body() -> None:
@@ -175,7 +180,8 @@ def test_a_synchronisation_of_torch_inside_comes_out_in_its_own_words(
 def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_line(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     graph = gpu.capture().begin()
     copy[GRID](x, y, N)
     good = here(-1)
@@ -189,7 +195,8 @@ def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_lin
 
 
 def test_arrays_of_ours_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> None:
-    own, out = gpu.array(np.full(N, 2, np.float32)), torch.zeros(N, device="cuda")
+    own = gpu.array(np.full(N, 2, np.float32))
+    out = torch.zeros(N, device="cuda")
     torch.mul(out, 2.0, out=out)
     with gpu.capture() as graph:
         torch.mul(torch.from_dlpack(own), 10.0, out=out)
@@ -232,7 +239,8 @@ def test_a_replay_is_ordered_with_what_torch_does_before_and_after(
 
 
 def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None:
-    made, stream = axpy_case(gpu), torch.cuda.Stream()
+    made = axpy_case(gpu)
+    stream = torch.cuda.Stream()
     with gpu.capture() as graph:
         made.launch()
     with torch.cuda.stream(stream):
@@ -247,7 +255,8 @@ def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None
 
 def test_tensors_are_kept_alive_by_the_graph(gpu: Gpu, torch: Any, copy: Kernel) -> None:
     torch.cuda.synchronize()
-    before, own = torch.cuda.memory_allocated(), gpu.zeros(N)
+    before = torch.cuda.memory_allocated()
+    own = gpu.zeros(N)
     x = torch.full((N,), 2.0, device="cuda")
     with gpu.capture() as graph:
         copy[GRID](x, own, N)
@@ -284,7 +293,8 @@ def test_a_graph_dropped_behind_a_slow_kernel_keeps_its_tensors_until_it_ran(
 def test_torchs_default_stream_cannot_be_captured_but_another_can(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     with pytest.raises(CaptureError, match="the legacy default stream cannot be captured"):
         gpu.capture(stream=torch.cuda.default_stream())
     torch.cuda.synchronize()
@@ -330,7 +340,8 @@ def test_a_hundred_steps_are_bit_identical_to_eager_ones(gpu: Gpu, torch: Any) -
 
 def test_work_of_cupy_is_captured_where_it_allocates_nothing(gpu: Gpu, copy: Kernel) -> None:
     cupy = library("cupy")
-    x, y = cupy.full(N, 3, cupy.float32), cupy.zeros(N, cupy.float32)
+    x = cupy.full(N, 3, cupy.float32)
+    y = cupy.zeros(N, cupy.float32)
     own = gpu.zeros(N)
     cupy.multiply(x, 2, out=y)
     y.fill(-1)
@@ -367,7 +378,8 @@ class Producer:
     """A tensor of some library that speaks DLPack and nothing else."""
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor, self.asked = tensor, list[Any]()
+        self.tensor = tensor
+        self.asked = list[Any]()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self.tensor.__dlpack_device__()
@@ -379,7 +391,8 @@ class Producer:
 
 
 def test_tensors_of_any_producer_are_captured_and_kept(gpu: Gpu, torch: Any, copy: Kernel) -> None:
-    x, own = Producer(torch.full((N,), 6.0, device="cuda")), gpu.zeros(N)
+    x = Producer(torch.full((N,), 6.0, device="cuda"))
+    own = gpu.zeros(N)
     torch.cuda.synchronize()
     with gpu.capture() as graph:
         copy[GRID](x, own, N)
@@ -413,7 +426,8 @@ def test_a_replay_works_in_a_thread_that_never_touched_cuda(gpu: Gpu) -> None:
 def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
-    made, step = axpy_case(gpu), log(gpu)
+    made = axpy_case(gpu)
+    step = log(gpu)
     with gpu.capture() as before:
         made.launch()
     before.replay()
@@ -481,7 +495,8 @@ def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
 
 
 def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch: Any) -> None:
-    made, inside = axpy_case(gpu), threading.Barrier(3)
+    made = axpy_case(gpu)
+    inside = threading.Barrier(3)
     graphs: list[Graph] = []
 
     def capture() -> None:

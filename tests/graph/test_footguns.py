@@ -86,7 +86,8 @@ class Scene(NamedTuple):
 
 def scene(gpu: Gpu) -> Scene:
     xs = np.random.default_rng(N).integers(-1000, 1000, N, dtype=np.int32)
-    add, out = gpu.kernel(KERNELS, "add"), gpu.array(np.full(N, -1, np.int32))
+    add = gpu.kernel(KERNELS, "add")
+    out = gpu.array(np.full(N, -1, np.int32))
     return Scene(gpu, add, gpu.array(xs), out, xs)
 
 
@@ -189,7 +190,8 @@ def _(s: Scene) -> None:
 
 @footgun("change a host buffer right after writing it to the device")
 def _(s: Scene) -> None:
-    graph, host = s.captured(), s.xs.copy()
+    graph = s.captured()
+    host = s.xs.copy()
     s.x.write(host)
     host[:] = -5000
     graph.replay()
@@ -198,7 +200,8 @@ def _(s: Scene) -> None:
 
 def stepped(s: Scene) -> tuple[Graph, Array]:
     """A graph that adds 100 to a scalar, and where."""
-    step, out = s.gpu.scalar("int32", name="step"), s.gpu.empty(1, "int32")
+    step = s.gpu.scalar("int32", name="step")
+    out = s.gpu.empty(1, "int32")
     with s.gpu.capture(name="step") as graph:
         s.add[1, 1](step, 100, out, 1)
     return graph, out
@@ -213,9 +216,11 @@ def _(s: Scene) -> None:
 
 @footgun("set a scalar for replays that are still queued")
 def _(s: Scene) -> None:
-    log, count = s.gpu.empty(100, "int32"), s.gpu.zeros(1, "int32")
+    log = s.gpu.empty(100, "int32")
+    count = s.gpu.zeros(1, "int32")
     source = 'extern "C" __global__ void note(const int* s, int* o, int* n) { o[(*n)++] = *s; }'
-    step, note = s.gpu.scalar("int32", name="step"), s.gpu.kernel(source, "note")
+    step = s.gpu.scalar("int32", name="step")
+    note = s.gpu.kernel(source, "note")
     with s.gpu.capture() as graph:
         note[1, 1](step, log, count)
     for value in range(100):
@@ -512,7 +517,8 @@ def _(s: Scene) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.does)
 def test_a_footgun_is_answered_as_the_page_says(row: Row, device: Gpu) -> None:
-    made, misuse = scene(device), MISUSES[row.does]
+    made = scene(device)
+    misuse = MISUSES[row.does]
     found = re.fullmatch(r"`(\w+Error)` (.*?)(?: \(hint: (.*)\))?", row.says)
     if found is None:
         assert row.says.startswith("nothing")

@@ -45,7 +45,8 @@ def test_a_frame_hands_out_the_same_place_every_time(device: Gpu) -> None:
 
 
 def test_arrays_of_a_frame_expire_at_its_end(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     with pool.frame():
         into = pool.zeros(job.n, "int32")
         for _ in range(4):  # the quick way too
@@ -66,7 +67,8 @@ def test_arrays_of_a_frame_expire_at_its_end(device: Gpu) -> None:
 
 
 def test_graphs_of_frames_share_memory_and_stay_valid(device: Gpu) -> None:
-    job, pool = axpy_case(device, 1009), device.pool()
+    job = axpy_case(device, 1009)
+    pool = device.pool()
     outs = {n: device.zeros(n, "int32") for n in (1009, 257, 31, 1)}
     graphs: dict[int, Graph] = {}
 
@@ -121,7 +123,9 @@ def test_scratch_memory_goes_on_elsewhere_where_it_cannot_be_made_longer(device:
 
 
 def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     with pool.frame(), flaky.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     graph.replay(stream=side)
@@ -134,7 +138,8 @@ def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(f
 
 
 def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
     with flaky.asked("allocate", "stream.wait", "stream.record") as asked, flaky.gpu.capture() as graph:
         with pool.frame():
             part = pool.zeros(job.n, "int32")
@@ -200,7 +205,8 @@ def test_a_frame_is_its_threads_alone(device: Gpu) -> None:
 
 
 def test_two_captures_in_frames_are_the_same_work(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
 
     def captured() -> Graph:
         with pool.frame(), device.capture() as graph:
@@ -211,7 +217,8 @@ def test_two_captures_in_frames_are_the_same_work(device: Gpu) -> None:
 
 
 def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with pool.frame():
         part = pool.zeros(job.n, "int32")
         with device.capture() as graph:
@@ -223,7 +230,9 @@ def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
 
 
 def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     with pool.frame():
         part = pool.zeros(job.n, "int32")
         job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
@@ -239,7 +248,9 @@ def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flak
 
 
 def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     with pool.frame(), flaky.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     for _ in range(2):
@@ -253,7 +264,8 @@ def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) ->
 
 
 def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as inside, pool.frame():
         add(job, pool.zeros(job.n, "int32"))
     with pool.frame(), device.capture() as around:
@@ -289,7 +301,8 @@ def test_and_is_as_quick_as_ever_once_the_frame_has_ended(flaky: Flaky) -> None:
 
 
 def test_a_frame_refuses_the_graphs_that_it_has_reached_and_no_others(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(64 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(64 * KIB)
     with pool.frame():
         bytes_of(pool, 4 * KIB)
         with device.capture() as graph, pool.frame():
@@ -311,7 +324,8 @@ def test_a_frame_refuses_the_graphs_that_it_has_reached_and_no_others(device: Gp
 
 
 def test_a_graph_is_replayed_inside_the_frame_it_was_captured_in(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     with pool.frame():
         before = pool.array(job.ys)
         with device.capture() as graph:
@@ -329,7 +343,8 @@ def test_a_graph_is_replayed_inside_the_frame_it_was_captured_in(device: Gpu) ->
 
 
 def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
 
     @device.graphed()
     def step(x: Array) -> Array:
@@ -346,7 +361,8 @@ def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gp
 
 
 def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as graph, pool.frame():
         part = pool.zeros(job.n, "int32")
         add(job, part)
@@ -358,7 +374,9 @@ def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: 
 
 
 def test_frames_wait_for_other_streams_while_another_thread_captures(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
 
     def use() -> None:
         with pool.frame():
@@ -397,7 +415,8 @@ def test_frames_end_last_first(device: Gpu) -> None:
 
 
 def test_measuring_counts_what_frames_take_once(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
 
     def body() -> None:
         for _ in range(3):

@@ -200,8 +200,10 @@ def test_only_replays_that_were_accepted_are_counted(warm: int, flaky: Flaky) ->
 def test_a_replay_that_fails_is_not_counted_and_the_next_one_works(
     verb: str, warm: int, flaky: Flaky
 ) -> None:
-    gpu, add = flaky.gpu, flaky.gpu.kernel(RUNTIME_KERNELS, "add")
-    step, out = gpu.scalar("int32", 5, name="step"), gpu.array([1], "int32")
+    gpu = flaky.gpu
+    add = flaky.gpu.kernel(RUNTIME_KERNELS, "add")
+    step = gpu.scalar("int32", 5, name="step")
+    out = gpu.array([1], "int32")
     with gpu.capture() as graph:
         add[1, 32](step, 100, out, 1)
     more: dict[str, Any] = {"step": 7} if verb == "set" else {}

@@ -28,8 +28,10 @@ class Held:
     def __init__(self, gpu: Gpu) -> None:
         self.out = gpu.array(np.full(33, 7, np.int32))
         add = gpu.kernel(KERNELS, "add", label="held.cu")
-        x, y = gpu.array(np.arange(33, dtype=np.int32)), gpu.empty(33, "int32")
-        z, by = gpu.empty(33, "int32"), gpu.scalar("int32", 4, name="by")
+        x = gpu.array(np.arange(33, dtype=np.int32))
+        y = gpu.empty(33, "int32")
+        z = gpu.empty(33, "int32")
+        by = gpu.scalar("int32", 4, name="by")
         with gpu.capture() as graph:
             add[2, 32](x[0:], 4, y, 33)
             z.fill(9)
@@ -61,7 +63,8 @@ def test_a_graph_holds_arrays_scalars_and_programs_after_their_names_are_gone(de
 
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_a_graph_lets_go_of_everything(how: str, device: Gpu) -> None:
-    held, before = Held(device), device.memory().free
+    held = Held(device)
+    before = device.memory().free
     assert held.graph is not None
     held.graph.replay()
     if how == "close":
@@ -85,7 +88,8 @@ def raising(graph: Graph, work: Callable[[], object]) -> None:
 
 def test_two_scalars_of_one_name_hold_nothing_either(flaky: Flaky) -> None:
     gpu = flaky.gpu
-    add, out = gpu.kernel(KERNELS, "add"), gpu.empty(1, "int32")
+    add = gpu.kernel(KERNELS, "add")
+    out = gpu.empty(1, "int32")
     one, two = (gpu.scalar("int32", name="step") for _ in range(2))
     parts = [weakref.ref(each.buffer) for each in (one, two)]
     graph = gpu.capture().begin()
@@ -154,9 +158,11 @@ def test_a_graph_in_a_cycle_is_collected_like_anything_else(flaky: Flaky) -> Non
 
 def churn(gpu: Gpu, times: int) -> None:
     """Capture, replay and drop or close, in the ways there are."""
-    add, kept = gpu.kernel(KERNELS, "add"), gpu.zeros(33, "int32")
+    add = gpu.kernel(KERNELS, "add")
+    kept = gpu.zeros(33, "int32")
     for turn in range(times):
-        x, step = gpu.array(np.arange(33, dtype=np.int32)), gpu.scalar("int32", turn, name="step")
+        x = gpu.array(np.arange(33, dtype=np.int32))
+        step = gpu.scalar("int32", turn, name="step")
         with gpu.capture() as graph:
             add[2, 32](x, turn, x, 33)
             add[1, 1](step, 1, kept, 1)
@@ -176,11 +182,14 @@ def streams_of(gpu: Gpu) -> list[object]:
 
 
 def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
-    gpu, context = flaky.gpu, flaky.gpu._context
+    gpu = flaky.gpu
+    context = flaky.gpu._context
     churn(gpu, 20)
     gc.collect()
     gpu.synchronize()
-    free, objects, streams = gpu.memory().free, len(gc.get_objects()), len(streams_of(gpu))
+    free = gpu.memory().free
+    objects = len(gc.get_objects())
+    streams = len(streams_of(gpu))
     tracemalloc.start()
     try:
         with flaky.asked() as asked:
@@ -202,7 +211,8 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
 
 def test_failed_captures_leave_nothing_behind(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, context = axpy_case(gpu), gpu._context
+    made = axpy_case(gpu)
+    context = gpu._context
 
     def fail(times: int) -> None:
         for _ in range(times):
@@ -230,7 +240,8 @@ def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[
     churn(gpu, 1000)
     gc.collect()
     gpu.synchronize()
-    host, free = resident(), gpu.memory().free
+    host = resident()
+    free = gpu.memory().free
     churn(gpu, 10_000)
     gc.collect()
     gpu.synchronize()
@@ -307,7 +318,8 @@ def test_memory_freed_after_the_capture_makes_the_graph_stale(warm: int, device:
 
 def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
     gpu = flaky.gpu
-    out, add = gpu.array([3], "int32"), gpu.kernel(KERNELS, "add", label="mine.cu")
+    out = gpu.array([3], "int32")
+    add = gpu.kernel(KERNELS, "add", label="mine.cu")
     with gpu.capture() as graph:
         add[1, 32](out, 4, out, 1)
         del add
@@ -350,12 +362,14 @@ class Cycle:
 
 
 def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+    gpu = flaky.gpu
+    made = axpy_case(flaky.gpu)
     doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
     bound = doomed.bind(gpu.array([1], "int32"), 1, gpu.array([2], "int32"), 1, grid=1, block=32)
     old = made.captured()
     old.replay()
-    event, side = gpu.record(), gpu.stream()
+    event = gpu.record()
+    side = gpu.stream()
     cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
     gpu._session.kernels.clear()
     gpu._session.modules.clear()
@@ -379,7 +393,8 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
 
 
 def test_another_thread_that_allocates_meanwhile_frees_nothing_either(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+    gpu = flaky.gpu
+    made = axpy_case(flaky.gpu)
     dropped = [gpu.array(made.xs) for _ in range(5)]
     with gpu.capture(), flaky.asked("free", "allocate") as asked:
         made.launch()
@@ -396,7 +411,8 @@ def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -
     x = device.array([0], "int32")
     turns = 100_000 if device.name.startswith("cuda") else 10
     for how in ("close", "drop", "close"):
-        y, out = device.array(np.arange(33, dtype=np.int32)), device.empty(33, "int32")
+        y = device.array(np.arange(33, dtype=np.int32))
+        out = device.empty(33, "int32")
         with device.capture() as graph:
             slow[1, 1](x, turns)
             add[2, 32](y, 5, out, 33)

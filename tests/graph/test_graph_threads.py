@@ -99,7 +99,8 @@ def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> No
 
 
 def test_one_graph_replayed_by_several_threads_counts_every_replay(device: Gpu) -> None:
-    add, x = device.kernel(KERNELS, "add"), device.zeros(33, "int32")
+    add = device.kernel(KERNELS, "add")
+    x = device.zeros(33, "int32")
     with device.capture() as graph:
         add[2, 32](x, 3, x, 33)
     start = threading.Barrier(4)
@@ -132,7 +133,8 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
     monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: launch)
     with made.gpu.capture() as graph:
         made.launch()
-    start, interval = threading.Barrier(4), sys.getswitchinterval()
+    start = threading.Barrier(4)
+    interval = sys.getswitchinterval()
 
     def replay() -> None:
         start.wait(PATIENCE)
@@ -149,7 +151,8 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
 
 
 def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) -> None:
-    add, total = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    total = device.zeros(1, "int32")
     accumulate = device.kernel(
         'extern "C" __global__ void accumulate(const int* a, const int* b, int* sum) {'
         " if (*a * 7 != *b) *sum = -1000000000; *sum += *a; }",
@@ -173,7 +176,8 @@ def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) ->
 
 
 def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
-    add, x = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    x = device.zeros(1, "int32")
     replays = 0
     for _ in range(20):
         with device.capture() as graph:
@@ -277,7 +281,8 @@ def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: 
 
 
 def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu) -> None:
-    made, module = axpy_case(device), device.module(KERNELS)
+    made = axpy_case(device)
+    module = device.module(KERNELS)
     table = module.symbol("table", "float32")
     with device.capture() as graph:
         made.launch()

@@ -28,7 +28,8 @@ def integers(seed: int, n: int = 31) -> Host:
 
 
 def test_calls_run_once_each_eager_captured_then_replayed(device: Gpu) -> None:
-    made, entered = axpy_case(device), list[int]()
+    made = axpy_case(device)
+    entered = list[int]()
 
     @device.graphed()
     def step(x: Any, y: Any) -> Any:
@@ -119,7 +120,8 @@ def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> No
 
     class Model:
         def __init__(self, a: int) -> None:
-            self.a, self.y = a, device.array(made.ys)
+            self.a = a
+            self.y = device.array(made.ys)
 
         @device.graphed(key=lambda n: n)
         def step(self, n: int) -> Any:
@@ -174,7 +176,8 @@ def test_a_function_that_a_class_borrows_stays_what_it_is(device: Gpu) -> None:
         made.axpy[1, 32](3, made.x, getattr(y, "y", y), 31)
 
     class Model:
-        run, y = free, made.y
+        run = free
+        y = made.y
 
     model = Model()
     for _ in range(3):
@@ -206,7 +209,8 @@ def test_a_method_looks_like_the_function_it_wraps_and_needs_an_instance(device:
 
 
 def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) -> None:
-    made, entered = axpy_case(device, 33), list[int]()
+    made = axpy_case(device, 33)
+    entered = list[int]()
 
     @device.graphed(copy_inputs=True)
     def step(x: Any, n: int) -> Any:
@@ -275,7 +279,8 @@ def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
         made.launch()
         return {"y": made.y}
 
-    shared, own = device.graphed()(step), device.graphed(copy=True)(step)
+    shared = device.graphed()(step)
+    own = device.graphed(copy=True)(step)
     assert [shared()["y"] is made.y for _ in range(3)] == [True] * 3
     got = [own()["y"] for _ in range(3)]
     for call, y in enumerate(got, start=4):
@@ -286,7 +291,9 @@ def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
 
 
 def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
-    made, entered, want = axpy_case(device, 31), list[int](), np.zeros(31, np.int64)
+    made = axpy_case(device, 31)
+    entered = list[int]()
+    want = np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -357,7 +364,8 @@ def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu)
             ret;
         }
     """
-    first, out = device.kernel(source, "first"), device.zeros(1, "int32")
+    first = device.kernel(source, "first")
+    out = device.zeros(1, "int32")
 
     @device.graphed(copy_inputs=True)
     def step(x: Any) -> None:
@@ -371,7 +379,8 @@ def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu)
 
 @pytest.mark.parametrize("wrap", [lambda y: Batch(7, y), lambda y: Frozen(y), lambda y: late(y)])
 def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gpu) -> None:
-    made, want = axpy_case(device, 31), np.zeros(31, np.int64)
+    made = axpy_case(device, 31)
+    want = np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -409,7 +418,9 @@ def test_copied_inputs_of_another_layout_or_shared_are_another_cached_graph(devi
 
 def test_host_inputs_are_copied_too_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, y, want = axpy_case(gpu, 31), gpu.zeros(31, "int32"), np.zeros(31, np.int64)
+    made = axpy_case(gpu, 31)
+    y = gpu.zeros(31, "int32")
+    want = np.zeros(31, np.int64)
 
     @gpu.graphed(copy_inputs=True)
     def step(x: Host) -> None:
@@ -431,7 +442,9 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
         }""",
         "twice",
     )
-    y, start, wrong = device.zeros(31, "int32"), threading.Barrier(3), list[str]()
+    y = device.zeros(31, "int32")
+    start = threading.Barrier(3)
+    wrong = list[str]()
 
     @device.graphed(copy_inputs=True, copy=True)
     def step(x: Any) -> Any:
@@ -480,7 +493,8 @@ class Tensors:
     """Tensors of a library on the GPU, from and to NumPy."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.library = name, library(name)
+        self.name = name
+        self.library = library(name)
 
     def of(self, host: Host) -> Any:
         """A copy on the GPU."""
@@ -497,8 +511,11 @@ class Tensors:
 def test_tensors_of_other_libraries_are_copied_in_and_out(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, tensors = open_device("cuda"), Tensors(name)
-    made, y, entered = axpy_case(gpu, 31), tensors.of(np.zeros(31, np.int32)), list[int]()
+    gpu = open_device("cuda")
+    tensors = Tensors(name)
+    made = axpy_case(gpu, 31)
+    y = tensors.of(np.zeros(31, np.int32))
+    entered = list[int]()
 
     @gpu.graphed(copy_inputs=True, copy=True)
     def step(x: Any) -> dict[str, Any]:
@@ -506,7 +523,8 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
         made.axpy[1, 32](3, x, y, 31)
         return {"y": y}
 
-    want, got = np.zeros(31, np.int64), list[tuple[Any, Host]]()
+    want = np.zeros(31, np.int64)
+    got = list[tuple[Any, Host]]()
     for seed in range(6):
         want = want + 3 * integers(seed)
         got.append((step(tensors.of(integers(seed)))["y"], want))
@@ -521,7 +539,8 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
 def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, tensors = open_device("cuda"), Tensors(name)
+    gpu = open_device("cuda")
+    tensors = Tensors(name)
     made = axpy_case(gpu, 31)
     outs = [tensors.of(made.ys) for _ in range(2)]
 
@@ -540,7 +559,8 @@ def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
 def test_a_transposed_tensor_at_the_same_address_is_another_cached_graph(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, torch = open_device("cuda"), library("torch")
+    gpu = open_device("cuda")
+    torch = library("torch")
     x = torch.arange(1, 26, device="cuda").reshape(5, 5)
 
     @gpu.graphed()

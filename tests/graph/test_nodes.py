@@ -69,7 +69,8 @@ def page(device: Gpu) -> Page:
 
 
 def test_nodes_say_everything_that_was_captured(device: Gpu) -> None:
-    page, made = Page(device), axpy_case(device)
+    page = Page(device)
+    made = axpy_case(device)
     shape: dict[str, Any] = {"grid": (2, 3), "block": (8, 4, 2), "shared": 128}
     with device.capture() as graph:
         page.mix.launch(1.5, True, page.x[3:], page.y, 33, **shape)
@@ -111,7 +112,8 @@ def test_nodes_of_fills_and_copies_say_what_they_write(device: Gpu) -> None:
 
 
 def test_nodes_read_like_the_launches_they_are(device: Gpu) -> None:
-    page, made = Page(device), log(device)
+    page = Page(device)
+    made = log(device)
     with device.capture() as graph:
         page.mix[2, 32](0.5, False, page.x, page.y, 64)
         page.mix.launch(0.5, True, page.x, page.y, 64, grid=(1, 2), block=(32, 2), shared=16)
@@ -125,7 +127,8 @@ def test_nodes_read_like_the_launches_they_are(device: Gpu) -> None:
 
 def test_arguments_of_every_kind_can_be_read(device: Gpu) -> None:
     unpack, pick = device.kernel(MORE, "unpack"), device.kernel(MORE, "pick")
-    follow, out = device.kernel(MORE, "follow"), device.zeros(4, "int32")
+    follow = device.kernel(MORE, "follow")
+    out = device.zeros(4, "int32")
     real = device.zeros(3, "float64")
     pair = np.array((3, 1.5, 2.5), np.dtype([("a", "i4"), ("b", "f4"), ("c", "f8")]))
     with device.capture() as graph:
@@ -146,7 +149,8 @@ ADDRESS = re.compile(r"0x[0-9a-f]{5,}", re.IGNORECASE)
 
 def held(gpu: Gpu) -> list[object]:
     """What a program holds that captures and runs something: numbers, tensors, streams and all."""
-    made, pool = axpy_case(gpu), gpu.pool(4096)
+    made = axpy_case(gpu)
+    pool = gpu.pool(4096)
     ours = made.axpy.bind(3, made.x, made.y, made.n, grid=5, block=64)
     theirs = [np.zeros(made.n, np.int32) for _ in range(2)] if gpu.name.startswith("emulator") else []
 
@@ -174,7 +178,8 @@ def held(gpu: Gpu) -> list[object]:
         for tensor in theirs:
             made.axpy[5, 64](2, made.x, tensor, made.n)
         inside = repr(graph.stream)
-    nodes, arguments = graph.nodes, [argument for node in graph.nodes for argument in node.arguments]
+    nodes = graph.nodes
+    arguments = [argument for node in graph.nodes for argument in node.arguments]
     reports = [each.graphs.report() for each in (step, plain, partly)]
     keys = [key for each in (step, plain, partly) for key in each.graphs]
     return [
@@ -227,7 +232,8 @@ def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Calla
 
 
 def test_a_graph_introduces_itself(device: Gpu) -> None:
-    made, name = axpy_case(device), device.name
+    made = axpy_case(device)
+    name = device.name
     graph = device.capture(name="decode")
     assert repr(graph) == f"<Graph 'decode': new, 0 nodes on {name}>"
     with graph:
@@ -253,8 +259,10 @@ def behind(graph: Graph) -> base.Stream:
 
 
 def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
-    made, page = axpy_case(device), Page(device)
-    seam, spare = device._device, device.zeros(9, "int32")
+    made = axpy_case(device)
+    page = Page(device)
+    seam = device._device
+    spare = device.zeros(9, "int32")
 
     def foreign(value: int, at: int) -> None:
         seam.fill(spare.address + 4 * at, value.to_bytes(4, "little"), 2, behind(graph))
@@ -285,7 +293,8 @@ def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu)
 
 
 def test_foreign_work_of_the_kind_of_ours_is_counted_though_it_looks_the_same(device: Gpu) -> None:
-    page, spare = Page(device), device.zeros(1, "int32")
+    page = Page(device)
+    spare = device.zeros(1, "int32")
     with device.capture() as graph:
         device._device.fill(spare.address, b"\1\0\0\0", 1, behind(graph))
         page.wide.fill(1.25)
@@ -373,7 +382,8 @@ def test_another_array_and_another_part_of_one_are_told_apart(page: Page) -> Non
 
 def test_memory_at_an_old_address_is_other_memory(page: Page) -> None:
     gone = page.gpu.array(page.x.numpy())
-    first, address = page.captured(x=gone), gone.address
+    first = page.captured(x=gone)
+    address = gone.address
     gone.close()
     page.gpu.synchronize()
     tried: list[Array] = []

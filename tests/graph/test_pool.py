@@ -85,7 +85,8 @@ def test_a_pool_counts_what_is_used_and_the_most_that_was(device: Gpu) -> None:
 
 @pytest.mark.parametrize("n", [1, 31, 33, 257, 1009])
 def test_arrays_of_a_pool_hold_what_they_are_given(device: Gpu, n: int) -> None:
-    pool, given = device.pool(), np.random.default_rng(n).integers(-99, 99, (2, n)).astype(np.int16)
+    pool = device.pool()
+    given = np.random.default_rng(n).integers(-99, 99, (2, n)).astype(np.int16)
     bytes_of(pool, 4 * n).fill(77)
     np.testing.assert_array_equal(pool.array(given).numpy(), given)
     np.testing.assert_array_equal(pool.array(given, "int64").numpy(), given)
@@ -152,7 +153,8 @@ def test_blocks_that_happen_to_lie_side_by_side_are_not_one(device: Gpu) -> None
 
 
 def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu]) -> None:
-    pool, chance = open_device("emulator").pool(32 * KIB), random.Random(7)
+    pool = open_device("emulator").pool(32 * KIB)
+    chance = random.Random(7)
     held: list[Array] = []
     for step in range(400):
         if held and chance.random() < 0.5:
@@ -171,7 +173,9 @@ def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu
 
 
 def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
-    pool, start, seen = device.pool(16 * KIB), threading.Barrier(4), list[Array]()
+    pool = device.pool(16 * KIB)
+    start = threading.Barrier(4)
+    seen = list[Array]()
 
     def take() -> None:
         start.wait(300)
@@ -208,7 +212,8 @@ def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
 
 
 def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     mine, other = pool.array(job.ys), pool.array(job.ys)
     graphs: list[Graph] = []
     for into in (mine, other):
@@ -230,7 +235,8 @@ def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> No
 
 
 def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     with device.capture() as graph:
         add(job, into)
@@ -245,7 +251,9 @@ def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device
 
 
 def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -259,7 +267,9 @@ def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Fla
 
 
 def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(device: Gpu) -> None:
-    job, pool, side = axpy_case(device), device.pool(8 * KIB), device.stream()
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
+    side = device.stream()
     spin = device.kernel(KERNELS, "spin")
     into = pool.array(job.ys)
     for _ in range(3):
@@ -270,7 +280,9 @@ def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(devi
 
 
 def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -285,7 +297,9 @@ def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
 
 
 def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    side = flaky.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
@@ -305,7 +319,8 @@ def test_what_another_library_holds_is_not_handed_out_until_it_lets_go(
     flaky = open_flaky("emulator")
     pool = flaky.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
-    view, place = np.from_dlpack(made), made.address
+    view = np.from_dlpack(made)
+    place = made.address
     made.close()
     del made
     assert pool.zeros(33, "int32").address != place
@@ -318,7 +333,8 @@ def test_and_is_handed_out_again_once_it_did(open_flaky: Callable[..., Flaky]) -
     flaky = open_flaky("emulator")
     pool = flaky.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
-    view, place = np.from_dlpack(made), made.address
+    view = np.from_dlpack(made)
+    place = made.address
     del made, view
     gc.collect()
     with flaky.asked("synchronize", "stream.synchronize") as asked:
@@ -337,8 +353,10 @@ def drops(pool: Pool, job: AxpyCase) -> None:
 
 
 def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(2 * KIB)
-    runs, graphs = 0, list[Graph]()
+    job = axpy_case(device)
+    pool = device.pool(2 * KIB)
+    runs = 0
+    graphs = list[Graph]()
     while not graphs:
         drops(pool, job)
         runs += 1
@@ -352,7 +370,9 @@ def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) ->
 
 
 def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measured(device: Gpu) -> None:
-    job, pool, graphs = axpy_case(device), device.pool(2 * KIB), device.graphs()
+    job = axpy_case(device)
+    pool = device.pool(2 * KIB)
+    graphs = device.graphs()
     calls = 0
     with runs_without_a_graph("the pool has no room") as told:
         while "step" not in graphs:
@@ -377,7 +397,8 @@ def test_room_for_the_next_try_that_cannot_be_had_is_no_error_of_who_asks_for_le
 
 
 def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     graphs: list[Graph] = []
 
     def body(n: int) -> None:
@@ -436,7 +457,9 @@ def test_reserving_inside_a_capture_is_refused_where_it_would_allocate(device: G
 
 
 def test_measuring_runs_the_body_and_makes_room_for_its_capture(device: Gpu) -> None:
-    job, pool, runs = axpy_case(device, 1009), device.pool(), 0
+    job = axpy_case(device, 1009)
+    pool = device.pool()
+    runs = 0
     out = device.zeros(job.n, "int32")
 
     def body() -> None:
@@ -523,7 +546,8 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
 
 
 def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     pool.seal()
     graph = device.capture().begin()
     with pytest.raises(PoolSealedError):
@@ -534,7 +558,8 @@ def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: 
 
 
 def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     pool.seal()
     with device.capture() as graph:
@@ -575,7 +600,8 @@ def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
 
 
 def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
         pool.close()

@@ -27,7 +27,8 @@ from tests.threads import run_in_thread
 
 
 def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
     with flaky.asked("allocate", "free", "synchronize") as asked, flaky.gpu.capture() as graph:
         total = pool.zeros(job.n, "int32")
         add(job, total, 5)
@@ -57,7 +58,8 @@ def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: 
 
 
 def test_an_error_of_the_pool_is_what_the_capture_reports_even_when_swallowed(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(KIB)
+    job = axpy_case(device)
+    pool = device.pool(KIB)
     graph = device.capture().begin()
     where = here(2)
     with pytest.raises(CaptureError):
@@ -84,7 +86,8 @@ def test_a_capture_copies_nothing_from_the_host_into_a_pool(device: Gpu) -> None
 
 
 def test_memory_dropped_inside_a_capture_comes_back_unless_the_capture_uses_it(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as graph:
         first = pool.zeros(job.n, "int32")
         place = first.address
@@ -110,7 +113,8 @@ def test_a_capture_that_fails_gives_back_what_it_took(device: Gpu) -> None:
 
 
 def test_while_another_thread_captures_a_pool_hands_out_as_ever(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(64 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(64 * KIB)
     with device.capture() as graph:
         mine = pool.zeros(job.n, "int32")
         theirs = run_in_thread(lambda: pool.zeros(job.n, "int32").fill(7))
@@ -133,7 +137,8 @@ def doubled(job: AxpyCase) -> Array:
 
 
 def test_new_arrays_of_a_capture_come_from_its_pool(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool()
     assert pool.measure(lambda: doubled(job)) == 1280  # counts what comes from `gpu.zeros`, too
     with flaky.asked("allocate") as asked, flaky.gpu.capture(pool=pool) as graph:
         made = doubled(job)
@@ -150,15 +155,18 @@ def test_new_arrays_of_a_capture_come_from_its_pool(flaky: Flaky) -> None:
 
 
 def test_another_thread_has_nothing_from_the_pool_of_a_capture(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture(pool=pool):
-        mine, other = device.empty(3), run_in_thread(lambda: device.empty(3))
+        mine = device.empty(3)
+        other = run_in_thread(lambda: device.empty(3))
         job.launch()
     assert [isinstance(each.buffer, PoolBuffer) for each in (mine, other)] == [True, False]
 
 
 def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
-    job, pool = axpy_case(device, 5000), device.pool()
+    job = axpy_case(device, 5000)
+    pool = device.pool()
     refused = pytest.raises(CaptureError, match="the pool has no room")
     with refused as error, device.capture(pool=pool):
         doubled(job)
@@ -170,8 +178,10 @@ def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
 
 
 def test_a_sealed_pool_is_refused_when_the_capture_begins(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
-    graph, entered = flaky.gpu.capture(pool=pool), list[int]()
+    job = axpy_case(flaky.gpu)
+    pool = flaky.gpu.pool(8 * KIB)
+    graph = flaky.gpu.capture(pool=pool)
+    entered = list[int]()
     pool.seal()
     with flaky.asked() as asked, pytest.raises(PoolSealedError) as refused, graph:
         entered.append(1)

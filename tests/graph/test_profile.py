@@ -62,7 +62,8 @@ def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
 
 
 def test_without_a_profile_no_clock_is_read(open_with: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, clock = counting(open_with(OFF)), Clock()
+    graph = counting(open_with(OFF))
+    clock = Clock()
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
         monkeypatch.setattr(f"time.{name}", clock)
     for _ in range(130):
@@ -150,7 +151,8 @@ def test_switched_on_by_hand_without_a_file_it_writes_to_standard_error(
 def test_a_profile_writes_to_several_sinks(
     device: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, rows = tmp_path / "profile.jsonl", list[Any]()
+    file = tmp_path / "profile.jsonl"
+    rows = list[Any]()
     device.profile(file, rows.append, None, every=2)
     graph = counting(device, "seen")
     for _ in range(3):
@@ -165,7 +167,9 @@ def test_a_profile_writes_to_several_sinks(
 def test_a_sink_that_fails_stops_neither_the_replay_nor_the_other_sinks(
     device: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, after, calls = list[Any](), list[Any](), list[int]()
+    before = list[Any]()
+    after = list[Any]()
+    calls = list[int]()
 
     def broken(row: Any) -> None:
         calls.append(row["count"])

@@ -37,7 +37,9 @@ class Mixer:
     def __init__(self, gpu: Gpu, n: int) -> None:
         random = np.random.default_rng(n)
         data = [random.standard_normal(n).astype(np.float32) for _ in range(3)]
-        self.gpu, self.n, self.mix = gpu, n, gpu.kernel(KERNELS, "mix")
+        self.gpu = gpu
+        self.n = n
+        self.mix = gpu.kernel(KERNELS, "mix")
         self.x, self.y, self.z = map(gpu.array, data)
 
     def first(self) -> None:
@@ -121,7 +123,8 @@ def test_a_graph_may_be_replayed_from_any_thread(device: Gpu) -> None:
 
 
 def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
-    made, streams = axpy_case(device), [device.stream() for _ in range(2)]
+    made = axpy_case(device)
+    streams = [device.stream() for _ in range(2)]
     graph = made.captured(3)
     made.launch(100)  # which comes first
     graph.replay(stream=streams[0])
@@ -134,7 +137,9 @@ def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
 
 
 def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
-    first, second, axpy = device.stream(), device.stream(), device.kernel(KERNELS, "axpy")
+    first = device.stream()
+    second = device.stream()
+    axpy = device.kernel(KERNELS, "axpy")
     xs = np.arange(1, 34, dtype=np.int32)
     x, y = device.array(xs, stream=first), device.array(7 * xs, stream=second)
     for given in (None, first, second):
@@ -150,8 +155,10 @@ def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
 
 def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    axpy, xs = gpu.kernel(KERNELS, "axpy"), np.arange(1, 34, dtype=np.int32)
-    x, y = xs.copy(), np.full(33, 5, np.int32)
+    axpy = gpu.kernel(KERNELS, "axpy")
+    xs = np.arange(1, 34, dtype=np.int32)
+    x = xs.copy()
+    y = np.full(33, 5, np.int32)
     kept = weakref.ref(x)
     with gpu.capture() as graph:
         axpy[1, 64](2, x, y, 33)
@@ -227,7 +234,8 @@ def test_a_graph_is_dropped_while_its_replay_runs(device: Gpu) -> None:
 
 
 def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
-    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
+    made = axpy_case(flaky.gpu)
+    stream = flaky.gpu.stream()
     with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
         graph = made.captured(3)
     assert asked == {"graph.instantiate": 1}
@@ -245,9 +253,11 @@ def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
 
 
 def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
-    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
+    made = axpy_case(flaky.gpu)
+    stream = flaky.gpu.stream()
     step = flaky.gpu.scalar("int32", name="step")
-    note, out = flaky.gpu.kernel(KERNELS, "note"), flaky.gpu.zeros(100, "int32")
+    note = flaky.gpu.kernel(KERNELS, "note")
+    out = flaky.gpu.zeros(100, "int32")
     count = flaky.gpu.zeros(1, "int32")
     with flaky.gpu.capture() as graph:
         made.launch(3)
@@ -287,11 +297,9 @@ def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> N
     def make() -> tuple[Graph, int]:
         axpy, note = gpu.kernel(source, "axpy"), gpu.kernel(source, "note")
         x, y = gpu.array(xs), gpu.array(7 * xs)
-        step, out, count = (
-            gpu.scalar("int32", name="step"),
-            gpu.zeros(9, "int32"),
-            gpu.zeros(1, "int32"),
-        )
+        step = gpu.scalar("int32", name="step")
+        out = gpu.zeros(9, "int32")
+        count = gpu.zeros(1, "int32")
         with gpu.capture() as graph:
             axpy[16, 64](2, x, y, 1009)
             final.copy_from(y)
@@ -299,7 +307,8 @@ def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> N
             counts.copy_from(out)
         return graph, flaky.seam.calls["module.unload"]
 
-    final, counts = gpu.array(-xs), gpu.zeros(9, "int32")
+    final = gpu.array(-xs)
+    counts = gpu.zeros(9, "int32")
     graph, unloaded = make()
     for turn in range(1, 5):
         gc.collect()
@@ -320,7 +329,8 @@ def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> N
 
 
 def test_a_graph_may_outlive_its_kernel_handles_and_streams(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
+    made = axpy_case(device)
+    stream = device.stream()
     graph = made.captured(3, stream=stream)
     stream.close()
     del stream
@@ -344,10 +354,13 @@ CLOSES: dict[str, tuple[str, str]] = {
 def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
     name: str, replayed: int, flaky: Flaky
 ) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+    gpu = flaky.gpu
+    made = axpy_case(flaky.gpu)
     filled, copied, target = (gpu.array(np.arange(5, dtype=np.int32)) for _ in range(3))
-    step, out = gpu.scalar("int32", name="step"), gpu.zeros(50, "int32")
-    count, note = gpu.zeros(1, "int32"), gpu.kernel(KERNELS, "note")
+    step = gpu.scalar("int32", name="step")
+    out = gpu.zeros(50, "int32")
+    count = gpu.zeros(1, "int32")
+    note = gpu.kernel(KERNELS, "note")
     with gpu.capture(name="decode") as graph:
         made.launch()
         filled[1:].fill(3)

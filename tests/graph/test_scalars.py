@@ -101,7 +101,8 @@ def test_several_scalars_are_set_in_one_operation(flaky: Flaky) -> None:
 
 
 def test_scalars_are_set_in_the_stream_of_the_replay(device: Gpu) -> None:
-    made, stream = log(device), device.stream()
+    made = log(device)
+    stream = device.stream()
     graph, own = made.captured(), made.captured(stream=stream)
     for i in range(20):
         graph.replay(stream=stream, step=i)
@@ -151,7 +152,8 @@ def bits(value: Any, dtype: str) -> bytes:
 @pytest.mark.parametrize("dtype", VALUES)
 def test_scalars_of_every_type_are_set(dtype: str, device: Gpu) -> None:
     value = device.scalar(dtype, name="value")
-    size, values = value.nbytes, VALUES[dtype]
+    size = value.nbytes
+    values = VALUES[dtype]
     out, count = device.zeros(16 * size, "uint8"), device.zeros(1, "int32")
     keep = device.kernel(KERNELS, "keep")
     with device.capture() as graph:
@@ -269,7 +271,8 @@ def test_setting_a_scalar_inside_a_capture_is_an_error(mode: str, device: Gpu) -
 
 @pytest.mark.parametrize("dtype", VALUES)
 def test_a_scalar_of_every_type_is_set_in_one_operation_in_a_stream(dtype: str, flaky: Flaky) -> None:
-    scalar, side = flaky.gpu.scalar(dtype), flaky.gpu.stream()
+    scalar = flaky.gpu.scalar(dtype)
+    side = flaky.gpu.stream()
     for value in VALUES[dtype]:
         for stream in (side, None):
             scalar.set(0)
@@ -280,7 +283,8 @@ def test_a_scalar_of_every_type_is_set_in_one_operation_in_a_stream(dtype: str, 
 
 
 def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) -> None:
-    made, side = log(device), device.stream()
+    made = log(device)
+    side = device.stream()
     graph = device.capture(stream=side).begin()
     made.note[1, 1](made.step, made.out, made.count)
     for stream in (side, graph.stream, device.stream()):
@@ -310,7 +314,8 @@ def test_what_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
 @pytest.mark.gpu
 def test_a_scalar_set_in_a_busy_stream_waits_there_and_readers_wait_for_it(open_device: Any) -> None:
     gpu = open_device("cuda")
-    made, side = log(gpu), gpu.stream()
+    made = log(gpu)
+    side = gpu.stream()
     graph = made.captured()
     graph.replay(synchronize=True)
     for step in (7, 8):

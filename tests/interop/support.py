@@ -98,7 +98,9 @@ class Work(NamedTuple):
 
     def warm(self) -> None:
         """Load every kernel, and launch often enough for the fast functions to be in use."""
-        x, y, scalar = self.gpu.zeros(N), self.gpu.zeros(N), self.gpu.scalar("float32")
+        x = self.gpu.zeros(N)
+        y = self.gpu.zeros(N)
+        scalar = self.gpu.scalar("float32")
         for _ in range(4):
             self.linger(cycles=1)
             self.put(x, 0.0)
@@ -228,7 +230,8 @@ class Torch(Peer):
 
     @contextmanager
     def capture(self, mode: str = "global", stream: Any = None) -> Iterator[Recording]:
-        graph, before = self.module.cuda.CUDAGraph(), self.current()
+        graph = self.module.cuda.CUDAGraph()
+        before = self.current()
         try:
             with self.module.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 yield graph
@@ -344,7 +347,9 @@ class Producer:
     """
 
     def __init__(self, array: Array, *, major: int = 1, read_only: bool = False) -> None:
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
         self._major, self._read_only = major, read_only
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -354,7 +359,8 @@ class Producer:
         given = self.array.__dlpack__(stream=stream, max_version=(1, 0))
         address = dlpack._pointer(id(given), dlpack._VERSIONED)
         tensor = dlpack._Versioned.from_address(address)
-        tensor.major, tensor.flags = self._major, int(self._read_only)
+        tensor.major = self._major
+        tensor.flags = int(self._read_only)
         return given
 
 

@@ -69,7 +69,8 @@ def test_captured_fills_are_told_from_the_launches_between_them(dtype: str, devi
             if (i < n) x[i] >>= 32;
         }
     """
-    x, bits = device.zeros(LARGE, dtype), device.kernel(source, "halve")
+    x = device.zeros(LARGE, dtype)
+    bits = device.kernel(source, "halve")
     x.fill(VALUES[dtype])
     words = device.zeros(LARGE, "int64")
     with device.capture() as graph:
@@ -88,7 +89,8 @@ def test_captured_fills_are_told_from_the_launches_between_them(dtype: str, devi
 
 @types
 def test_a_fill_comes_after_what_another_stream_does_with_the_array(dtype: str, device: Gpu) -> None:
-    side, source = device.stream(), device.array(whole(dtype, LARGE))
+    side = device.stream()
+    source = device.array(whole(dtype, LARGE))
     x, seen = device.zeros(LARGE, dtype, stream=side), device.zeros(LARGE, dtype)
     x.copy_from(source)
     seen.copy_from(x)

@@ -127,7 +127,9 @@ class Reference:
     """The step in float64."""
 
     def __init__(self, given: Weights, tokens: Ints, positions: Ints) -> None:
-        self.given, self.k, self.v = given, given.k.copy(), given.v.copy()
+        self.given = given
+        self.k = given.k.copy()
+        self.v = given.v.copy()
         self.tokens, self.positions = list(tokens), list(positions)
 
     def step(self) -> Floats:

@@ -39,7 +39,8 @@ def operand(gpu: Gpu, shape: tuple[int, ...], dtype: str, offset: int) -> Array:
 
 
 def rows(gpu: Gpu, cases: Iterable[tuple[int, int, int]], dtypes: Iterable[str] = DTYPES) -> int:
-    ops, done = Ops(gpu, blas=False), 0
+    ops = Ops(gpu, blas=False)
+    done = 0
     for dtype in dtypes:
         for number, width, offset in cases:
             x, gy = (operand(gpu, (number, width), dtype, offset) for _ in range(2))

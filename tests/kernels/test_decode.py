@@ -36,7 +36,8 @@ def test_one_capture_serves_every_step_without_a_host_write(
 ) -> None:
     made = model(flaky.gpu, tokens, positions)
     exact = Reference(weights(len(tokens)), tokens, positions)
-    graph, words = made.captured(), set[int]()
+    graph = made.captured()
+    words = set[int]()
     for _ in range(40):
         with flaky.asked() as asked:
             graph.replay()
@@ -128,7 +129,8 @@ def test_setting_is_one_copy_and_reads_back(flaky: Flaky, batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 131])
 def test_advancing_is_one_launch(flaky: Flaky, batch: int) -> None:
-    state, at = DecodeState(flaky.gpu, batch), np.arange(batch)
+    state = DecodeState(flaky.gpu, batch)
+    at = np.arange(batch)
     state.set(at + 7, at)
     sampled = flaky.gpu.array((at * 13 + 1).astype(np.int32))
     with flaky.asked() as asked:
@@ -163,7 +165,8 @@ def test_one_sequence_is_set_by_integers_or_sequences(device: Gpu) -> None:
 
 
 def test_a_sequence_at_its_limit_stays_there_and_read_tells(device: Gpu) -> None:
-    state, sampled = DecodeState(device, 2, limit=7), device.array([50, 60], "int32")
+    state = DecodeState(device, 2, limit=7)
+    sampled = device.array([50, 60], "int32")
     state.set([5, 6], [6, 4])
     with device.capture() as graph:
         state.advance(sampled)
@@ -240,7 +243,8 @@ def test_sampled_tokens_are_one_int32_for_each_sequence(device: Gpu) -> None:
 
 @pytest.mark.gpu
 def test_tokens_that_torch_sampled_are_taken_as_they_are(open_device: Callable[..., Gpu]) -> None:
-    torch, state = library("torch"), DecodeState(open_device("cuda"), 3)
+    torch = library("torch")
+    state = DecodeState(open_device("cuda"), 3)
     for step in range(4):
         sampled = torch.arange(3, dtype=torch.int32, device="cuda") + step
         state.advance(sampled)
@@ -254,7 +258,8 @@ def test_setting_inside_a_capture_is_refused(device: Gpu) -> None:
 
 
 def test_advancing_in_a_stream_is_seen_by_everything_after_it(device: Gpu) -> None:
-    state, side = DecodeState(device), device.stream()
+    state = DecodeState(device)
+    side = device.stream()
     for _ in range(3):
         state.advance(stream=side)
     assert state.token.buffer.uses.stream is side.raw

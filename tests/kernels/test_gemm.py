@@ -35,7 +35,8 @@ def run(gpu: Gpu, op: Op, a: Array, b: Array, c: Array, *, add: bool = False) ->
 
 def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int = 0) -> Array:
     """Make a product of random matrices, into memory that holds NaN, and look at all of it."""
-    (left, right, result), dims = FORMS[op.name], dict(op.dims)
+    (left, right, result) = FORMS[op.name]
+    dims = dict(op.dims)
     a, b = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right))
     c, whole = framed(gpu, shape_of(result, dims), dtype, shift)
     run(gpu, op, a.array, b.array, c)
@@ -84,7 +85,8 @@ def test_halves_at_any_address(device: Gpu, random: Random, shift: int) -> None:
 
 
 def test_products_of_halves_need_no_tensor_cores(open_device: Callable[..., Gpu]) -> None:
-    gpu, rng = open_device("emulator", arch="sm_75"), np.random.default_rng(8)
+    gpu = open_device("emulator", arch="sm_75")
+    rng = np.random.default_rng(8)
     a, b = (
         gpu.array(rng.standard_normal(shape, dtype=np.float32), "bfloat16")
         for shape in ((40, 21), (21, 150))
@@ -118,8 +120,10 @@ ALIGNED = [("float32", 128), ("float32", 64), ("float32", 32), ("bfloat16", 32),
 def test_alignment_changes_no_bit(device: Gpu, name: str, dtype: str, tile: int) -> None:
     """Of sums that would be zero, nothing but rounding is left: it shows the order of additions."""
     dims = {"m": 80, "n": 144, "k": 272}
-    op, (left, right, result) = op_of(name, dims, dtype, tile), FORMS[name]
-    (summed,), rng = set(left) - set(result), np.random.default_rng()
+    op = op_of(name, dims, dtype, tile)
+    (left, right, result) = FORMS[name]
+    (summed,) = set(left) - set(result)
+    rng = np.random.default_rng()
     halves = {**dims, summed: dims[summed] // 2}
     parts = [rng.standard_normal(shape_of(axes, halves), dtype=np.float32) for axes in (left, right)]
     first = np.concatenate((parts[0], -parts[0]), left.index(summed))
@@ -176,7 +180,8 @@ def test_gradients_are_those_of_the_product(ops: Ops, random: Random) -> None:
 
 @forms
 def test_a_newer_dialect_of_ptx_gives_the_same_bits(open_device: Callable[..., Gpu], name: str) -> None:
-    dims, rng = {"m": 33, "n": 20, "k": 37}, np.random.default_rng(7)
+    dims = {"m": 33, "n": 20, "k": 37}
+    rng = np.random.default_rng(7)
     left, right, result = FORMS[name]
     hosts = [rng.standard_normal(shape_of(axes, dims), dtype=np.float32) for axes in (left, right)]
     found = []
@@ -304,11 +309,14 @@ def test_a_result_that_cannot_be_is_refused(device: Gpu, ops: Ops) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], dtype: str) -> None:
     """With its own compiled code: one times one."""
-    gpu, dims = open_device("cuda"), {"m": 1, "n": 1, "k": 1}
-    one, there = gpu.zeros((1, 1), dtype).fill(1), quantize(np.ones((1, 1))).on(gpu)
+    gpu = open_device("cuda")
+    dims = {"m": 1, "n": 1, "k": 1}
+    one = gpu.zeros((1, 1), dtype).fill(1)
+    there = quantize(np.ones((1, 1))).on(gpu)
     for name in (*FORMS, "gemm_backward_a_nf4"):
         for tile in gemm.tiles(dtype):
-            op, c = op_of(name, dims, dtype, tile), gpu.zeros((1, 1), dtype)
+            op = op_of(name, dims, dtype, tile)
+            c = gpu.zeros((1, 1), dtype)
             second = (there.codes, there.scales) if "nf4" in name else (one,)
             op.launch(gpu, one, *second, c, *dims.values(), False)
             assert exact(c) == 1, op.entry
@@ -325,13 +333,16 @@ def test_real_sizes_agree_with_float64(
     open_device: Callable[..., Gpu], name: str, dtype: str, sizes: tuple[int, int, int]
 ) -> None:
     torch = pytest.importorskip("torch")
-    dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+    dims = dict(zip("mnk", sizes, strict=True))
+    (left, right, result) = FORMS[name]
     (summed,) = set(left) - set(result)
     kind = getattr(torch, dtype)
     a, b = (torch.randn(shape_of(axes, dims), device="cuda").to(kind) for axes in (left, right))
     out = torch.full(shape_of(result, dims), torch.nan, device="cuda", dtype=kind)
     getattr(Ops(open_device("cuda"), blas=False), name)(a, b, out=out)
-    spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
+    spec = f"{left},{right}->{result}"
+    x = a.double()
+    y = b.double()
     wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
     bound = (
         gemm.error_bound(dims[summed], dtype) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
@@ -343,14 +354,17 @@ def test_real_sizes_agree_with_float64(
 @forms
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: str, dtype: str) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(3)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(3)
     for sizes in ((1000, 1021, 2048), (4096, 16, 1024), (2048, 2048, 2048)):
-        dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+        dims = dict(zip("mnk", sizes, strict=True))
+        (left, right, result) = FORMS[name]
         a, b = (
             gpu.array(rng.standard_normal(shape_of(axes, dims), dtype=np.float32), dtype)
             for axes in (left, right)
         )
-        op, shape = op_of(name, dims, dtype), shape_of(result, dims)
+        op = op_of(name, dims, dtype)
+        shape = shape_of(result, dims)
         first, again = gpu.empty(shape, dtype), gpu.empty(shape, dtype)
         run(gpu, op, a, b, first)
         for _ in range(20):
@@ -365,7 +379,8 @@ def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: s
 def test_every_tile_of_halves_is_right_on_the_gpu(
     open_device: Callable[..., Gpu], name: str, dtype: str, tile: int
 ) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(tile)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(tile)
     left, right, result = FORMS[name]
     for sizes in ((1, 1, 1), (31, 33, 37), (129, 257, 131), (136, 264, 200), (264, 520, 1032)):
         dims = dict(zip("mnk", sizes, strict=True))
@@ -390,7 +405,9 @@ def test_every_tile_of_halves_is_right_on_the_gpu(
 def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(4), (70001, 40003, 3)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(4)
+    (m, n, k) = (70001, 40003, 3)
     a, b = (rng.standard_normal(shape).astype("float16") for shape in ((m, k), (k, n)))
     c = gpu.empty((m, n), "float16")
     run(gpu, gemm.gemm(m, n, k, "float16"), gpu.array(a), gpu.array(b), c)
@@ -402,7 +419,9 @@ def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
 def test_an_operand_of_more_than_2_to_the_31_elements_is_read_to_its_end(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(5), (2, 33, 70_000_001)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(5)
+    (m, n, k) = (2, 33, 70_000_001)
     gc, end = (rng.standard_normal(shape).astype("float16") for shape in ((m, n), (1000, n)))
     b = gpu.zeros((k, n), "float16")
     b[k - 1000 :].write(end)

@@ -63,7 +63,8 @@ def every_call(gpu: Gpu, ops: Ops, random: Random, case: tuple[str, int, int, in
     p = exact(y)
     dot, most = (np.sum(part, -1, keepdims=True) for part in (gy.exact * p, np.abs(gy.exact * p)))
     wanted = gradients(gy.exact, x.exact, gamma.exact, EPS)
-    exact_y, normed = softmax(x.exact), rms_norm(x.exact, gamma.exact, EPS)
+    exact_y = softmax(x.exact)
+    normed = rms_norm(x.exact, gamma.exact, EPS)
     backward = Call(
         ops.rms_norm_backward(put[1], put[0], put[2], eps=EPS),
         (wanted.x, wanted.gamma),
@@ -184,18 +185,22 @@ def test_cases_of_the_whole_sweep_agree_with_float64(torch: Any, on_gpu: Ops) ->
         g_gamma = torch.empty_like(gamma)
         on_gpu.softmax(x, out=y)
         on_gpu.rms_norm(x, gamma, eps=EPS, out=normed)
-        v, g, c = x.double(), gy.double(), gamma.double()
+        v = x.double()
+        g = gy.double()
+        c = gamma.double()
         mean = v.square().mean(-1, keepdim=True) + EPS
         try:
             tensors_agree(y, torch.softmax(v, -1))
             tensors_agree(normed, v * mean.rsqrt() * c)
             on_gpu.softmax_backward(gy, y, out=gx)
             p = y.double()
-            dot, most = (g * p).sum(-1, keepdim=True), (g * p).abs().sum(-1, keepdim=True)
+            dot = (g * p).sum(-1, keepdim=True)
+            most = (g * p).abs().sum(-1, keepdim=True)
             tensors_agree(gx, p * (g - dot), p * (g.abs() + most))
             on_gpu.rms_norm_backward(gy, x, gamma, eps=EPS, out=(gx, g_gamma))
             terms = v * g * c
-            pull, size = terms.mean(-1, keepdim=True), terms.abs().mean(-1, keepdim=True)
+            pull = terms.mean(-1, keepdim=True)
+            size = terms.abs().mean(-1, keepdim=True)
             r = mean.sqrt()
             tensors_agree(
                 gx, (c * g - v / mean * pull) / r, ((c * g).abs() + v.abs() / mean * size) / r

@@ -72,7 +72,8 @@ class Case:
     def __init__(self, gpu: Gpu, shape: Shape, **more: Any) -> None:
         rng = np.random.default_rng(20261115)
         sizes = {**shape.trained, **shape.base, "x": (shape.max_seq, shape.hidden)}
-        self.shape, self.quantised = shape, dict[str, Nf4]()
+        self.shape = shape
+        self.quantised = dict[str, Nf4]()
         self.weights = {name: self._stored(rng.standard_normal(sizes[name])) for name in sorted(sizes)}
         for name in shape.base if shape.nf4 else ():
             self.quantised[name] = quantize(self.weights[name])

@@ -71,7 +71,8 @@ class Standin:
         return found
 
     def switch(self, number: int) -> None:
-        before, self._library.current = self._library.current, self._streams[number]
+        before = self._library.current
+        self._library.current = self._streams[number]
         self._library.order(before)
 
     def handle(self) -> int:
@@ -107,7 +108,8 @@ class RealTorch:
         return [int(n) for n in tensor.cpu().tolist()]
 
     def switch(self, number: int) -> None:
-        before, there = self._torch.cuda.current_stream(), self._streams[number]
+        before = self._torch.cuda.current_stream()
+        there = self._streams[number]
         there.wait_stream(before)
         self._torch.cuda.set_stream(there)
 
@@ -145,7 +147,8 @@ class RealCuPy:
         return [int(n) for n in tensor.get()]
 
     def switch(self, number: int) -> None:
-        before, there = self._cupy.cuda.get_current_stream(), self._streams[number]
+        before = self._cupy.cuda.get_current_stream()
+        there = self._streams[number]
         there.wait_event(before.record())
         there.use()
 

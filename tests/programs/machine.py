@@ -187,7 +187,8 @@ class Programs(RuleBasedStateMachine):
     @rule(at=number, which=number)
     def export(self, at: int, which: int) -> None:
         """Another library takes an array of ours; never two of them one array."""
-        item, library = self._item(at), self.libraries[which % len(self.libraries)]
+        item = self._item(at)
+        library = self.libraries[which % len(self.libraries)]
         whole = isinstance(item.value, Array) and item.root is None
         if self.capturing or not whole or item.exported not in (None, library) or len(self.items) > 14:
             return
@@ -234,7 +235,8 @@ class Programs(RuleBasedStateMachine):
     def add(self, into: int, stream: int) -> None:
         """A kernel reads a scalar of the device."""
         item = self._item(into)
-        operand, scalar = self._operand(item), self.scalar
+        operand = self._operand(item)
+        scalar = self.scalar
         if self.capturing is not None:
             self.capturing.scalar = True
         chosen = None if self.capturing is not None else self._stream(stream)
@@ -326,7 +328,8 @@ class Programs(RuleBasedStateMachine):
         self._end()
 
     def _end(self) -> None:
-        captured, self.capturing = self.capturing, None
+        captured = self.capturing
+        self.capturing = None
         assert captured is not None
         if not captured.steps:
             captured.graph.__exit__(ValueError, ValueError("nothing was captured"), None)

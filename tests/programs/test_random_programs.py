@@ -52,7 +52,8 @@ def deferred(shared_builder: Builder) -> Iterator[type[Programs]]:
     class Deferred(Programs):
         def open(self, schedule: int) -> tuple[Gpu, list[Library]]:
             gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), shared_builder)
-            torch, cupy = FakeTorch(gpu), FakeCuPy(gpu)
+            torch = FakeTorch(gpu)
+            cupy = FakeCuPy(gpu)
             introduce(torch, patch)
             introduce(cupy, patch)
             return gpu, [Standin(torch), Standin(cupy)]

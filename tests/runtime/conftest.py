@@ -25,7 +25,8 @@ def world(
     request: pytest.FixtureRequest, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=request.param), shared_builder)
-    torch, cupy = FakeTorch(gpu), FakeCuPy(gpu)
+    torch = FakeTorch(gpu)
+    cupy = FakeCuPy(gpu)
     introduce(torch, monkeypatch)
     introduce(cupy, monkeypatch)
     kernels = (gpu.kernel(SOURCE, name) for name in ("put", "copy", "spread"))

@@ -84,7 +84,8 @@ def context() -> Context:
 
 def packing(context: Context, parameter: Parameter) -> Callable[[Any], bytes]:
     """A function that gives the bytes that a launch hands over for one argument."""
-    signature, nothing = Signature(EntryPoint("k", (parameter,))), cast(Any, None)
+    signature = Signature(EntryPoint("k", (parameter,)))
+    nothing = cast(Any, None)
     geometry = Geometry((1, 1, 1), (1, 1, 1))
     launch = Launch(context, nothing, signature, geometry, None, module=nothing)
     block = new_param_buffer(signature)

@@ -227,7 +227,8 @@ def test_a_struct_is_passed_by_value(value: Any, device: Gpu) -> None:
 
 
 def test_a_struct_is_read_when_it_is_launched(device: Gpu) -> None:
-    out, pair = device.zeros(3, "float64"), Pair(1, 2, 3)
+    out = device.zeros(3, "float64")
+    pair = Pair(1, 2, 3)
     bound = device.kernel(KERNELS, "unpack").bind(pair, out, grid=1, block=1)
     pair.a = 99
     bound()

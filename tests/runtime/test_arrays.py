@@ -259,7 +259,8 @@ def test_scalars_of_every_kind_give_their_value_back(name: str, value: complex, 
 
 def nearest_bfloat16(value: float) -> int:
     """The bits of the nearest bfloat16, ties to even, in exact arithmetic."""
-    exact, sign = Fraction(abs(value)), int(math.copysign(1, value) < 0)
+    exact = Fraction(abs(value))
+    sign = int(math.copysign(1, value) < 0)
     candidates = range(0x7F81)
 
     def number(bits: int) -> Fraction:

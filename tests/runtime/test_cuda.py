@@ -139,7 +139,8 @@ def test_own_arrays_among_torch_tensors_are_ordered_both_ways(warm: int, gpu: Gp
     torch = library("torch")
     copy = kernel(gpu, "copy")
     with torch.cuda.stream(torch.cuda.Stream()):
-        x, own = torch.zeros(N, device="cuda"), gpu.zeros(N)
+        x = torch.zeros(N, device="cuda")
+        own = gpu.zeros(N)
         for _ in range(warm):
             copy[grid_of(N), 256](x, own, N)
         torch.cuda._sleep(SLOW)
@@ -155,7 +156,8 @@ def test_own_arrays_among_torch_tensors_are_ordered_both_ways(warm: int, gpu: Gp
 
 def test_an_explicit_stream_waits_for_torchs(gpu: Gpu) -> None:
     torch = library("torch")
-    out, stream = gpu.zeros(N), gpu.stream()
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     with torch.cuda.stream(torch.cuda.Stream()):
         x = torch.zeros(N, device="cuda")
         torch.cuda._sleep(SLOW)
@@ -166,7 +168,8 @@ def test_an_explicit_stream_waits_for_torchs(gpu: Gpu) -> None:
 
 def test_a_tensor_dropped_after_its_launch_is_not_overwritten_under_it(gpu: Gpu) -> None:
     torch = library("torch")
-    out, stream = gpu.zeros(N), gpu.stream()
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     x = torch.full((N,), 3.0, device="cuda")
     torch.cuda.synchronize()
     linger(gpu, stream)
@@ -181,7 +184,8 @@ def test_a_tensor_dropped_after_its_launch_is_not_overwritten_under_it(gpu: Gpu)
 
 def test_torch_streams_are_streams(gpu: Gpu) -> None:
     torch = library("torch")
-    out, x = gpu.zeros(N), torch.zeros(N, device="cuda")
+    out = gpu.zeros(N)
+    x = torch.zeros(N, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -197,7 +201,8 @@ def test_torch_streams_are_streams(gpu: Gpu) -> None:
 def test_torch_tensors_are_checked_like_arrays(warm: int, gpu: Gpu) -> None:
     torch = library("torch")
     made = bench(gpu)
-    x, y = torch.from_numpy(made.xs).cuda(), torch.from_numpy(made.ys).cuda()
+    x = torch.from_numpy(made.xs).cuda()
+    y = torch.from_numpy(made.ys).cuda()
     for _ in range(warm):
         made.saxpy[5, 64](2.0, x, y, made.n)
     for wrong, words in (
@@ -215,7 +220,9 @@ def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = library("torch")
-    kernel, x, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33), gpu.zeros(33)
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    x = gpu.zeros(33)
+    y = gpu.zeros(33)
     for _ in range(4):
         kernel[1, 64](2.0, x, y, 33)
     left, right = torch.rand(33, device="cuda"), torch.rand(33, device="cuda")
@@ -229,7 +236,8 @@ def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
 
 def test_strided_tensors_are_not_copied_as_if_they_were_dense(gpu: Gpu) -> None:
     torch, cupy = library("torch"), library("cupy")
-    dense, flat = torch.arange(6.0, device="cuda").reshape(2, 3), cupy.arange(6, dtype="float32")
+    dense = torch.arange(6.0, device="cuda").reshape(2, 3)
+    flat = cupy.arange(6, dtype="float32")
     np.testing.assert_array_equal(gpu.array(dense).numpy(), dense.cpu().numpy())
     for strided in (dense.T, flat[::2], flat.reshape(2, 3).T):
         with pytest.raises(InputError, match="is not contiguous"):
@@ -254,7 +262,8 @@ def test_two_libraries_in_one_launch_are_ordered_both_ways(bound: bool, gpu: Gpu
 
 def test_a_bound_launch_orders_own_arrays_among_torch_tensors(gpu: Gpu) -> None:
     torch = library("torch")
-    kernel, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33)
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    y = gpu.zeros(33)
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(50_000_000)
         x = torch.full((33,), 4.0, device="cuda")
@@ -355,7 +364,8 @@ def test_memory_that_torch_holds_outlives_its_array(gpu: Gpu) -> None:
 def test_a_launch_comes_after_what_cupy_does_to_its_operands(side: bool, warm: int, gpu: Gpu) -> None:
     cupy = library("cupy")
     stream = cupy.cuda.Stream(non_blocking=True) if side else cupy.cuda.Stream.null
-    copy, own = kernel(gpu, "copy"), gpu.zeros(N)
+    copy = kernel(gpu, "copy")
+    own = gpu.zeros(N)
     with stream:
         x, out = cupy.zeros(N, cupy.float32), cupy.zeros(N, cupy.float32)
         for _ in range(warm):
@@ -434,7 +444,8 @@ def test_jax_arrays_pass_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_memory_used_in_a_second_stream_is_not_overwritten_under_it(gpu: Gpu) -> None:
-    out, stream = gpu.zeros(N), gpu.stream()
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     for close in (True, False):
         x = gpu.array(np.full(N, 3.0, np.float32))
         linger(gpu, stream)
@@ -450,7 +461,9 @@ def test_memory_used_in_a_second_stream_is_not_overwritten_under_it(gpu: Gpu) ->
 @pytest.mark.parametrize("warm", [0, 5])
 def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, gpu: Gpu) -> None:
     torch = library("torch")
-    out, stream, copy = gpu.zeros(N), torch.cuda.Stream(), kernel(gpu, "copy")
+    out = gpu.zeros(N)
+    stream = torch.cuda.Stream()
+    copy = kernel(gpu, "copy")
     x = gpu.array(np.full(N, 3.0, np.float32))
     for _ in range(warm):
         copy.launch(x, out, N, grid=grid_of(N), block=256, stream=stream)
@@ -463,7 +476,9 @@ def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, 
 
 
 def test_a_second_stream_waits_for_what_was_written_meanwhile(gpu: Gpu) -> None:
-    x, out, stream = gpu.zeros(N), gpu.zeros(N), gpu.stream()
+    x = gpu.zeros(N)
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     copy = kernel(gpu, "copy")
     for value in (3.0, 4.0, 5.0, 6.0):
         linger(gpu)
@@ -478,7 +493,8 @@ def test_a_stream_of_another_library_may_be_gone_when_memory_is_freed(gpu: Gpu) 
     with gpu._device.current():  # type: ignore[attr-defined]
         code, handle = driver.cuStreamCreate(1)
     assert code == 0
-    x, out = gpu.array(np.full(N, 3.0, np.float32)), gpu.zeros(N)
+    x = gpu.array(np.full(N, 3.0, np.float32))
+    out = gpu.zeros(N)
     copy = kernel(gpu, "copy")
     copy.launch(x, out, N, grid=grid_of(N), block=256, stream=Foreign(int(handle)))
     assert driver.cuStreamDestroy(handle)[0] == 0
@@ -553,7 +569,8 @@ def test_a_tensor_map_is_passed_by_value(gpu: Gpu) -> None:
     )
     assert code == 0
     raw = ctypes.string_at(int(tensor_map.getPtr()), 128)
-    tile, out = gpu.kernel(TILE, "tile"), gpu.zeros(128)
+    tile = gpu.kernel(TILE, "tile")
+    out = gpu.zeros(128)
     for given in (tensor_map, raw, tensor_map, raw):
         for x, y in ((0, 0), (16, 8), (48, 40)):
             tile[1, 128](given, x, y, out.fill(0))
@@ -566,7 +583,8 @@ def test_a_tensor_map_is_passed_by_value(gpu: Gpu) -> None:
 def test_another_context_may_be_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
-    made, errors = bench(gpu), list[BaseException]()
+    made = bench(gpu)
+    errors = list[BaseException]()
 
     def work() -> None:
         try:

@@ -38,11 +38,15 @@ class Things(NamedTuple):
 
 def things(gpu: Gpu) -> Things:
     """One thing of each kind, every one of them used."""
-    module, array, scalar = gpu.module(KERNELS), gpu.zeros(4, "int32"), gpu.scalar("int32")
+    module = gpu.module(KERNELS)
+    array = gpu.zeros(4, "int32")
+    scalar = gpu.scalar("int32")
     with gpu.capture() as graph:
         array.fill(1)
     graph.replay()
-    kernel, stream, pool = module["narrow"], gpu.stream(), gpu.pool(1024)
+    kernel = module["narrow"]
+    stream = gpu.stream()
+    pool = gpu.pool(1024)
     for _ in range(3):
         kernel[1, 4](array)
     bound = kernel.bind(array, grid=1, block=4)

@@ -51,7 +51,8 @@ DOORS: dict[str, Door] = {
 def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
     verb: str, warm: int, flaky: Flaky
 ) -> None:
-    made, door = bench(flaky.gpu), DOORS[verb]
+    made = bench(flaky.gpu)
+    door = DOORS[verb]
     made.launch(warm)
     flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
@@ -83,7 +84,8 @@ def test_a_lost_device_is_an_event(
 
 @pytest.mark.parametrize("verb", DOORS)
 def test_an_error_that_passes_leaves_everything_usable(verb: str, flaky: Flaky) -> None:
-    made, door = bench(flaky.gpu), DOORS[verb]
+    made = bench(flaky.gpu)
+    door = DOORS[verb]
     for launches in range(0, 5, 2):
         flaky.seam.fail(verb, not_supported("cuMemsetD32Async"))
         with pytest.raises(DriverError, match="CUDA_ERROR_NOT_SUPPORTED"):
@@ -104,7 +106,8 @@ def test_waiting_tells_of_errors_of_the_work_before(
         flaky.seam.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
         door = stream.synchronize
     else:
-        event, raised = stream.record(), illegal_address("cuStreamSynchronize")
+        event = stream.record()
+        raised = illegal_address("cuStreamSynchronize")
 
         def failing() -> None:
             flaky.seam.on_loss(raised)

@@ -314,7 +314,8 @@ def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu)
     ids=["column", "every second row", "transposed", "reversed", "Fortran", "broadcast"],
 )
 def test_arrays_that_are_not_contiguous_are_refused(make: Any, warm: int, emulator: Gpu) -> None:
-    table, out = np.arange(40, dtype=np.int32).reshape(4, 10), emulator.zeros(40, "int32")
+    table = np.arange(40, dtype=np.int32).reshape(4, 10)
+    out = emulator.zeros(40, "int32")
     add = emulator.kernel(KERNELS, "add")
     for _ in range(warm):
         add[1, 32](np.arange(32, dtype=np.int32), 0, out, 32)
@@ -335,8 +336,10 @@ extern "C" __global__ void columns(const int* x, long long step, int* out, int n
 
 
 def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu) -> None:
-    own, out = emulator.array(np.arange(40, dtype=np.int32)), emulator.zeros(40, "int32")
-    columns, side = emulator.kernel(STRIDES, "columns"), emulator.stream()
+    own = emulator.array(np.arange(40, dtype=np.int32))
+    out = emulator.zeros(40, "int32")
+    columns = emulator.kernel(STRIDES, "columns")
+    side = emulator.stream()
     columns.launch(strided(own), 2, out, 20, grid=1, block=64, stream=side)
     assert np.array_equal(out.numpy()[:20], np.arange(0, 40, 2))
     assert own.buffer.uses.stream is not emulator._context.stream  # The use is on record.
@@ -347,7 +350,8 @@ def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu
 
 @pytest.mark.parametrize("step", [1, 3, -1, -4])
 def test_a_strided_array_is_passed_by_its_first_element(step: int, emulator: Gpu) -> None:
-    table, out = np.arange(40, dtype=np.int32), emulator.zeros(40, "int32")
+    table = np.arange(40, dtype=np.int32)
+    out = emulator.zeros(40, "int32")
     part = table[::step]
     columns = emulator.kernel(STRIDES, "columns")
     for _ in range(4):

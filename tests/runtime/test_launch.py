@@ -54,7 +54,8 @@ def test_a_kernel_without_parameters_runs(device: Gpu) -> None:
 
 def test_the_same_launch_by_every_road(device: Gpu) -> None:
     made = bench(device)
-    kernel, args = made.saxpy, (2.0, made.x, made.y, made.n)
+    kernel = made.saxpy
+    args = (2.0, made.x, made.y, made.n)
     kept = kernel[5, 64]
     bound = kernel.bind(*args, grid=5, block=64)
     roads: list[Callable[[], None]] = [
@@ -93,7 +94,9 @@ def test_a_view_is_launched_on_at_its_own_address(device: Gpu) -> None:
 
 
 def test_a_scalar_is_a_pointer_to_its_newest_value(device: Gpu) -> None:
-    add, step, out = device.kernel(KERNELS, "add"), device.scalar("int32"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    step = device.scalar("int32")
+    out = device.zeros(1, "int32")
     for value in (3, -4, 2**30, 0, 9):
         step.set(value)
         add[1, 1](step, 1, out, 1)
@@ -105,7 +108,8 @@ def test_a_scalar_is_a_pointer_to_its_newest_value(device: Gpu) -> None:
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
     """Run `work(0)` … at once, each in a thread; the first error of any comes out."""
-    start, errors = threading.Barrier(count), list[BaseException]()
+    start = threading.Barrier(count)
+    errors = list[BaseException]()
 
     def one(number: int) -> None:
         try:
@@ -132,7 +136,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
         if frame.f_code.co_name != code:
             return None
         # Python 3.13 counts instructions only once a frame has its trace function: at its first line.
-        frame.f_trace_opcodes, frame.f_trace_lines = True, event == "call"
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = event == "call"
         count += event == "opcode"
         if count == at and event == "opcode":
             raise KeyboardInterrupt
@@ -152,7 +157,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
 def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, run = list[object](), Launch.run
+    slow = list[object]()
+    run = Launch.run
 
     def run_slowly(launch: Launch, *args: Any, **named: Any) -> None:
         slow.append(args)
@@ -160,7 +166,8 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
 
     monkeypatch.setattr(Launch, "run", run_slowly)
     gpu = open_device("emulator")
-    kernel, out = gpu.kernel(PTX, "keep"), gpu.zeros(4)
+    kernel = gpu.kernel(PTX, "keep")
+    out = gpu.zeros(4)
     at = 0
 
     def launch() -> None:
@@ -179,7 +186,9 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
 
 def test_a_launch_becomes_quick_wherever_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    kernel, out, at = gpu.kernel(PTX, "keep"), gpu.zeros(4), 0
+    kernel = gpu.kernel(PTX, "keep")
+    out = gpu.zeros(4)
+    at = 0
     again = True
     while again:
         at += 1
@@ -306,7 +315,8 @@ def test_numpy_arrays_are_used_in_place_on_the_emulator(open_device: Callable[..
 
 def test_own_arrays_and_numpy_arrays_may_take_turns(open_device: Callable[..., Gpu]) -> None:
     made = bench(open_device("emulator"))
-    host, times = made.ys.copy(), 0
+    host = made.ys.copy()
+    times = 0
     for turn in range(12):
         x = made.x if turn % 2 else made.xs
         made.saxpy[5, 64](2.0, x, made.y if turn % 3 else host, made.n)
@@ -317,7 +327,8 @@ def test_own_arrays_and_numpy_arrays_may_take_turns(open_device: Callable[..., G
 
 def test_one_array_may_be_several_operands_and_empty_ones_pass(open_device: Callable[..., Gpu]) -> None:
     made = bench(open_device("emulator"))
-    host, nothing = made.ys.copy(), np.zeros(0, np.float32)
+    host = made.ys.copy()
+    nothing = np.zeros(0, np.float32)
     fixed = host.view()
     fixed.flags.writeable = False
     made.saxpy[5, 64](2.0, host, host, made.n)
@@ -442,7 +453,8 @@ def test_a_shuffle_from_a_lane_that_is_not_there_gives_zero(device: Gpu) -> None
     }"""
     kernel = device.kernel(source, "down")
     for block, end in ((32, 32), (32, 24), (20, 32)):  # all lanes, some exited, some that never were
-        out, alive = device.zeros(32, "int32"), min(block, end)
+        out = device.zeros(32, "int32")
+        alive = min(block, end)
         kernel[1, block](out, end)
         lanes = np.arange(alive)
         there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # beyond a warp there is the thread itself

@@ -57,7 +57,8 @@ def test_the_limit_of_shared_memory_counts_what_is_static(device: Gpu) -> None:
             out[threadIdx.x] = room[255 - threadIdx.x];
         }
     """
-    kernel, most = device.kernel(source, "fixed"), device.limits.shared_optin
+    kernel = device.kernel(source, "fixed")
+    most = device.limits.shared_optin
     assert kernel.attributes.shared == 1024
     out = device.zeros(256, "int32")
     kernel.launch(out, grid=1, block=256, shared=most - 1024)
@@ -139,7 +140,8 @@ SHARED: dict[str, Callable[[int], int]] = {
 def test_the_best_block_has_the_most_threads_on_a_processor(
     shared: str, limit: int | None, setup: Bench
 ) -> None:
-    kernel, room = setup.saxpy, SHARED[shared]
+    kernel = setup.saxpy
+    room = SHARED[shared]
     best = kernel.max_potential_block_size(room, limit=limit)
     sizes = {*range(32, (limit or 1024) + 1, 32), limit or 1024}
     fitting = [size for size in sizes if room(size) <= kernel.attributes.dynamic_shared]
@@ -191,7 +193,8 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
             if (i < n) y[i] = y[i] * 3 + 1;
         }
     """
-    kernel, data = device.kernel(source, "chain"), np.arange(1009, dtype=np.int64)
+    kernel = device.kernel(source, "chain")
+    data = np.arange(1009, dtype=np.int64)
     y = device.array(data)
     for _ in range(20):
         kernel.launch(y, 1009, grid=8, block=128, programmatic=True)
@@ -201,7 +204,8 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
 
 def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
     made = bench(device)
-    launcher, said = made.saxpy[5, 64], set()
+    launcher = made.saxpy[5, 64]
+    said = set()
     for _ in range(5):
         for launch in (
             made.saxpy[5, 64],

@@ -145,7 +145,9 @@ def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
     made = bench(gpu)
     made.launch(4)
     module = gpu.module(KERNELS)
-    symbol, view, step = module.symbol("table", "float32"), made.x[1:], gpu.scalar("int32")
+    symbol = module.symbol("table", "float32")
+    view = made.x[1:]
+    step = gpu.scalar("int32")
     bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64)
     gpu.reset()
     for stale in (
@@ -184,7 +186,8 @@ def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
-    old, context = [flaky.gpu.array([1.0] * 8) for _ in range(4)], flaky.gpu._context
+    old = [flaky.gpu.array([1.0] * 8) for _ in range(4)]
+    context = flaky.gpu._context
     flaky.gpu.array([3.0])  # dropped, and not freed yet
     flaky.gpu.stream()
     flaky.gpu.reset()
@@ -237,7 +240,9 @@ def test_closing_a_device_unloads_and_gives_back(flaky: Flaky) -> None:
 
 def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> None:
     for _ in range(60):
-        made, views, going = device.zeros(64), list[Array](), threading.Event()
+        made = device.zeros(64)
+        views = list[Array]()
+        going = threading.Event()
 
         def slice_on(
             made: Array = made, views: list[Array] = views, going: threading.Event = going
@@ -255,7 +260,8 @@ def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> N
 
 
 def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None:
-    context, let_go = device._context, list[str]()
+    context = device._context
+    let_go = list[str]()
 
     class Point:
         def __init__(self, name: str, done: bool) -> None:
@@ -284,7 +290,8 @@ def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None
 
 
 def test_a_module_dropped_while_others_are_unloaded_waits_for_the_next_time(flaky: Flaky) -> None:
-    context, synchronize = flaky.gpu._context, flaky.gpu._device.synchronize
+    context = flaky.gpu._context
+    synchronize = flaky.gpu._device.synchronize
     held = [flaky.gpu.module(SAXPY, label=f"{name}.cu") for name in ("first", "late")]
     flaky.gpu._session.modules.clear()
     held.pop(0)
@@ -311,7 +318,8 @@ def test_a_load_that_outlives_its_device_is_not_found_on_the_next(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
-    gpu, load = flaky.gpu, flaky.gpu._device.load
+    gpu = flaky.gpu
+    load = flaky.gpu._device.load
 
     def reset_meanwhile(*args: Any, **more: Any) -> Any:
         made = load(*args, **more)

@@ -348,7 +348,8 @@ def test_a_refused_launch_tells_kernel_and_argument_as_data(misuse: Misuse, setu
 
 @pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
 def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..., Gpu]) -> None:
-    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    setup = bench(open_device("emulator"))
+    other = open_device("emulator:1")
     setup.launch(warm)
     with pytest.raises(
         LaunchError, match=r"saxpy, argument 1: .*emulator:1> is on another device"
@@ -363,7 +364,8 @@ def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..
 
 
 def test_a_stream_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
-    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    setup = bench(open_device("emulator"))
+    other = open_device("emulator:1")
     with pytest.raises(InputError, match="does not belong to emulator:0"):
         setup.saxpy.launch(2.0, setup.x, setup.y, setup.n, grid=5, block=64, stream=other.stream())
     with pytest.raises(InputError, match="does not belong to emulator:0"):

@@ -218,7 +218,8 @@ def test_a_compile_error_comes_out_and_the_next_source_is_tried(device: Gpu) -> 
 
 
 def test_32_threads_load_once(flaky: Flaky) -> None:
-    start, got = threading.Barrier(32), list[object]()
+    start = threading.Barrier(32)
+    got = list[object]()
 
     def work() -> None:
         start.wait()
@@ -238,7 +239,8 @@ def test_32_threads_load_once(flaky: Flaky) -> None:
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, run = flaky.gpu, flaky.gpu._session.requests.run
+    gpu = flaky.gpu
+    run = flaky.gpu._session.requests.run
 
     def late(key: Any, make: Any, *, title: str) -> Any:
         monkeypatch.setattr(gpu._session.requests, "run", run)
@@ -350,7 +352,8 @@ def test_variables_are_read_and_written(device: Gpu) -> None:
 
 
 def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> None:
-    module, out = device.module(KERNELS), device.zeros(4, "int32")
+    module = device.module(KERNELS)
+    out = device.zeros(4, "int32")
     module["weigh"][1, 4](out)
     assert out.numpy().tolist() == [10, 20, 30, 40]
     module.symbol("weights", "int32").write([7, -8, 9, 10])

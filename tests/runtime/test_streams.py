@@ -116,7 +116,9 @@ def test_what_belongs_to_a_lost_context_is_refused(
     open_device: Callable[..., Gpu],
 ) -> None:
     gone, here = open_device("emulator:3"), open_device("emulator:4")
-    stream, event, late = gone.stream(), gone.record(timing=True), here.record(timing=True)
+    stream = gone.stream()
+    event = gone.record(timing=True)
+    late = here.record(timing=True)
     gone.reset()
     for door in (
         stream.synchronize, stream.record, event.done, event.synchronize,
@@ -147,7 +149,8 @@ def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
 
 
 def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), flaky.gpu.stream()
+    made = bench(flaky.gpu)
+    stream = flaky.gpu.stream()
     waits: list[int] = []
 
     def count(act: Callable[[], object]) -> None:
@@ -198,7 +201,8 @@ def test_a_write_waits_for_every_stream_that_read_the_array(flaky: Flaky) -> Non
 
 
 def test_two_readers_in_two_streams_do_not_wait_for_one_another(flaky: Flaky) -> None:
-    made, (left, right) = bench(flaky.gpu), [flaky.gpu.stream() for _ in range(2)]
+    made = bench(flaky.gpu)
+    (left, right) = [flaky.gpu.stream() for _ in range(2)]
     outs = {stream: flaky.gpu.zeros(made.n, stream=stream) for stream in (left, right)}
     waits: list[int] = []
     for stream in (left, right, left, right, left, right):
@@ -221,7 +225,8 @@ def test_memory_is_given_back_after_every_stream_that_used_it(flaky: Flaky) -> N
 
 
 def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Flaky) -> None:
-    made, own = bench(flaky.gpu), flaky.gpu.stream()
+    made = bench(flaky.gpu)
+    own = flaky.gpu.stream()
     own.close()
     handle = flaky.seam.stream().handle  # a stream that preheat does not own
     with flaky.asked("stream.record") as asked:
@@ -237,7 +242,8 @@ def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Fl
 
 
 def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
+    made = bench(flaky.gpu)
+    stream = Foreign(flaky.seam.stream().handle)
     for _ in range(6):
         with flaky.asked("stream.record") as asked:
             run_in(made, stream)
@@ -248,7 +254,8 @@ def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(flaky
 
 
 def test_events_of_many_launches_do_not_pile_up(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
+    made = bench(flaky.gpu)
+    stream = Foreign(flaky.seam.stream().handle)
     for _ in range(1000):
         made.saxpy.launch(0.0, made.x, made.y, 0, grid=1, block=1, stream=stream)
     assert len(flaky.gpu._context.garbage) < 300

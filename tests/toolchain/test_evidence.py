@@ -90,7 +90,8 @@ def test_a_stamp_that_changed_is_not_believed(header: Path) -> None:
 
 
 def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
-    memo, before = settled(header), header.stat()
+    memo = settled(header)
+    before = header.stat()
     first = look(memo, header)
     while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
         header.write_text("new")

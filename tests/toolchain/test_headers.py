@@ -248,7 +248,8 @@ def test_of_two_headers_of_one_name_only_the_one_opened_counts(project: Project)
 
 def test_a_header_in_memory_wins_over_one_on_disk(project: Project) -> None:
     project.write({"inc/v.h": "#error the one on disk\n", "inc/outer.h": '#include "v.h"\n'})
-    source, headers = f'#include "outer.h"\n{KERNEL}', {"v.h": "#define VALUE 1\n"}
+    source = f'#include "outer.h"\n{KERNEL}'
+    headers = {"v.h": "#define VALUE 1\n"}
     first = project.build(source, headers=headers)
     assert names(first) == [("0", "outer.h")]
     project.write({"inc/v.h": "#error still on disk\n"})

@@ -222,7 +222,8 @@ def lib(tmp_path: Path, toolchain: Toolchain) -> Path:
 
 def upgrade(source: Path, target: Path, change: int) -> str:
     """Put a copy of `source` with another build id in the place of `target`; its build id."""
-    content, known = source.read_bytes(), bytes.fromhex(build_id(source))
+    content = source.read_bytes()
+    known = bytes.fromhex(build_id(source))
     changed = bytes([known[0] ^ change]) + known[1:]
     staged = target.with_suffix(".staged")
     staged.write_bytes(content.replace(known, changed, 1))

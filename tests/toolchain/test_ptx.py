@@ -463,10 +463,12 @@ def test_launch_bounds_are_read_in_both_dialects(real: Real, arch: str) -> None:
 @pytest.mark.parametrize("arch", support.ARCHS)
 def test_every_function_and_statement_of_real_ptx_is_understood(real: Real, arch: str) -> None:
     text = real[arch].ptx.decode()
-    module, lines = ptx.parse(text), text.split("\n")
+    module = ptx.parse(text)
+    lines = text.split("\n")
     assert module.target == (arch,)
     assert [f.name for f in module.functions if f.kind == "func"] == ["_Z6helperfi"]
-    depth, opcodes = 0, set()
+    depth = 0
+    opcodes = set()
     for function in module.functions:
         for found in function.statements:
             assert found.text.split()[0].rstrip(";") in lines[found.line - 1]

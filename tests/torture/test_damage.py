@@ -28,7 +28,8 @@ from tests.conftest import Recorder
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 #: A value of every type that JSON has, some of them absurd, for the place of any other.
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 7, 1.5, 1e308, 2**70, float("nan"), float("inf")),

@@ -327,7 +327,9 @@ def test_threads_that_ask_at_once_with_other_directories_each_get_their_own(
 ) -> None:
     """While one thread compiles, another that asks for the same text must not be given its code."""
     first, second = directories(tmp_path, a=111, b=222)
-    compile_it, began, wrong = shared_builder.toolchain.compile, threading.Barrier(2), []
+    compile_it = shared_builder.toolchain.compile
+    began = threading.Barrier(2)
+    wrong = []
 
     def together(program: Program, arch: Arch) -> object:
         began.wait(60)

@@ -54,7 +54,8 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
     tmp_path: Path, events: Events, campaign: Campaign
 ) -> None:
     """And an entry for each two seconds that a sweep takes, for which these are too small."""
-    puts, limit = campaign.rounds(quick=40, long=3_000), 20 * SIZE
+    puts = campaign.rounds(quick=40, long=3_000)
+    limit = 20 * SIZE
     disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=limit)
 
     def fill(writer: int) -> None:

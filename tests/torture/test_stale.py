@@ -51,7 +51,9 @@ class Project:
 
     def build_while(self, happens: Callable[[Project], None]) -> None:
         """Build, and let something happen after the compiler has read the headers."""
-        builder, compiler, project = self.process(), self._toolchain, self
+        builder = self.process()
+        compiler = self._toolchain
+        project = self
 
         class Watched:
             def __getattr__(self, name: str) -> Any:
@@ -230,7 +232,8 @@ def test_a_file_that_is_away_while_the_program_is_compiled_is_not_forgotten(proj
     first.mkdir()
     (first / "v.h").write_text(NEW)
     program = Program.of(SOURCE, include=[first, project.include])
-    builder, compiler = project.process(), project.process().toolchain
+    builder = project.process()
+    compiler = project.process().toolchain
 
     class Interrupted:
         def __getattr__(self, name: str) -> Any:

@@ -27,7 +27,8 @@ from tests.torture.hangs import no_hang as no_hang
 from tests.torture.strangers import ATTACKER, VICTIM, act, play, public_place, start_as
 
 pytestmark = [needs_root, pytest.mark.usefixtures("no_hang")]
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 
 #: What an attacker can have in the place of the victim's directory `preheat-<uid>`.
 SQUATS = {

@@ -111,7 +111,8 @@ def test_new_programs_are_added_and_comments_stay_with_their_tables(manifest: Pa
 
 def test_a_manifest_that_says_the_same_is_not_touched(manifest: Path) -> None:
     merge_into(manifest, Manifest())
-    text, inode = manifest.read_text(), manifest.stat().st_ino
+    text = manifest.read_text()
+    inode = manifest.stat().st_ino
     Manifest.read(manifest).write(manifest)
     assert (manifest.read_text(), manifest.stat().st_ino) == (text, inode)
 

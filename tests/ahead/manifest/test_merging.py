@@ -34,7 +34,8 @@ from tests.ahead.manifest.support import (
 @unhurried
 @given(a=recordings, b=recordings, c=recordings)
 def test_merging_is_associative(a: Manifest, b: Manifest, c: Manifest) -> None:
-    left, right = a.merged(b).merged(c), a.merged(b.merged(c))
+    left = a.merged(b).merged(c)
+    right = a.merged(b.merged(c))
     assert left == right == a.merged(b, c)
     assert [w.program.path for w in left.programs] == [w.program.path for w in right.programs]
 
@@ -52,7 +53,8 @@ def test_merging_is_idempotent_up_to_how_often(a: Manifest, b: Manifest) -> None
 @unhurried
 @given(a=recordings, b=recordings)
 def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> None:
-    both, rows = a.merged(b), [*a.programs, *b.programs]
+    both = a.merged(b)
+    rows = [*a.programs, *b.programs]
     assert len(both.programs) == len({told_apart_by(wanted) for wanted in rows})
     for wanted in both.programs:
         same = [row for row in rows if told_apart_by(row) == told_apart_by(wanted)]

@@ -130,7 +130,8 @@ def funnel(m: Modifiers, a: int, b: int, c: int) -> int:
 
 
 def bfe(m: Modifiers, a: int, position: int, length: int) -> int:
-    digits, top = bits(a, last(m)), wide(m) - 1
+    digits = bits(a, last(m))
+    top = wide(m) - 1
     position, length = (position, length) if top == 63 else (position & 255, length & 255)
     fill = 0 if last(m).startswith("u") or length == 0 else digits[min(position + length - 1, top)]
     inside = [i < length and position + i <= top for i in range(top + 1)]
@@ -138,7 +139,9 @@ def bfe(m: Modifiers, a: int, position: int, length: int) -> int:
 
 
 def bfi(m: Modifiers, a: int, b: int, position: int, length: int) -> int:
-    source, target, top = bits(a, last(m)), bits(b, last(m)), wide(m) - 1
+    source = bits(a, last(m))
+    target = bits(b, last(m))
+    top = wide(m) - 1
     position, length = (position, length) if top == 63 else (position & 255, length & 255)
     for i in range(min(length, top + 1)):
         if position + i <= top:
@@ -222,7 +225,8 @@ def slct(m: Modifiers, a: Number, b: Number, c: Number) -> Number:
 
 
 def arithmetic(m: Modifiers, name: str, *arguments: float) -> float:
-    form, ftz = FORMATS[last(m).removesuffix("x2")], "ftz" in m
+    form = FORMATS[last(m).removesuffix("x2")]
+    ftz = "ftz" in m
     if ftz:
         arguments = tuple(oracle.flush(a, form) for a in arguments)
     mode = m.get("rnd", "rn")

@@ -40,7 +40,8 @@ FORMATS = {
 
 def round_to(exact: Fraction, form: Format, mode: str, *, bounded: bool = True) -> float:
     """`exact`, not zero, as the number of `form` that `mode` picks; any exponent if not `bounded`."""
-    size, side = abs(exact), 1 if exact > 0 else -1
+    size = abs(exact)
+    side = 1 if exact > 0 else -1
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     exponent -= Fraction(2) ** exponent > size
     if bounded:

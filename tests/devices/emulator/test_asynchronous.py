@@ -127,14 +127,16 @@ class Model:
         self.pending -= arrivals
         self.expected -= dropped
         if self.pending == self.bytes == 0:
-            self.phase, self.pending = self.phase + 1, self.expected
+            self.phase = self.phase + 1
+            self.pending = self.expected
         return before
 
 
 def random_steps(rng: np.random.Generator, count: int) -> tuple[list[str], list[int]]:
     """Instructions of one thread on one mbarrier, each of which leaves a number, and those numbers."""
     start = int(rng.integers(40, 60))
-    model, tokens = Model(start, start), {0: -1}
+    model = Model(start, start)
+    tokens = {0: -1}
     lines = [f"mbarrier.init.shared.b64 [%r1], {start};"]
     numbers: list[int] = []
     while len(numbers) < count:

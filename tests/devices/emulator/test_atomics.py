@@ -77,7 +77,8 @@ FORMS = [
 @pytest.mark.parametrize("addresses", [1, 3, 40, 5000])
 @pytest.mark.parametrize(("verb", "kind"), FORMS)
 def test_updates_happen_in_the_order_of_the_threads(verb: str, kind: str, addresses: int) -> None:
-    dtype, n = np.dtype(DTYPES[kind]), 3 * 77
+    dtype = np.dtype(DTYPES[kind])
+    n = 3 * 77
     few = verb in ("cas", "inc", "dec")
 
     def draw(count: int) -> Array:
@@ -88,8 +89,10 @@ def test_updates_happen_in_the_order_of_the_threads(verb: str, kind: str, addres
         return RNG.integers(low, high, count, dtype=dtype, endpoint=True)
 
     memory, first, second = draw(addresses), draw(n), draw(n)
-    where, old = RNG.integers(0, addresses, n, dtype=np.uint32), np.zeros(n, dtype)
-    expected, found = memory.copy(), np.zeros(n, dtype)
+    where = RNG.integers(0, addresses, n, dtype=np.uint32)
+    old = np.zeros(n, dtype)
+    expected = memory.copy()
+    found = np.zeros(n, dtype)
     with np.errstate(over="ignore"):
         for thread, at in enumerate(where):
             found[thread] = expected[at]
@@ -113,11 +116,9 @@ def test_results_that_nobody_reads_change_nothing(cuda: Cuda) -> None:
         if (threadIdx.x < 8) atomicAdd(counts + threadIdx.x, local[threadIdx.x]);
     }""")
     n = 1111
-    x, sums, counts = (
-        RNG.standard_normal(n).astype(np.float32),
-        np.zeros(5, np.float32),
-        np.zeros(9, np.uint32),
-    )
+    x = RNG.standard_normal(n).astype(np.float32)
+    sums = np.zeros(5, np.float32)
+    counts = np.zeros(9, np.uint32)
     machine(9, 128, x, sums, counts, np.int32(n))
     expected = np.zeros(5, np.float32)
     for i, value in enumerate(x):

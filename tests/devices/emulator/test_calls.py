@@ -40,7 +40,9 @@ def test_functions_return_structures_and_recurse_at_different_depths(cuda: Cuda)
         return n + 1 if m == 0 else ackermann(m - 1, ackermann(m, n - 1) if n else 1)
 
     for i in range(n):
-        total, tag, part = 100, 3, np.float32(0.25)
+        total = 100
+        tag = 3
+        part = np.float32(0.25)
         if i % 3:
             total, tag, part = total + i, tag + 1, part + np.float32(i * 1.5) / np.float32(2)
         if i % 2:
@@ -128,7 +130,8 @@ def test_what_a_pointer_might_lead_to_may_be_unknown_until_it_does(cuda: Cuda) -
         int t = threadIdx.x; A a; B b(t + 1); A* p = t % 3 ? (A*)&b : &a; out[t] = p->f(t);
         $
     }"""
-    out, i = np.zeros(33, np.int32), np.arange(33)
+    out = np.zeros(33, np.int32)
+    i = np.arange(33)
     cuda(source.replace("$", ""))(1, 33, out)
     np.testing.assert_array_equal(out, np.where(i % 3 == 0, i, i * (i + 1)))
     with pytest.raises(UnsupportedInstructionError, match=r"textures: istypep\.texref"):
@@ -155,7 +158,8 @@ def test_deep_recursion_of_many_threads_takes_little_memory(
         taken.append(self.local.nbytes)
 
     monkeypatch.setattr(Wave, "_reserve", watched)
-    out, depth = np.zeros(64 * 256, np.int32), 40
+    out = np.zeros(64 * 256, np.int32)
+    depth = 40
     machine(64, 256, out, np.int32(depth))
 
     def expected(d: int, a: Array) -> Array:

@@ -219,7 +219,8 @@ UNWRITTEN: dict[str, tuple[str, str | None]] = {
 @pytest.mark.parametrize("case", UNWRITTEN)
 def test_memory_of_other_blocks_that_nothing_has_written_is_found(case: str) -> None:
     body, message = UNWRITTEN[case]
-    text, out = kernel(f"{body} {SYNC}"), np.zeros(256, np.uint32)
+    text = kernel(f"{body} {SYNC}")
+    out = np.zeros(256, np.uint32)
     Machine(text)(8, 32, out, cluster=4)
     sanitized = Machine(text, sanitize=True)
     if message is None:

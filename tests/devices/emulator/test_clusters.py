@@ -184,7 +184,9 @@ def test_clusters_of_one_launch_are_apart(device: Gpu, blocks: int, threads: int
 
 
 def test_blocks_of_a_cluster_over_three_axes_are_those_that_the_registers_name(device: Gpu) -> None:
-    grid, cluster, threads = (4, 2, 4), (2, 2, 2), 32
+    grid = (4, 2, 4)
+    cluster = (2, 2, 2)
+    threads = 32
     text = summing(LOADS["generic"][0]).replace(
         "mov.u32 %r4, %ctaid.x;",
         "mov.u32 %r4, %ctaid.x; mov.u32 %r9, %ctaid.y; mad.lo.u32 %r4, %r9, 4, %r4;"

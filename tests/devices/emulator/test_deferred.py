@@ -78,7 +78,8 @@ def test_a_writer_that_waits_for_readers_never_is() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_waits_hold_across_several_streams(seed: int) -> None:
     device = deferred(seed)
-    address, streams = ready(device, 0), [device.stream() for _ in range(5)]
+    address = ready(device, 0)
+    streams = [device.stream() for _ in range(5)]
     for number, stream in enumerate(streams, 1):
         Bump(device, stream)(address, number)
         if number < len(streams):
@@ -92,7 +93,9 @@ def test_kernels_that_are_not_ordered_lose_updates_to_copies() -> None:
     seen = set()
     for seed in range(40):
         device = deferred(seed)
-        address, other, aside = ready(device, 0), ready(device, 9), device.stream()
+        address = ready(device, 0)
+        other = ready(device, 9)
+        aside = device.stream()
         main = device.stream()
         Bump(device, main)(address, 5)
         device.copy(address, other, 4, aside)
@@ -105,7 +108,9 @@ def test_work_is_late() -> None:
     late = 0
     for seed in range(40):
         device = deferred(seed)
-        address, stream, other = ready(device, 1), device.stream(), device.stream()
+        address = ready(device, 1)
+        stream = device.stream()
+        other = device.stream()
         device.fill(address, b"\x02", SIZE, stream)
         late += contents(device, address, other)[0] == 1
     assert 5 < late < 35
@@ -118,7 +123,8 @@ def trace(seed: int) -> list[bytes]:
     """What unordered work of several streams leaves behind, step by step."""
     device = deferred(seed)
     streams = [device.stream() for _ in range(4)]
-    memory, seen = [ready(device, number) for number in range(6)], []
+    memory = [ready(device, number) for number in range(6)]
+    seen = []
     pick = np.random.default_rng(5)
     for step in range(120):
         stream, other = (streams[i] for i in pick.choice(4, 2, replace=False))
@@ -146,7 +152,8 @@ def test_a_seed_always_gives_the_same_order_and_another_gives_another() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_host_bytes_and_parameters_are_read_at_submission(seed: int) -> None:
     device = deferred(seed)
-    stream, address = device.stream(), ready(device, 0)
+    stream = device.stream()
+    address = ready(device, 0)
     data = np.full(SIZE, 7, np.uint8)
     device.copy_in(address, data.data, stream)
     data[:] = 9
@@ -161,7 +168,8 @@ def test_host_bytes_and_parameters_are_read_at_submission(seed: int) -> None:
 
 def test_nothing_can_be_copied_too() -> None:
     device = deferred(0)
-    address, stream = device.allocate(0, device.stream()), device.stream()
+    address = device.allocate(0, device.stream())
+    stream = device.stream()
     device.copy_in(address, memoryview(b""), stream)
     device.copy(address, address, 0, stream)
     assert contents(device, address, stream, 0) == b""
@@ -171,7 +179,8 @@ def test_lent_memory_is_used_before_it_is_taken_back() -> None:
     for seed in range(10):
         device = deferred(seed)
         host = np.full(SIZE, 3, np.uint8)
-        address, stream = ready(device, 0), device.stream()
+        address = ready(device, 0)
+        stream = device.stream()
         with device.lend(host.ctypes.data, SIZE, False):
             device.copy(address, host.ctypes.data, SIZE, stream)
         host[:] = 4
@@ -203,7 +212,8 @@ def test_polling_ends(seed: int) -> None:
 def test_an_event_is_done_when_its_work_is() -> None:
     for seed in range(20):
         device = deferred(seed)
-        stream, address = device.stream(), ready(device, 0)
+        stream = device.stream()
+        address = ready(device, 0)
         device.fill(address, b"\x01", SIZE, stream)
         event = stream.record(timing=True)
         device.fill(address, b"\x02", SIZE, stream)
@@ -364,7 +374,8 @@ TOUCHES: dict[str, Touch] = {
 @pytest.mark.parametrize("kind", TOUCHES)
 def test_freed_memory_cannot_be_used(kind: str) -> None:
     device = deferred(1)
-    address, stream = ready(device, 0), device.stream()
+    address = ready(device, 0)
+    stream = device.stream()
     device.free(address, stream)
     with pytest.raises(EmulatorFault, match=f"{kind} of freed memory"):
         _touch(device, TOUCHES[kind], address, stream)
@@ -377,7 +388,8 @@ def _touch(device: EmulatorDevice, touch: Touch, address: int, stream: base.Stre
 
 def test_freed_memory_cannot_be_used_by_kernels_nor_freed_twice() -> None:
     device = deferred(1)
-    address, stream = ready(device, 0), device.stream()
+    address = ready(device, 0)
+    stream = device.stream()
     device.free(address, stream)
     with pytest.raises(DeviceError, match="no buffer"):
         device.free(address, stream)
@@ -387,7 +399,8 @@ def test_freed_memory_cannot_be_used_by_kernels_nor_freed_twice() -> None:
 
 
 def test_memory_that_is_nobodys_cannot_be_used() -> None:
-    device, host = deferred(1), np.zeros(SIZE, np.uint8)
+    device = deferred(1)
+    host = np.zeros(SIZE, np.uint8)
     device.fill(host.ctypes.data, b"\x01", SIZE, device.stream())
     with pytest.raises(EmulatorFault, match="fill of no allocated memory"):
         device.synchronize()
@@ -428,7 +441,8 @@ def test_much_freed_memory_is_not_kept_for_ever() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_fault_comes_out_where_work_is_forced_and_stays(seed: int) -> None:
-    device, told = deferred(seed), list[DeviceError]()
+    device = deferred(seed)
+    told = list[DeviceError]()
     device.on_loss = told.append
     stream, other = device.stream(), device.stream()
     good, bad = ready(device, 0), ready(device, 0)
@@ -454,7 +468,8 @@ def test_a_fault_comes_out_where_work_is_forced_and_stays(seed: int) -> None:
 
 def test_a_fault_ends_the_work_behind_it() -> None:
     device = deferred(4)
-    stream, address = device.stream(), ready(device, 0)
+    stream = device.stream()
+    address = ready(device, 0)
     Bump(device, stream)(address + SIZE)
     device.fill(address, b"\x01", SIZE, stream)
     event = stream.record()
@@ -467,7 +482,8 @@ def test_a_fault_that_a_submission_meets_comes_out_at_the_next_call() -> None:
     met = 0
     for seed in range(40):
         device = deferred(seed)
-        address, stream = ready(device, 0), device.stream()
+        address = ready(device, 0)
+        stream = device.stream()
         Bump(device, stream)(address + SIZE)
         try:
             for _ in range(30):
@@ -484,7 +500,9 @@ def test_other_work_is_lost_with_a_fault_too() -> None:
     seen = set()
     for seed in range(40):
         device = deferred(seed)
-        address, stream, other = ready(device, 0), device.stream(), device.stream()
+        address = ready(device, 0)
+        stream = device.stream()
+        other = device.stream()
         device.fill(address, b"\x01", SIZE, other)
         Bump(device, stream)(address + SIZE)
         with pytest.raises(EmulatorFault):
@@ -497,7 +515,8 @@ def test_other_work_is_lost_with_a_fault_too() -> None:
 
 
 def test_threads_can_submit_at_once() -> None:
-    device, errors = deferred(9), list[BaseException]()
+    device = deferred(9)
+    errors = list[BaseException]()
     total = ready(device, 0)
 
     def work(number: int) -> None:
@@ -527,7 +546,8 @@ def test_threads_can_submit_at_once() -> None:
 
 def test_a_forked_child_has_the_queued_work_too() -> None:
     device = deferred(2)
-    address, stream = ready(device, 0), device.stream()
+    address = ready(device, 0)
+    stream = device.stream()
     device.fill(address, b"\x01", SIZE, stream)
     child = os.fork()
     if not child:

@@ -37,7 +37,9 @@ def test_a_replay_is_one_piece_of_work_in_its_stream(seed: int) -> None:
     device = deferred(seed)
     address, target = ready(device, 0), ready(device, 0)
     graph, _ = captured(device, address)
-    executable, stream, other = graph.instantiate(), device.stream(), device.stream()
+    executable = graph.instantiate()
+    stream = device.stream()
+    other = device.stream()
     device.fill(address, b"\x00", SIZE, stream)
     replay = executable.prepare(stream)
     assert replay() == replay() == (0,)
@@ -66,7 +68,8 @@ def test_replays_are_late_and_can_be_waited_for() -> None:
 @pytest.mark.parametrize("schedule", [None, 0])
 def test_a_capture_keeps_owners_until_graph_and_executables_are_gone(schedule: int | None) -> None:
     device = EmulatorDevice(schedule=schedule)
-    stream, address = device.stream(), device.allocate(SIZE, device.stream())
+    stream = device.stream()
+    address = device.allocate(SIZE, device.stream())
     owner = Owned()
     gone = weakref.ref(owner)
     stream.begin_capture("thread_local")
@@ -86,7 +89,8 @@ def test_a_queued_replay_keeps_owners() -> None:
     kept = 0
     for seed in range(10):
         device = deferred(seed)
-        stream, address = device.stream(), ready(device, 0)
+        stream = device.stream()
+        address = ready(device, 0)
         owner = Owned()
         gone = weakref.ref(owner)
         stream.begin_capture("thread_local")
@@ -106,7 +110,8 @@ def test_a_queued_replay_keeps_owners() -> None:
 
 def test_owners_go_with_a_capture_that_comes_to_nothing() -> None:
     device = EmulatorDevice()
-    stream, owner = device.stream(), Owned()
+    stream = device.stream()
+    owner = Owned()
     gone = weakref.ref(owner)
     stream.begin_capture("thread_local")
     stream.retain(owner)
@@ -188,7 +193,8 @@ def test_there_are_default_streams_and_no_others(device: EmulatorDevice) -> None
 @pytest.mark.parametrize("seed", range(10))
 def test_adopted_streams_share_their_queue(seed: int) -> None:
     device = deferred(seed)
-    address, stream = ready(device, 0), device.stream()
+    address = ready(device, 0)
+    stream = device.stream()
     for number in range(1, 6):
         device.fill(address, bytes([number]), SIZE, device.adopt(stream.handle))
     assert contents(device, address, stream) == b"\x05" * SIZE
@@ -201,7 +207,8 @@ def test_adopted_streams_share_their_queue(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_destroyed_stream_does_what_it_has_and_takes_no_more(seed: int) -> None:
     device = deferred(seed)
-    address, stream = ready(device, 0), device.stream()
+    address = ready(device, 0)
+    stream = device.stream()
     device.fill(address, b"\x01", SIZE, stream)
     event = stream.record()
     stream.close()

@@ -316,7 +316,8 @@ def test_more_shared_memory_than_the_usual_limit_can_be_had(cuda: Cuda) -> None:
     extern "C" __global__ void k(int* out, int last) {
         extern __shared__ int s[]; s[last - threadIdx.x] = threadIdx.x; __syncthreads();
         out[threadIdx.x] = s[last - 31 + threadIdx.x]; }""")
-    out, size = np.zeros(32, np.int32), base.Limits().shared_optin
+    out = np.zeros(32, np.int32)
+    size = base.Limits().shared_optin
     machine(1, 32, out, np.int32(size // 4 - 1), shared=size)
     assert out.tolist() == list(range(31, -1, -1))
 
@@ -326,7 +327,8 @@ def test_parameters_are_read_before_a_launch_returns(compiler: Builder) -> None:
     machine = Machine(compiler.build(Program.of(source), "sm_90"))
     out = np.zeros(4, np.int32)
     submit = machine.module.function("k").prepare(base.Geometry((1, 1, 1), (4, 1, 1)), machine.stream)
-    value, address = ctypes.c_int(5), ctypes.c_uint64(out.ctypes.data)
+    value = ctypes.c_int(5)
+    address = ctypes.c_uint64(out.ctypes.data)
     pointers = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(value))
     with machine.device.lend(out.ctypes.data, out.nbytes, True):
         for number in (5, 6):
@@ -339,7 +341,8 @@ def test_parameters_are_read_before_a_launch_returns(compiler: Builder) -> None:
 def test_threads_of_the_host_can_launch_at_once(compiler: Builder) -> None:
     source = 'extern "C" __global__ void k(int* out, int v) { atomicAdd(out, v); }'
     machine = Machine(compiler.build(Program.of(source), "sm_90"))
-    out, errors = np.zeros(1, np.int32), []
+    out = np.zeros(1, np.int32)
+    errors = []
 
     def work() -> None:
         try:

@@ -142,7 +142,8 @@ def test_every_opcode_of_a_row_agrees_with_its_oracle(form: Form) -> None:
     rng = np.random.default_rng(zlib.crc32(form.syntax.encode()))
     expected = oracle_of(form)
     for opcode in form.opcodes():
-        made, m = instruction(opcode), form.modifiers(opcode)
+        made = instruction(opcode)
+        m = form.modifiers(opcode)
         assert made is not None
         assert m is not None
         names = source_types(made, m)
@@ -268,7 +269,8 @@ def close(form: Form, m: Modifiers, numbers: list[float], got: float) -> bool:
 def test_an_approximate_result_is_within_the_bound_of_its_row(form: Form) -> None:
     rng = np.random.default_rng(zlib.crc32(form.syntax.encode()))
     for opcode in form.opcodes():
-        made, m = instruction(opcode), form.modifiers(opcode)
+        made = instruction(opcode)
+        m = form.modifiers(opcode)
         assert made is not None
         assert m is not None
         assert not made.exact
@@ -461,7 +463,8 @@ def test_the_sine_of_a_large_angle_is_as_far_off_as_on_the_hardware(angle: int, 
 def test_arrays_and_scalars_mix_and_keep_dtype_and_shape(form: Form) -> None:
     rng = np.random.default_rng(zlib.crc32(form.syntax.encode()) + 1)
     opcode = list(form.opcodes())[int(rng.integers(0, len(list(form.opcodes()))))]
-    made, m = instruction(opcode), form.modifiers(opcode)
+    made = instruction(opcode)
+    m = form.modifiers(opcode)
     assert made is not None
     assert m is not None
     values = operands(source_types(made, m), 33, rng)

@@ -34,7 +34,8 @@ def test_loops_of_every_length_end_for_each_thread_by_itself(cuda: Cuda, threads
     def collatz(v: int) -> int:
         count = 0
         while v != 1:
-            v, count = (3 * v + 1 if v % 2 else v // 2), count + 1
+            v = 3 * v + 1 if v % 2 else v // 2
+            count = count + 1
         return count
 
     assert steps.tolist() == [collatz(v) for v in start.tolist()]
@@ -127,7 +128,8 @@ def test_guards_apply_to_every_kind_of_instruction() -> None:
         DONE:
         ret;""",
     )
-    at, out = RNG.integers(0, 10**6, 65, dtype=np.uint32), np.full(65, 5, np.uint32)
+    at = RNG.integers(0, 10**6, 65, dtype=np.uint32)
+    out = np.full(65, 5, np.uint32)
     before = at.copy()
     Machine(text)(1, 65, at, out)
     i = np.arange(65)

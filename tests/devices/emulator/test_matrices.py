@@ -113,7 +113,8 @@ def multiplied(
     device: Gpu, form: tuple[str, str, str], a: Array, b: Array, c: Array, block: int = 32
 ) -> Array:
     """What a kernel makes of matrices of bits: one product for each warp."""
-    depth, total = a.shape[2], form[2]
+    depth = a.shape[2]
+    total = form[2]
     given = [
         spread(a, of_a, depth // 2),
         spread(b, of_b, depth // 4),
@@ -188,9 +189,12 @@ def test_sums_of_integers_are_exact(device: Gpu, form: tuple[str, str, str]) -> 
 def test_what_is_no_number_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
     shape, kind, total = form
     depth = 16 if shape == "m16n8k16" else 8
-    a, b, c = np.ones((1, 16, depth)), np.ones((1, depth, 8)), np.zeros((1, 16, 8), np.float32)
+    a = np.ones((1, 16, depth))
+    b = np.ones((1, depth, 8))
+    c = np.zeros((1, 16, 8), np.float32)
     a[0, 3, 5], b[0, 2, 6], c[0, 9, 1] = np.inf, -np.inf, np.nan
-    a[0, 4, 1], b[0, 1, 4] = np.nan, 0
+    a[0, 4, 1] = np.nan
+    b[0, 1, 4] = 0
     a[0, 12, 2] = 0  # times an infinity
     given = c if total == "f32" else bits_of(c, "f16")
     found = multiplied(device, form, bits_of(a, kind), bits_of(b, kind), given)

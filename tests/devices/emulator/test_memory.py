@@ -127,7 +127,8 @@ def test_the_larger_a_buffer_is_the_further_an_access_beside_it_is_told_by_it() 
 def test_even_steps_in_any_direction_read_the_right_words(
     cuda: Cuda, step: int, first: int, n: int
 ) -> None:
-    at, out = words(8000), np.zeros(n, np.int32)
+    at = words(8000)
+    out = np.zeros(n, np.int32)
     pick(cuda(PICK), at, out, step, first, n)
     np.testing.assert_array_equal(out, at[np.arange(n) * step + first])
 
@@ -139,8 +140,10 @@ def test_scattered_words_are_gathered_and_scattered(cuda: Cuda) -> None:
         if (i < n) out[to[i]] = in[from[i]] + in[from[i] + 1];
     }""")
     n = 1021
-    source, target = RNG.integers(0, n - 1, n, dtype=np.int32), RNG.permutation(n).astype(np.int32)
-    values, out = RNG.standard_normal(n), np.full(n, np.nan)
+    source = RNG.integers(0, n - 1, n, dtype=np.int32)
+    target = RNG.permutation(n).astype(np.int32)
+    values = RNG.standard_normal(n)
+    out = np.full(n, np.nan)
     machine(8, 128, source, target, values, out, np.int32(n))
     expected = np.empty(n)
     expected[target] = values[source] + values[source + 1]
@@ -171,7 +174,8 @@ def test_every_width_is_read_extended_and_written(cuda: Cuda, dtype: str) -> Non
     n = 77
     values = RNG.integers(0, 256, n * 8, dtype=np.uint8).view(dtype)[:n]
     values = np.where(np.isfinite(values), values, 1).astype(dtype)
-    copy, wide = np.zeros_like(values), np.zeros(n)
+    copy = np.zeros_like(values)
+    wide = np.zeros(n)
     machine(1, 96, values, copy, wide, np.int32(n))
     np.testing.assert_array_equal(copy, values[::-1])
     np.testing.assert_array_equal(wide, values.astype(np.float64))
@@ -188,7 +192,8 @@ def test_vectors_are_neighbouring_words(cuda: Cuda, lanes: int) -> None:
     }}""")
     n = 51
     values = RNG.standard_normal((n, lanes)).astype(np.float32)
-    out, order = np.zeros_like(values), RNG.permutation(n).astype(np.int32)
+    out = np.zeros_like(values)
+    order = RNG.permutation(n).astype(np.int32)
     machine(1, 64, values, out, order, np.int32(n))
     np.testing.assert_array_equal(out, values[order, ::-1])
 
@@ -219,7 +224,10 @@ def test_one_access_may_go_to_several_buffers(cuda: Cuda) -> None:
         to[i] = from[i] + 1;
     }""")
     n = 200
-    a, b, c, d = words(n), words(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    a = words(n)
+    b = words(n)
+    c = np.zeros(n, np.int32)
+    d = np.zeros(n, np.int32)
     machine(1, 256, a, b, c, d, np.int32(n))
     i = np.arange(n)
     expected = np.where(i % 3, a, b) + np.int32(1)
@@ -239,7 +247,8 @@ def test_generic_addresses_of_shared_local_and_global_memory_mix_in_one_access(c
         atomicAdd(p, 5);
         out[i] = *p;
     }""")
-    out, memory = np.zeros(64, np.int32), words(64) // 2
+    out = np.zeros(64, np.int32)
+    memory = words(64) // 2
     before = memory.copy()
     machine(1, 64, out, memory, np.int32(2))
     i = np.arange(64)
@@ -277,7 +286,8 @@ def fault(machine: Machine, *args: Any, **launch: Any) -> EmulatorFault:
 
 def test_a_read_past_the_end_names_kernel_line_thread_and_buffer(cuda: Cuda) -> None:
     machine = cuda(PICK)
-    at, out = words(100), np.zeros(128, np.int32)
+    at = words(100)
+    out = np.zeros(128, np.int32)
     found = fault(machine, 4, 32, at, out, np.int32(1), np.int32(0), np.int32(128))
     assert (found.block, found.thread, found.address) == ((3, 0, 0), (4, 0, 0), at.ctypes.data + 400)
     assert found.kernel == "k"
@@ -355,7 +365,8 @@ def test_read_only_memory_can_be_read_and_not_written(cuda: Cuda) -> None:
     machine = cuda(
         'extern "C" __global__ void k(int* at, int* out) { out[threadIdx.x] = at[threadIdx.x]; }'
     )
-    fixed, out = words(32), np.zeros(32, np.int32)
+    fixed = words(32)
+    out = np.zeros(32, np.int32)
     fixed.flags.writeable = False
     machine(1, 32, fixed, out)
     np.testing.assert_array_equal(out, fixed)
@@ -371,7 +382,8 @@ def test_constant_memory_cannot_be_written(cuda: Cuda) -> None:
         out[threadIdx.x] = table[threadIdx.x & 7];
         to[threadIdx.x] = 4;
     }""")
-    out, symbol = np.ones(8, np.int32), machine.module.symbol("table")
+    out = np.ones(8, np.int32)
+    symbol = machine.module.symbol("table")
     assert symbol is not None
     found = fault(machine, 1, 8, out, np.uint64(symbol.address))
     assert found.address == symbol.address
@@ -417,7 +429,8 @@ def test_an_odd_base_and_an_odd_distance_may_make_an_even_address() -> None:
         st.global.u32 [%d6], %r2;
         ret;""",
     )
-    at, out = words(20), np.zeros(19, np.int32)
+    at = words(20)
+    out = np.zeros(19, np.int32)
     Machine(text)(1, 19, at, out)
     np.testing.assert_array_equal(out, at[1:])
 

@@ -102,7 +102,8 @@ def kernel(case: str) -> str:
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("case", SHARED)
 def test_shared_memory_is_read_only_where_it_was_written(case: str, blocks: int) -> None:
-    said, out = SHARED[case][1], np.zeros(64, np.int32)
+    said = SHARED[case][1]
+    out = np.zeros(64, np.int32)
     if said is None:
         Machine(kernel(case), sanitize=True)(blocks, 32, out)
     else:
@@ -131,7 +132,8 @@ def test_dynamic_memory_is_watched_too_and_blocks_have_their_own() -> None:
     ld.shared.u32 %r2, [more+4];
     ret;"""
     text = entry(".param .u64 out", body, outside=".extern .shared .align 4 .b8 more[];")
-    machine, out = Machine(text, sanitize=True), np.zeros(1, np.int32)
+    machine = Machine(text, sanitize=True)
+    out = np.zeros(1, np.int32)
     machine(1, 32, out, shared=8)
     with pytest.raises(EmulatorFault, match="4 of which nothing has written") as caught:
         machine(2, 32, out, shared=8)

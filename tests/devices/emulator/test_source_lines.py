@@ -191,7 +191,8 @@ def test_too_little_shared_memory_is_told_with_what_to_pass(open_gpu: Callable[.
             "kernel.launch(…, grid=…, block=…, shared=256)"
         )
         gpu.reset()
-        kernel, out = gpu.module(SOURCE, label="k.cu", headers=HEADERS)["tile"], gpu.zeros(1)
+        kernel = gpu.module(SOURCE, label="k.cu", headers=HEADERS)["tile"]
+        out = gpu.zeros(1)
 
 
 # What it does not change
@@ -338,7 +339,8 @@ def test_deep_calls_are_cut_short() -> None:
 def test_a_device_is_lost_before_anybody_looks_for_the_line(
     open_gpu: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, free = open_gpu(), list[bool]()
+    gpu = open_gpu()
+    free = list[bool]()
     lock = gpu._device.lock  # type: ignore[attr-defined]
 
     def interrupted(*_: object) -> None:

@@ -92,7 +92,8 @@ def test_sums_over_warps_of_diverged_blocks(cuda: Cuda) -> None:
         if ((threadIdx.x & 31) == 0) out[i / 32] = v;
     }""")
     n = 1000
-    x, out = RNG.standard_normal(n).astype(np.float32), np.full(32, np.nan, np.float32)
+    x = RNG.standard_normal(n).astype(np.float32)
+    out = np.full(32, np.nan, np.float32)
     machine(8, 128, x, out, np.int32(n))
     i = np.arange(1024)
     each = [sum(float(x[(k + j) % n]) for j in range(k % 5 + 1)) if k < n else 0.0 for k in i]
@@ -180,7 +181,8 @@ def test_every_reduction_of_a_short_warp(verb: str, kind: str, combine: Any) -> 
         redux.sync.{verb}.{kind} %r3, %r2, -1;
         st.global.u32 [%d5], %r3; ret;""",
     )
-    values, out = RNG.integers(0, 2**32, 45, dtype=np.uint32), np.zeros(45, np.uint32)
+    values = RNG.integers(0, 2**32, 45, dtype=np.uint32)
+    out = np.zeros(45, np.uint32)
     Machine(text)(1, 45, values, out)
     first, second = (reduce(combine, part.tolist()) for part in (values[:32], values[32:]))
     assert out.tolist() == [first] * 32 + [second] * 13
