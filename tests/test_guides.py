@@ -63,7 +63,7 @@ def test_the_commands_of_a_guide_do_what_it_shows(guide: Path, context: Path, tm
         compare(shown, out)
 
 
-def test_what_guides_show_of_the_application_is_what_is_shipped() -> None:
+def test_guides_show_the_application_as_it_is_shipped() -> None:
     shown = [s.text.rstrip() for s in ALL if s.page in GUIDES and s.kind == "python"]
     assert shown
     shipped = (APP / "server.py").read_text()
@@ -245,7 +245,7 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
     assert not any(name.startswith("nvidia") for name in PROJECT["dependencies"])
 
 
-def test_what_was_not_baked_is_refused_in_the_image(image: Image) -> None:
+def test_a_program_that_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
     told = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
     assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in told

@@ -96,7 +96,7 @@ def test_nothing_waits_for_a_lock_of_a_cached_property() -> None:
         )
 
 
-def test_compilers_are_loaded_in_the_worker_alone() -> None:
+def test_compilers_are_loaded_in_the_worker_only() -> None:
     users = {
         file.name
         for file in SOURCE.rglob("*.py")

@@ -49,7 +49,7 @@ def test_a_lock_has_one_holder_at_a_time() -> None:
     assert count == 3000
 
 
-def test_a_lock_has_as_many_holders_as_places() -> None:
+def test_a_lock_has_as_many_holders_as_slots() -> None:
     lock = Lock(places=3)
     inside = list[int]()
     most = list[int]()
@@ -183,7 +183,7 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
     assert flights.run("key", lambda: 8) == 8  # nothing old is handed out
 
 
-def test_a_thread_that_flies_already_makes_a_second_one_in_a_signal_handler() -> None:
+def test_a_signal_handler_of_a_computing_thread_computes_the_result_itself() -> None:
     flights: SingleFlight[int] = SingleFlight(Events())
     assert flights.run("key", lambda: 1 + flights.run("key", lambda: 1)) == 2
 
@@ -201,7 +201,7 @@ def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:
     os.close(other)
 
 
-def test_a_descriptor_that_nobody_holds_is_closed(tmp_path: Path) -> None:
+def test_a_descriptor_without_references_is_closed(tmp_path: Path) -> None:
     number = int(opened(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)

@@ -35,7 +35,7 @@ def test_a_directory_is_spelled_from_the_file(directory: str, told: str) -> None
     assert spelled(directory, "/app/k/k.cu") == told
 
 
-def test_a_file_in_the_root_directory_has_its_own_directory_alone_in_common_with_others() -> None:
+def test_a_file_in_the_root_directory_has_its_own_directory_only_in_common_with_others() -> None:
     assert spelled("/", "/k.cu") == "{file}"
     assert spelled("/usr/include", "/k.cu") == "/usr/include"
 

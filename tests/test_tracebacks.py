@@ -31,7 +31,7 @@ def own_frames(error: PreheatError) -> list[str]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_compile_error_shows_the_call_alone(open_device: Callable[..., Gpu], door: str) -> None:
+def test_a_compile_error_shows_the_call_only(open_device: Callable[..., Gpu], door: str) -> None:
     gpu = open_device("emulator")
     for _ in range(2):  # the second error is remembered
         with pytest.raises(CompileError) as caught:
@@ -40,7 +40,7 @@ def test_a_compile_error_shows_the_call_alone(open_device: Callable[..., Gpu], d
         assert caught.value.__context__ is None
 
 
-def test_an_unknown_kernel_and_a_seal_show_the_call_alone(open_device: Callable[..., Gpu]) -> None:
+def test_an_unknown_kernel_and_a_seal_show_the_call_only(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     with pytest.raises(UnknownEntryError) as unknown:
         gpu.kernel(GOOD, "nothing")

@@ -93,7 +93,7 @@ def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(fla
     assert asked == {"module.function": 1}
 
 
-def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
+def test_everything_is_tried_then_all_failures_are_reported(device: Gpu) -> None:
     wanted = manifest(
         program(ONE, "a.cu"),
         program(WRONG, "b.cu"),
@@ -118,7 +118,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     assert len(device._session.loaded) == 3
 
 
-def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
+def test_a_program_that_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
     device: Gpu, tmp_path: Path
 ) -> None:
     (tmp_path / "one.cu").write_text(ONE)
@@ -145,7 +145,7 @@ def test_a_program_recorded_for_a_suffix_is_warmed_for_it(flaky: Flaky) -> None:
     assert flaky.gpu.warm(manifest(alone)).programs == 1
 
 
-def test_sealed_what_is_not_stored_is_a_failure(
+def test_a_program_that_is_not_stored_is_a_failure_when_sealed(
     kind: str, open_flaky: Opener, builder: Builder
 ) -> None:
     gpu = open_flaky(kind, builder).gpu
@@ -155,7 +155,7 @@ def test_sealed_what_is_not_stored_is_a_failure(
     assert Path(__file__).name in str(caught.value)
 
 
-def test_equal_programs_share_a_module_and_trim_drops_what_nobody_holds(flaky: Flaky) -> None:
+def test_equal_programs_share_a_module_and_trim_drops_what_without_references(flaky: Flaky) -> None:
     gpu = flaky.gpu
     gpu.warm(manifest(program(ONE), program(THREE)))
     assert gpu.kernel(ONE, "one") == gpu.module(program(ONE))["one"]
@@ -219,7 +219,7 @@ def bake(shared_builder: Builder, tmp_path: Path) -> Baker:
     return Baker(shared_builder, place)
 
 
-def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is(
+def test_a_bundle_is_warmed_without_a_compiler_in_its_best_architecture(
     kind: str, open_flaky: Opener, bake: Baker, bare: Builder, recorder: Recorder
 ) -> None:
     flaky = open_flaky(kind, bare)
@@ -310,7 +310,7 @@ def test_code_of_a_bundle_that_the_device_refuses_is_a_failure(
     ("graphs", "told"),
     [([{"name": "add"}], "lists graphs that cannot be read"), (7, "lists graphs that cannot be read")],
 )
-def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
+def test_a_bundle_with_invalid_data_for_graphs_is_refused_before_anything_is_done(
     device: Gpu, bake: Baker, bare: Builder, graphs: Any, told: str
 ) -> None:
     gpu = Gpu(device._device, bare)
@@ -386,7 +386,9 @@ def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> 
     made.check(2)
 
 
-def test_what_is_no_source_is_refused_before_anything_is_done(device: Gpu, tmp_path: Path) -> None:
+def test_a_value_that_is_no_source_is_refused_before_anything_is_done(
+    device: Gpu, tmp_path: Path
+) -> None:
     (tmp_path / "bad.toml").write_text("version = ")
     (tmp_path / "bad.heat").write_text("nonsense")
     given: list[tuple[Any, type[Exception]]] = [
@@ -416,7 +418,7 @@ def test_a_report_reads_well() -> None:
 
 
 @pytest.mark.parametrize("baked", [True, False])
-def test_what_was_warmed_can_first_be_asked_for_inside_a_capture(
+def test_a_warmed_kernel_can_first_be_requested_inside_a_capture(
     device: Gpu, tmp_path: Path, baked: bool
 ) -> None:
     wanted = manifest(program(ONE, "inside.cu"))

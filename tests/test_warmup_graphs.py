@@ -290,7 +290,7 @@ class Pair(NamedTuple):
         (frozenset({1}), "frozenset({1})"),
     ],
 )
-def test_a_captured_key_is_told_as_a_literal_where_there_is_one(
+def test_a_captured_key_is_reported_as_a_literal_where_one_exists(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder, key: Any, text: str
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -308,7 +308,7 @@ def test_a_captured_key_is_told_as_a_literal_where_there_is_one(
     assert told == [("decode", text), ("step", text)]
 
 
-def test_what_no_warmer_could_capture_has_no_name_in_events(
+def test_a_graph_that_no_warmer_could_capture_has_no_name_in_events(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)

@@ -164,7 +164,7 @@ def test_a_gradient_cannot_be_differentiated_again(bridge: Bridge, name: str) ->
         first[0].sum().backward()
 
 
-def test_an_operand_that_was_changed_meanwhile_is_noticed(bridge: Bridge) -> None:
+def test_an_operand_that_was_changed_is_noticed(bridge: Bridge) -> None:
     x = bridge.random((5, 7), "float32").requires_grad_()
     middle = x * 1
     y = kernels.silu(middle)
@@ -191,7 +191,9 @@ OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for ar
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_is_no_tensor_is_refused_by_name(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_no_tensor_is_refused_by_name(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: installed and name == "torch")
     missing = "" if installed else ", and torch is not installed"
     refused: dict[str, Callable[[], object]] = {

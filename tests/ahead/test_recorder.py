@@ -213,7 +213,9 @@ def test_a_forked_child_records_for_itself_however_it_ends(
     assert not spool_directory(manifest).exists()
 
 
-def test_a_child_that_lives_on_keeps_nothing_of_its_parents(launch: Launch, manifest: Path) -> None:
+def test_a_child_that_keeps_running_keeps_nothing_of_its_parents(
+    launch: Launch, manifest: Path
+) -> None:
     process = launch(
         "ask(1)\n"
         "if os.fork() == 0:\n"
@@ -319,7 +321,7 @@ def spools(manifest: Path) -> list[Path]:
     return sorted(spool_directory(manifest).glob("*.jsonl"))
 
 
-def test_what_is_not_merged_yet_is_for_the_user_alone(record: Recorder, manifest: Path) -> None:
+def test_unmerged_recordings_are_readable_only_by_the_user(record: Recorder, manifest: Path) -> None:
     see(record)
     (file,) = spools(manifest)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -371,7 +373,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_manifest_that_cannot_be_read_is_left_alone_and_the_recording_kept(
+def test_a_manifest_that_cannot_be_read_stays_unchanged_and_the_recording_is_kept(
     launch: Launch, manifest: Path, case: str
 ) -> None:
     text, message = BROKEN[case]
@@ -450,7 +452,7 @@ def test_a_full_disk_ends_the_recording_with_one_fault(
     assert [row.program for row in Manifest.read(manifest).programs] == [kept]
 
 
-def test_whatever_fails_is_a_fault_and_never_the_applications(
+def test_a_failure_of_the_recorder_is_a_fault_event_and_no_error_of_the_application(
     record: Recorder, recorder: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder.forgive = True
@@ -554,7 +556,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
     assert len({row.program.asked_include for row in rows}) == 2
 
 
-def test_what_was_recorded_before_spellings_were_is_merged(record: Recorder, manifest: Path) -> None:
+def test_a_recording_without_spellings_is_merged(record: Recorder, manifest: Path) -> None:
     program = Program.of('#include "cfg.h"', include=["/opt/include"])
     record.on_program(program, SM_90, artifact())
     (file,) = spools(manifest)

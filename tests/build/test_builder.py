@@ -72,7 +72,7 @@ def test_every_tier_gives_the_bytes_of_a_fresh_compile(
         assert (other.cubin, other.ptx) == (compiled.cubin, compiled.ptx)
 
 
-def test_architectures_are_kept_apart(builder: Builder, recorder: Recorder) -> None:
+def test_architectures_are_separate(builder: Builder, recorder: Recorder) -> None:
     for arch in ("sm_90", "sm_90a", "sm_100"):
         assert str(builder.build(PROGRAM, arch).arch) == arch
     assert len(recorder.named("compile")) == 3
@@ -295,7 +295,7 @@ def test_bad_ptx_is_refused_with_its_line(builder: Builder) -> None:
         builder.build(Program.of(text, label="k.ptx"), "sm_90")
 
 
-def test_an_architecture_the_compiler_does_not_know_is_told_with_those_it_does(
+def test_an_architecture_the_compiler_does_not_know_is_reported_with_those_it_does(
     builder: Builder,
 ) -> None:
     with pytest.raises(InputError, match="cannot compile for sm_999") as caught:
@@ -436,7 +436,7 @@ def test_options_beside_a_program_are_refused() -> None:
         default.compile(PROGRAM, "sm_90", options=["-use_fast_math"])
 
 
-def test_a_child_forked_during_a_compile_lets_go_of_the_worker(open_builder: Open) -> None:
+def test_a_child_forked_during_a_compile_releases_the_worker(open_builder: Open) -> None:
     """Else the worker would outlive a parent that was killed."""
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     program = Program.of(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")

@@ -70,7 +70,7 @@ def test_kernels_of_one_file_are_built_again_together(flaky: Flaky, tmp_path: Pa
     assert [answer(gpu, kernel) for kernel in kernels] == [2, 102, 2]
 
 
-def test_an_edit_that_leaves_size_and_times_alone_is_seen(device: Gpu, tmp_path: Path) -> None:
+def test_an_edit_that_keeps_size_and_times_is_seen(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     stamp = file.stat()
@@ -125,7 +125,7 @@ def test_a_header_that_hides_another_is_seen(
     assert (answer(device, old), answer(device, new)) == (1, 2)
 
 
-def test_an_edit_with_an_error_is_an_error_until_it_is_mended(device: Gpu, tmp_path: Path) -> None:
+def test_an_edit_with_an_error_is_an_error_until_it_is_corrected(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     old = device.kernel(file, "k")
@@ -138,7 +138,7 @@ def test_an_edit_with_an_error_is_an_error_until_it_is_mended(device: Gpu, tmp_p
     assert answer(device, device.kernel(file, "k")) == 2
 
 
-def test_a_file_that_is_gone_is_an_error_that_names_it(device: Gpu, tmp_path: Path) -> None:
+def test_a_file_that_was_removed_is_an_error_that_names_it(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     old = device.kernel(file, "k")
@@ -150,7 +150,7 @@ def test_a_file_that_is_gone_is_an_error_that_names_it(device: Gpu, tmp_path: Pa
     assert answer(device, device.kernel(file, "k")) == 1
 
 
-def test_the_look_can_be_turned_off(
+def test_the_check_for_edited_files_can_be_turned_off(
     open_device: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_device("emulator").reload
@@ -187,7 +187,7 @@ def test_text_that_opens_no_file_looks_at_none(
     assert device.kernel(PLAIN.format(1), "k") is kernel
 
 
-def test_headers_of_the_toolkit_are_not_looked_at_again(
+def test_headers_of_the_toolkit_are_not_checked_again(
     device: Gpu, monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None]
 ) -> None:
     source = "#include <nv/target>\n" + PLAIN.format("31")

@@ -186,7 +186,7 @@ def test_the_nearest_is_sought_in_caches_and_layers_too(
     assert near.differences == ("option[0]: '-lineinfo' is gone",)
 
 
-def test_of_two_with_another_name_the_nearer_is_told_wherever_it_is(
+def test_of_two_with_another_name_the_nearer_is_reported_wherever_it_is(
     baked: Baked, config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:
     far = shared_builder.build(NAMED, "sm_90")
@@ -212,7 +212,7 @@ def test_a_seal_says_which_bundle_could_not_be_used(
         builder.build(PLAIN, "sm_90")
 
 
-def test_what_the_cache_has_needs_no_compile_and_is_used_sealed(
+def test_a_cached_program_needs_no_compile_and_is_used_when_sealed(
     config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:
     open_builder().build(PLAIN, "sm_90")
@@ -232,7 +232,7 @@ def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
     assert shared_builder.bundle_entry(CLOCK, "sm_90")[0].note.endswith("reads the clock")
 
 
-def test_what_could_not_be_tracked_is_served_sealed_alone(
+def test_a_program_that_could_not_be_tracked_is_used_only_when_sealed(
     shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, tmp_path: Path
 ) -> None:
     (tmp_path / "maybe.h").write_text("#define BY 5\n")
@@ -263,7 +263,7 @@ def test_why_programs_could_not_be_stored_is_not_remembered_without_end(
 # Header files
 
 
-def test_what_is_known_of_header_files_outlives_the_process(
+def test_knowledge_of_header_files_outlives_the_process(
     baked: Baked,
     config: Config,
     open_builder: Callable[..., Builder],
@@ -279,7 +279,7 @@ def test_what_is_known_of_header_files_outlives_the_process(
     assert open_builder(config).build(here, "sm_90").label == "file.cu"
 
 
-def test_what_is_known_of_header_files_is_bounded(
+def test_knowledge_of_header_files_is_bounded(
     baked: Baked,
     shared_builder: Builder,
     builder: Builder,
@@ -312,7 +312,7 @@ def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
     assert not isinstance(builder.why(here, "sm_90"), Miss)
 
 
-def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
+def test_sealed_a_changed_header_file_is_not_looked_at_but_why_reports_it(
     baked: Baked, config: Config, open_builder: Callable[..., Builder], tmp_path: Path
 ) -> None:
     here = on_disk(tmp_path / "include")
@@ -339,7 +339,7 @@ def test_a_warning_seal_counts_logs_and_compiles(
     assert builder.stats()["process"]["sealed"] == 1
 
 
-def test_a_warning_is_told_once_per_compile(config: Config) -> None:
+def test_a_warning_is_reported_once_per_compile(config: Config) -> None:
     builder = Builder.open(replace(config, sealed=SealMode.WARN), events=Events())
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: builder.build(PLAIN, "sm_90"), range(8)))
@@ -400,7 +400,7 @@ def test_blocks_of_two_threads_that_overlap_both_hold_to_their_end() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "yes", "Error", None, 3])
-def test_other_words_are_no_seal(mode: Any) -> None:
+def test_an_unknown_seal_mode_is_refused(mode: Any) -> None:
     with pytest.raises(InputError, match="a seal is 'error' or 'warn'"):
         seal(mode)
 

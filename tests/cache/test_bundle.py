@@ -132,7 +132,7 @@ def refusal(path: Path) -> str:
 @given(numbers=st.sets(st.integers(0, 1000), max_size=40), meta=metas)
 @example(numbers=set(), meta={})
 @example(numbers={1}, meta={"lone surrogate": "\ud800"})
-def test_what_is_written_is_read(scratch: Path, numbers: set[int], meta: dict[str, Any]) -> None:
+def test_written_entries_are_read_back(scratch: Path, numbers: set[int], meta: dict[str, Any]) -> None:
     there = entries(numbers)
     size = write(scratch, there, meta)
     with Bundle.open(scratch) as opened:
@@ -145,7 +145,7 @@ def test_what_is_written_is_read(scratch: Path, numbers: set[int], meta: dict[st
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
-def test_what_is_not_there_is_none(path: Path, count: int) -> None:
+def test_a_missing_entry_is_none(path: Path, count: int) -> None:
     write(path, entries(range(count)), {})
     with Bundle.open(path) as opened:
         others = [digest_of(number) for number in range(1000, 1200)]
@@ -165,7 +165,7 @@ def test_the_bytes_of_a_bundle_do_not_change_between_releases(whole: bytes) -> N
     assert xxhash.xxh3_128_hexdigest(whole) == "450d1ff61f2827177254650a03e45b55"
 
 
-def test_opening_reads_the_index_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_reads_the_index_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, entries(range(10), size=100_000), {})
     read = []
     pread = os.pread
@@ -328,7 +328,7 @@ ONE, TWO = (bytes.fromhex(digest) for digest in sorted(digest_of(number) for num
         ),
     ],
 )
-def test_what_is_not_sound_is_refused_with_the_reason(path: Path, data: bytes, why: str) -> None:
+def test_an_invalid_file_is_refused_with_the_reason(path: Path, data: bytes, why: str) -> None:
     path.write_bytes(data)
     assert why in refusal(path)
 
@@ -341,7 +341,7 @@ def test_every_refusal_of_a_file_says_what_to_do(path: Path) -> None:
         assert caught.value.hint
 
 
-def test_what_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
     fifo, loop = tmp_path / "pipe.heat", tmp_path / "loop.heat"
     os.mkfifo(fifo)
     loop.symlink_to(loop)
@@ -594,7 +594,7 @@ def test_the_content_is_on_disk_before_its_name_and_the_name_before_the_end(
     assert done == ["file", "rename", "directory"]
 
 
-def test_a_bundle_replaces_files_and_links_to_files_alone(tmp_path: Path) -> None:
+def test_a_bundle_replaces_files_and_links_to_files_only(tmp_path: Path) -> None:
     fifo, link, linked = tmp_path / "pipe", tmp_path / "link", tmp_path / "linked"
     os.mkfifo(fifo)
     linked.write_bytes(b"kept")

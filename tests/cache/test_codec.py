@@ -40,7 +40,7 @@ def header(table: object, meta: object = None) -> bytes:
 
 
 @given(meta=metas, sections=st.dictionaries(texts, st.binary(max_size=50), max_size=4))
-def test_what_is_packed_is_unpacked(meta: dict[str, Any], sections: dict[str, bytes]) -> None:
+def test_packed_content_is_unpacked(meta: dict[str, Any], sections: dict[str, bytes]) -> None:
     assert unpack(DIGEST, pack(DIGEST, meta, sections)) == (meta, sections)
 
 

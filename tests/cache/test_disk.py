@@ -67,7 +67,7 @@ def open_umask() -> Iterator[None]:
 # Reading and writing
 
 
-def test_get_gives_what_was_put(disk: DiskTier) -> None:
+def test_get_returns_the_stored_blob(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
 
@@ -377,7 +377,7 @@ def test_a_layer_is_never_written_when_read(layer: LayerTier) -> None:
 
 
 @damages
-def test_a_layer_is_never_written_to_mend_it(
+def test_a_layer_is_never_written_to_repair_it(
     layer: LayerTier, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True

@@ -108,7 +108,7 @@ def test_a_forked_child_counts_in_a_file_of_its_own(open_journal: OpenJournal) -
     assert parent.total() == {"hits": 5}
 
 
-def test_files_are_for_the_owner_alone(open_journal: OpenJournal, directory: Path) -> None:
+def test_files_are_for_the_owner_only(open_journal: OpenJournal, directory: Path) -> None:
     before = os.umask(0)
     try:
         open_journal().write({"hits": 1})
@@ -150,7 +150,7 @@ def test_files_of_living_processes_are_not_folded(
     assert open_journal().total() == {"hits": 71}
 
 
-def test_a_process_whose_file_was_folded_goes_on(
+def test_a_process_whose_file_was_folded_continues(
     open_journal: OpenJournal, directory: Path, clock: Clock
 ) -> None:
     sleeper = open_journal()
@@ -253,7 +253,7 @@ def test_a_file_that_a_killed_process_had_not_published_is_not_counted_twice(
 # Starting anew
 
 
-def test_clearing_starts_from_nothing_and_living_processes_go_on_from_there(
+def test_clearing_starts_from_nothing_and_living_processes_continue_from_there(
     open_journal: OpenJournal,
 ) -> None:
     journal = open_journal()

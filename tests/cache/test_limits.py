@@ -216,7 +216,7 @@ def test_entries_of_another_format_version_are_pruned(disk: DiskTier, other: str
     assert left(disk, range(1)) == [0]
 
 
-def test_a_sweep_leaves_alone_what_is_not_of_a_format_version(disk: DiskTier) -> None:
+def test_a_sweep_keeps_what_is_not_of_a_format_version(disk: DiskTier) -> None:
     fill(disk, range(1))
     for name in ("stats", "v1x", "version2", "v"):
         (disk.root / name).mkdir()

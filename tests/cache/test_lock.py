@@ -106,7 +106,7 @@ def test_a_lock_that_is_held_often_keeps_its_file(path: Path) -> None:
         assert path.exists()
 
 
-def test_a_file_that_was_cleaned_away_and_taken_by_another_is_left_alone(path: Path) -> None:
+def test_a_file_that_was_cleaned_away_and_taken_by_another_stays_unchanged(path: Path) -> None:
     mine, other = FileLock(path), FileLock(path)
     assert mine.acquire(0)
     path.unlink()  # a cleaner of old files
@@ -116,7 +116,7 @@ def test_a_file_that_was_cleaned_away_and_taken_by_another_is_left_alone(path: P
     other.release()
 
 
-def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:
+def test_releasing_what_is_not_held_does_not_affect_the_owner(path: Path) -> None:
     with hold(path, 0):
         stranger = FileLock(path)
         stranger.release()
@@ -125,7 +125,7 @@ def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:
         assert not FileLock(path).acquire(0)
 
 
-def test_the_lock_is_given_back_when_the_block_fails(path: Path) -> None:
+def test_the_lock_is_released_when_the_block_fails(path: Path) -> None:
     with pytest.raises(KeyError), hold(path, 0):
         raise KeyError
     assert FileLock(path).acquire(0)
@@ -158,7 +158,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path, path: Path) -> None
 # Interrupts
 
 
-def test_the_lock_of_an_interrupted_function_is_given_back_though_its_exception_is_kept(
+def test_the_lock_of_an_interrupted_function_is_released_though_its_exception_is_kept(
     path: Path,
 ) -> None:
     def interrupted() -> None:
@@ -183,7 +183,7 @@ def test_an_interrupted_sweep_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.
     assert FileLock(path).acquire(0)
 
 
-def test_giving_back_what_an_interrupted_function_only_tried_to_take_leaves_the_owner_alone(
+def test_releasing_what_an_interrupted_function_only_tried_to_take_does_not_affect_the_owner(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> None:
@@ -254,7 +254,7 @@ def test_a_copied_lock_object_does_not_release_another_lock_of_the_child(path: P
 # The file that comes and goes
 
 
-def test_a_lock_on_a_file_that_was_unlinked_meanwhile_does_not_count(
+def test_a_lock_on_a_file_that_was_unlinked_does_not_count(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open
@@ -270,7 +270,7 @@ def test_a_lock_on_a_file_that_was_unlinked_meanwhile_does_not_count(
     assert FileLock(path).acquire(0)
 
 
-def test_a_lock_on_a_file_that_was_replaced_meanwhile_does_not_count(
+def test_a_lock_on_a_file_that_was_replaced_does_not_count(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open

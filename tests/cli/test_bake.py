@@ -78,7 +78,7 @@ def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> Non
     assert again.json()["bytes"] == Path("again.heat").stat().st_size
 
 
-def test_bake_tells_failures_in_the_compilers_words_and_bakes_the_rest(cli: Cli) -> None:
+def test_bake_tells_failures_in_the_message_of_the_compiler_and_bakes_the_rest(cli: Cli) -> None:
     manifest(ONE, BAD, 'file = "gone.cu"')
     ran = cli("bake", "k.toml", "--arch", "sm_90")
     assert ran.code == 1
@@ -118,7 +118,7 @@ def test_a_manifest_of_graphs_alone_is_baked(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])
-def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) -> None:
+def test_a_file_that_is_not_a_bundle_is_never_replaced(cli: Cli, output: str) -> None:
     manifest(ONE)
     before = Path("k.toml").read_text(), Path("a.cu").read_text()
     whole = bundle("whole.heat", promise())
@@ -208,7 +208,7 @@ def test_the_bar_names_what_is_compiled_and_moves_by_expected_time(
     assert (sum(advances), [work for work in works if work]) == (2, [3.0, 0.5])
 
 
-def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(
+def test_ctrl_c_says_how_far_it_came_and_the_next_bake_continues(
     shared_builder: Builder, tmp_path: Path
 ) -> None:
     rows = []
@@ -250,7 +250,7 @@ def _compiles(log: Path) -> int:
 # check
 
 
-def test_check_proves_that_a_bundle_alone_has_everything(
+def test_check_proves_that_a_bundle_only_has_everything(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest(ONE, TWO)
@@ -361,7 +361,7 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     assert told["programs"][1]["wanted"] == ["b"]
 
 
-def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
+def test_an_entry_has_one_key_wherever_it_is_shown(cli: Cli) -> None:
     spoilt = promise("a", headers=[UTIL], entries=("nope",))
     file = bundle("k.heat", spoilt)
     key = spoilt.artifact.digest
@@ -428,7 +428,7 @@ def test_bundle_merge_unites_what_agrees_into_the_bundle_that_one_bake_makes(cli
     assert Path("m.heat").read_bytes() == Path("same.heat").read_bytes()
 
 
-def test_bundle_merge_refuses_two_answers_to_one_request_unless_told_whose_to_take(cli: Cli) -> None:
+def test_bundle_merge_refuses_two_answers_to_one_request_unless_one_is_chosen(cli: Cli) -> None:
     bundle("old.heat", promise(), promise("b"))
     bundle("new.heat", promise(toolchain="NVRTC 13.4.92", headers=[UTIL]))
     ran = cli("bundle", "merge", "old.heat", "new.heat", "-o", "m.heat")

@@ -97,7 +97,7 @@ def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: P
     assert "1 program compiled, 0 found in the cache, 1 failed" in ran.err
 
 
-def test_what_is_not_cached_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+def test_a_program_that_is_not_cached_is_reported_with_its_reason(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.cu").write_text('extern "C" __global__ void k(char* p) { *p = __TIME__[0]; }')
     ran = cli("compile", "t.cu", "--arch", "sm_90")
     assert "t.cu: not cached: it uses __TIME__, which reads the clock" in ran.err
@@ -320,7 +320,9 @@ def test_a_program_with_headers_is_one_entry_with_one_key_and_a_pin_holds_the_wa
     assert cli("cache", "stats", "--json").json()["files"] == 0
 
 
-def test_the_time_of_rejected_programs_is_told_apart(cli: Cli, key: str, tmp_path: Path) -> None:
+def test_the_time_of_rejected_programs_is_reported_separately(
+    cli: Cli, key: str, tmp_path: Path
+) -> None:
     del key
     stats = Stats(compiles=1, seconds_compiling=2, rejections=1, seconds_rejecting=0.5)
     Journal(tmp_path / "cache" / "stats", lock_dir=tmp_path / "locks").write(stats)
@@ -430,7 +432,7 @@ def test_doctor_without_a_gpu_mentions_the_emulator(
 
 
 @pytest.mark.usefixtures("quick_doctor")
-def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
+def test_doctor_tells_what_is_wrong_and_how_to_repair_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir()
@@ -548,7 +550,7 @@ def test_errors_have_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
     assert seen == [False, False, None]
 
 
-def test_talk_is_words_a_person_would_use() -> None:
+def test_messages_use_plain_words() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
         *("0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB", "3.0 TiB")
     ]
@@ -570,7 +572,7 @@ def test_without_a_terminal_long_work_says_now_and_then_how_far_it_is(
     assert capsys.readouterr().err == "baking: 2 of 4, k1.cu\nbaking: 4 of 4, k3.cu\n"
 
 
-def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("working", 3) as bar:
         bar.step("one")
     assert capsys.readouterr().err == ""

@@ -53,7 +53,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(ran.stdout), "stderr": ran.stderr, "left": left, "seconds": seconds}
 
 
-def test_every_step_is_told_and_timed(told: dict[str, Any]) -> None:
+def test_every_step_is_shown_and_timed(told: dict[str, Any]) -> None:
     assert [row["step"] for row in told["steps"]] == STEPS
     assert all(0 < row["seconds"] < told["seconds"] for row in told["steps"])
     assert [n for n in range(1, 7) if f"\n{n}/6 " in told["stderr"]] == [1, 2, 3, 4, 5, 6]
@@ -94,7 +94,7 @@ def test_it_bakes_for_the_architectures_asked_for_and_the_devices_own(told: dict
     assert set(bake["what"].removeprefix("kernels.toml for ").split(", ")) == archs
 
 
-def test_it_shows_what_the_seal_says_as_a_user_would_see_it(told: dict[str, Any]) -> None:
+def test_it_shows_the_error_of_the_seal_as_a_user_sees_it(told: dict[str, Any]) -> None:
     first, *rest = told["refusal"].splitlines()
     assert first.startswith("server.py:")
     assert "rms_norm (layers.cu, sm_" in first
@@ -163,7 +163,7 @@ def test_a_wrong_result_is_an_error_with_its_size(
     assert "error: the fresh process: a result is off by 1.0e-02 from NumPy's in float64" in err
 
 
-def test_a_step_that_fails_ends_the_story_with_its_last_words(
+def test_a_step_that_fails_ends_the_demo_with_its_last_output(
     few: Path, run_demo: Callable[..., tuple[object, str, str]]
 ) -> None:
     (few / "kernels" / "gemm.cu").write_text("nonsense")

@@ -125,7 +125,7 @@ def test_a_manifest_does_not_claim_that_anything_ran(plan: Run) -> None:
     assert "`preheat plan`" in head
 
 
-def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
+def test_a_file_that_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     Path("notes.txt").write_text("remember the milk")
     code, out, err = plan("--model", "qwen2-0.5b", "-o", "notes.txt")
     assert (code, out) == (2, "")

@@ -163,9 +163,7 @@ def test_a_manifest_that_cannot_be_read_stops_it_before_the_command_runs(
     assert "kernels.toml:2: not TOML" in ran.err
 
 
-def test_a_manifest_broken_meanwhile_keeps_the_recording_until_it_is_mended(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_manifest_broken_keeps_the_recording_until_it_is_corrected(cli: Cli, tmp_path: Path) -> None:
     spoil = f"{PRELUDE}ask(1)\nopen('kernels.toml', 'w').write('version = [')"
     ran = cli("--", *python(spoil))
     assert (ran.code, ran.out) == (1, "")
@@ -189,7 +187,7 @@ def test_what_killed_processes_saw_is_merged_after_the_command(cli: Cli, tmp_pat
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) -> None:
+def test_a_process_that_keeps_running_is_reported(cli: Cli, tmp_path: Path, fresh: bool) -> None:
     os.mkfifo(tmp_path / "end")
     live = "ask(2), os.write(w, b'.'), open('end').read(), sys.exit()"
     fork = f"r, w = os.pipe()\nif os.fork() == 0: {live}\nos.read(r, 1)"
@@ -212,7 +210,7 @@ def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) 
     ("code", "status"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 15)", 143)],
 )
-def test_the_commands_status_is_ours(cli: Cli, code: str, status: int) -> None:
+def test_the_exit_status_is_that_of_the_recorded_command(cli: Cli, code: str, status: int) -> None:
     assert cli("--", *python(code)).code == status
 
 
@@ -252,7 +250,7 @@ def test_a_command_that_cannot_run_is_one_clear_line_and_nothing_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_no_command_is_a_question(cli: Cli) -> None:
+def test_no_command_asks_for_input(cli: Cli) -> None:
     ran = cli()
     assert ran.code == 2
     assert "no COMMAND to run" in ran.err

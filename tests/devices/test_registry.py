@@ -63,7 +63,7 @@ def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_error_says_what_was_looked_for_and_what_else_there_is() -> None:
+def test_without_a_gpu_the_error_says_what_was_searched_and_which_devices_exist() -> None:
     for which in (None, "cuda", "cuda:1", 0, 3):
         with pytest.raises(
             NoGpuError, match=r"no GPU: the NVIDIA driver \(libcuda.so.1\) is not here"
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_auto_takes_the_emulator_where_there_is_no_gpu() -> None:
+def test_auto_takes_the_emulator_without_a_gpu() -> None:
     gpu = device("auto")
     assert gpu.name == "emulator:0"
     assert device("auto") is gpu
@@ -93,7 +93,7 @@ def test_auto_takes_the_emulator_where_a_driver_sees_no_gpu(monkeypatch: pytest.
     assert device("auto").name == "emulator:0"
 
 
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_gpu_where_one_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     found_by(1, monkeypatch)
     made = []
 
@@ -168,7 +168,7 @@ def test_a_kind_of_device_is_a_plain_word(kind: str) -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpu_is_what_one_gets_without_asking() -> None:
+def test_the_gpu_is_the_default_device() -> None:
     gpu = device()
     assert gpu.name == "cuda:0"
     assert device("auto") is device(0) is device("cuda:0") is gpu
@@ -347,13 +347,13 @@ def test_a_device_says_what_it_is() -> None:
         "import preheat.devices.base",
     ],
 )
-def test_device_is_the_function_whatever_was_used_before(before: str) -> None:
+def test_preheat_device_is_the_function_after_any_import(before: str) -> None:
     """The function has the name of a package, which importing would put in its place."""
     code = f"import preheat\n{before}\nprint(preheat.device('emulator'))"
     assert finish(start(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
 
 
-def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_of_a_gpu_is_reported_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "call", lambda *_: None)
     monkeypatch.setattr(cuda.CudaDevice, "_open", lambda _: None)
     made = [cuda.CudaDevice.__new__(cuda.CudaDevice) for _ in range(3)]

@@ -37,7 +37,7 @@ def test_sizes_double_to_eight_then_go_in_steps_and_end_in_the_limit(
     assert buckets(limit, step) == sizes
 
 
-def test_the_step_is_eight_unless_said() -> None:
+def test_the_step_is_eight_by_default() -> None:
     assert buckets(257) == (1, 2, 4, *range(8, 257, 8), 257)
 
 
@@ -59,7 +59,7 @@ def test_sizes_may_come_in_any_order() -> None:
     assert bucket(3, iter([16, 4, 8])) == 4
 
 
-def test_what_no_bucket_holds_is_refused_with_the_largest_named() -> None:
+def test_a_size_that_no_bucket_holds_is_refused_with_the_largest_size() -> None:
     with pytest.raises(InputError, match="no bucket holds 34; the largest are: 16, 24, 32, 33"):
         bucket(34, buckets(33))
 
@@ -81,7 +81,7 @@ def test_a_negative_number_of_rows_is_called_so() -> None:
         (lambda: padded([1, [2]], 3), "cannot read list as an array"),
     ],
 )
-def test_what_is_no_number_is_called_so(call: Callable[[], object], why: str) -> None:
+def test_a_value_that_is_no_number_is_called_so(call: Callable[[], object], why: str) -> None:
     with pytest.raises(InputError, match=why):
         call()
 

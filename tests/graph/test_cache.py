@@ -252,7 +252,7 @@ def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     made.check(3 if verb == "run" else 0)
 
 
-def test_what_is_no_graph_is_not_installed(device: Gpu) -> None:
+def test_a_value_that_is_no_graph_is_not_installed(device: Gpu) -> None:
     with pytest.raises(InputError, match="None is not a graph"):
         device.graphs().install("k", None)  # type: ignore[arg-type]
 
@@ -642,7 +642,7 @@ def test_warming_tries_again_what_is_in_quarantine(device: Gpu) -> None:
     made.check(6)
 
 
-def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
+def test_an_error_of_a_warming_body_propagates(device: Gpu) -> None:
     with pytest.raises(ZeroDivisionError):
         device.graphs().warm((0, -1), lambda a: 1 // a * 0 or 1 // 0)
 
@@ -656,7 +656,7 @@ def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
         ([[1]], r"\[1\] cannot be a key"),
     ],
 )
-def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+def test_a_key_that_cannot_be_warmed_is_refused_before_anything_runs(
     keys: Any, why: str, device: Gpu
 ) -> None:
     with pytest.raises(InputError, match=why):

@@ -31,7 +31,9 @@ from tests.threads import run_in_thread
 # Captures that fail
 
 
-def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(device: Gpu) -> None:
+def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_not_captured_again(
+    device: Gpu,
+) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
     step = Step(made)
@@ -57,7 +59,9 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
     assert len(graphs) == 0
 
 
-def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller(device: Gpu) -> None:
+def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_caller(
+    device: Gpu,
+) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
     waits = [True]
@@ -179,7 +183,7 @@ def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -
     assert [one.key for one in graphs.report().quarantined] == ["k"]
 
 
-def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky: Flaky) -> None:
+def test_a_capture_that_another_library_invalidates_leaves_the_step_to_run_once(flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     graphs = flaky.gpu.graphs()
 
@@ -376,7 +380,7 @@ def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     assert "k" not in graphs
 
 
-def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
+def test_after_a_reset_cached_graphs_are_gone_and_the_next_session_has_its_own(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")

@@ -118,7 +118,7 @@ def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
     made.check(0)
 
 
-def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
+def test_a_forked_child_continues_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     graphs = gpu.graphs()
     made = axpy_case(gpu)

@@ -232,7 +232,9 @@ def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gp
 
 
 @pytest.mark.parametrize("value", [np.dtype("int32"), np.bool_(True), len, int, None, ..., b"x", 1.5])
-def test_what_is_plain_is_left_to_the_key_and_a_value_without_one(value: Any, device: Gpu) -> None:
+def test_a_plain_value_is_left_to_the_key_and_without_a_key_is_part_of_it(
+    value: Any, device: Gpu
+) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed(key=lambda *_: "one")

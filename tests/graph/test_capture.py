@@ -53,7 +53,7 @@ def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -
     made.check(7)
 
 
-def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
+def test_work_outside_the_capture_runs_at_once(device: Gpu) -> None:
     made = axpy_case(device)
     made.launch(2)
     graph = made.captured(10)
@@ -64,7 +64,7 @@ def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("warm", [0, 1, 5])
-def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
+def test_launches_are_captured_through_every_way_to_launch(warm: int, device: Gpu) -> None:
     made = axpy_case(device)
     grid = -(-made.n // 64)
     block = 64
@@ -183,7 +183,7 @@ def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky
         made.captured().close()
 
 
-def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones(device: Gpu) -> None:
     with pytest.raises(InputError, match="'local' is not a capture mode") as caught:
         device.capture(mode="local")
     assert caught.value.hint == "use one of thread_local, global, relaxed"
@@ -256,7 +256,7 @@ def test_a_body_that_raises_leaves_everything_usable(
         again.close()
 
 
-def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
+def test_a_body_that_raises_releases_what_it_used(flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     flaky.gpu.synchronize()
     with flaky.asked("allocate", "free") as asked:
@@ -326,7 +326,7 @@ def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky: Flaky) -> None:
+def test_finalizers_release_nothing_before_the_capture_ends(mode: str, flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     dead = [flaky.gpu.array(made.xs) for _ in range(5)]
     events = [flaky.gpu.record() for _ in range(300)]

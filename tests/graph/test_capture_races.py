@@ -34,7 +34,7 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) -> None:
+def test_waiting_for_the_device_never_invalidates_a_capture_that_begins(device: Gpu) -> None:
     made = axpy_case(device)
     over = threading.Event()
     errors: list[BaseException] = []
@@ -128,7 +128,7 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
     made.check_launches(1)
 
 
-def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(device: Gpu) -> None:
+def test_a_dropped_graph_is_ended_by_its_own_thread_only_while_that_lives(device: Gpu) -> None:
     made = axpy_case(device)
     ended = threading.Event()
     dropped, other = threading.Event(), threading.Event()
@@ -236,7 +236,7 @@ def test_a_replay_into_a_stream_that_another_thread_captures_is_refused(device: 
     made.check_launches(1)
 
 
-def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
+def test_a_profile_may_use_the_graph_of_its_row(device: Gpu) -> None:
     made = axpy_case(device)
     seen = []
 

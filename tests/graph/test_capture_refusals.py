@@ -145,7 +145,7 @@ def expected_line(name: str) -> str:
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 @pytest.mark.parametrize("name", ACTS)
-def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
+def test_a_call_that_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
     name: str, mode: str, flaky: Flaky
 ) -> None:
     case = ACTS[name]
@@ -249,7 +249,7 @@ def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
             made.check(0)
 
 
-def test_a_wrong_argument_is_the_first_error_of_its_window(device: Gpu) -> None:
+def test_a_wrong_argument_is_the_first_error_of_its_capture(device: Gpu) -> None:
     made = axpy_case(device)
     with pytest.raises(LaunchError, match="axpy, argument 0") as caught, device.capture():
         made.axpy[5, 64]("three", made.x, made.y, made.n)
@@ -342,7 +342,7 @@ def test_work_in_an_invalidated_capture_raises_at_its_own_line(flaky: Flaky) -> 
         made.check_usable()
 
 
-def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> None:
+def test_a_body_that_raises_after_such_a_call_is_annotated_with_it(flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     with pytest.raises(BodyError) as caught, flaky.gpu.capture():
         made.axpy[5, 64](1, made.x, made.y, made.n)

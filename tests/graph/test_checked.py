@@ -222,7 +222,7 @@ def test_graphed_functions_are_checked_too(device: Gpu) -> None:
     made.check(9)
 
 
-def test_a_key_that_forgets_an_argument_is_found_out(device: Gpu) -> None:
+def test_a_key_that_forgets_an_argument_is_detected(device: Gpu) -> None:
     made = axpy_case(device)
 
     @device.graphed(key=lambda x, *_: x.shape, checked=True)
@@ -285,7 +285,7 @@ def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> Non
 # Results
 
 
-def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
+def test_a_body_that_returns_another_array_is_detected(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs(checked=True)
     outs = [device.zeros(31), device.zeros(31)]
@@ -364,7 +364,7 @@ def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
         np.testing.assert_array_equal(step(made.x)["two"].numpy(), 6 * made.xs)
 
 
-def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
+def test_memory_taken_inside_is_located_by_its_order_and_size(device: Gpu) -> None:
     made = axpy_case(device, 31)
     pool = device.pool(1 << 20)
     turned = list[str]()

@@ -80,7 +80,9 @@ def usable(gpu: Gpu, torch: Any) -> None:
 # torch inside a window
 
 
-def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, copy: Kernel) -> None:
+def test_work_of_torch_is_captured_in_order_with_work_of_preheat(
+    gpu: Gpu, torch: Any, copy: Kernel
+) -> None:
     x = torch.full((N,), 3.0, device="cuda")
     y = torch.zeros(N, device="cuda")
     own, other = gpu.zeros(N), gpu.zeros(N)
@@ -108,7 +110,7 @@ def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, cop
         assert np.array_equal(other.numpy(), np.full(N, 2 * value + 1, np.float32))
 
 
-def test_copies_of_torch_and_ours_are_told_apart(gpu: Gpu, torch: Any) -> None:
+def test_copies_of_torch_and_of_preheat_are_distinguished(gpu: Gpu, torch: Any) -> None:
     x = torch.full((N,), 3.0, device="cuda")
     y = torch.zeros(N, device="cuda")
     own = gpu.array(np.full(N, 4, np.float32))
@@ -157,7 +159,7 @@ def test_an_output_allocated_inside_is_refreshed_by_every_replay(gpu: Gpu, torch
         assert torch.equal(y, torch.full_like(y, value * value))
 
 
-def test_a_synchronisation_of_torch_inside_comes_out_in_its_own_words(
+def test_a_synchronisation_of_torch_inside_comes_out_with_its_own_message(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
     x = torch.full((N,), 2.0, device="cuda")
@@ -194,7 +196,7 @@ def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_lin
     usable(gpu, torch)
 
 
-def test_arrays_of_ours_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> None:
+def test_arrays_of_preheat_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> None:
     own = gpu.array(np.full(N, 2, np.float32))
     out = torch.zeros(N, device="cuda")
     torch.mul(out, 2.0, out=out)
@@ -562,7 +564,7 @@ print("done")
 
 @pytest.mark.parametrize("other", ["torch", "alone"])
 @pytest.mark.parametrize("how", ["hold", "drop", "close", "fail"])
-def test_a_process_that_captured_ends_in_peace(how: str, other: str, tmp_path: Path) -> None:
+def test_a_process_that_captured_ends_without_errors(how: str, other: str, tmp_path: Path) -> None:
     if other == "torch":
         library(other)
     environment = {**os.environ, "PREHEAT_CACHE_DIR": str(tmp_path)}

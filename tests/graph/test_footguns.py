@@ -546,7 +546,7 @@ def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page()
     assert all(len(row) == 3 and all(row) for row in ROWS)
 
 
-def test_the_page_lists_what_a_window_refuses() -> None:
+def test_the_page_lists_what_a_capture_refuses() -> None:
     acts = [act for act in vars(active_capture).values() if isinstance(act, active_capture.Operation)]
     listed = table("| what | in the thread that captures | in other threads |")
     assert listed == [

@@ -103,7 +103,7 @@ def test_frames_that_get_larger_need_no_more_than_the_largest(device: Gpu) -> No
     assert pool.used == 16 * KIB + 256
 
 
-def test_scratch_memory_goes_on_elsewhere_where_it_cannot_be_made_longer(device: Gpu) -> None:
+def test_scratch_memory_continues_elsewhere_where_it_cannot_be_made_longer(device: Gpu) -> None:
     pool = device.pool(KIB)
 
     def frame(*sizes: int) -> list[int]:
@@ -137,7 +137,7 @@ def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(f
     assert asked == {"stream.wait": 1}
 
 
-def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) -> None:
+def test_a_frame_inside_a_capture_takes_memory_without_the_driver(flaky: Flaky) -> None:
     job = axpy_case(flaky.gpu)
     pool = flaky.gpu.pool(8 * KIB)
     with flaky.asked("allocate", "stream.wait", "stream.record") as asked, flaky.gpu.capture() as graph:
@@ -154,7 +154,7 @@ def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) ->
     np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
 
 
-def test_a_frame_without_room_inside_a_capture_is_refused(device: Gpu) -> None:
+def test_a_frame_without_free_memory_inside_a_capture_is_refused(device: Gpu) -> None:
     pool = device.pool(KIB)
     with pytest.raises(CaptureError, match="no room"), device.capture(), pool.frame():
         bytes_of(pool, 5000)
@@ -162,7 +162,7 @@ def test_a_frame_without_room_inside_a_capture_is_refused(device: Gpu) -> None:
         assert bytes_of(pool, 5000).nbytes == 5000  # outside it grows
 
 
-def test_a_frame_inside_another_leaves_its_memory_alone(device: Gpu) -> None:
+def test_a_frame_inside_another_does_not_touch_its_memory(device: Gpu) -> None:
     pool = device.pool()
     with pool.frame():
         outer = pool.array([7, 8, 9], "int32")
@@ -187,7 +187,7 @@ def test_a_frame_ends_when_its_body_raises(device: Gpu) -> None:
         assert bytes_of(pool, 31).address == place
 
 
-def test_a_frame_is_its_threads_alone(device: Gpu) -> None:
+def test_a_frame_is_its_threads_only(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
 
     def enter() -> None:
@@ -287,7 +287,7 @@ def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu
         assert graph.num_replays == 3
 
 
-def test_and_is_as_quick_as_ever_once_the_frame_has_ended(flaky: Flaky) -> None:
+def test_a_launch_is_as_fast_as_before_once_the_frame_has_ended(flaky: Flaky) -> None:
     pool = flaky.gpu.pool(8 * KIB)
     with flaky.gpu.capture() as graph, pool.frame():
         pool.zeros(31)
@@ -360,7 +360,7 @@ def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gp
     assert len(step.graphs) == 1
 
 
-def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: Gpu) -> None:
+def test_a_frame_inside_a_capture_does_not_affect_replays_of_other_threads(device: Gpu) -> None:
     job = axpy_case(device)
     pool = device.pool(8 * KIB)
     with device.capture() as graph, pool.frame():

@@ -125,7 +125,7 @@ def test_an_instantiation_that_fails_can_be_tried_again(drop: str, flaky: Flaky)
 
 
 @pytest.mark.parametrize("drop", ["close", "forget"])
-def test_a_graph_that_was_never_instantiated_is_given_back(drop: str, flaky: Flaky) -> None:
+def test_a_graph_that_was_never_instantiated_is_released(drop: str, flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with (
@@ -290,7 +290,7 @@ def test_an_error_that_ends_the_context_names_the_last_graph_replayed(
 
 
 @pytest.mark.parametrize("verb", ["copy_out", "launch", "synchronize", "replay"])
-def test_what_fails_after_a_replay_names_it_at_the_next_call(verb: str, flaky: Flaky) -> None:
+def test_an_error_after_a_replay_names_the_graph_at_the_next_call(verb: str, flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     first, second = made.captured(1, name="first"), made.captured(2, name="second")
     for graph in (second, first, second):

@@ -62,7 +62,7 @@ def test_a_graph_holds_arrays_scalars_and_programs_after_their_names_are_gone(de
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_graph_lets_go_of_everything(how: str, device: Gpu) -> None:
+def test_a_graph_releases_everything(how: str, device: Gpu) -> None:
     held = Held(device)
     before = device.memory().free
     assert held.graph is not None
@@ -131,7 +131,7 @@ def test_a_graph_does_not_keep_its_device_from_closing(open_device: Callable[...
     gc.collect()
 
 
-def test_a_graph_dropped_inside_its_window_ends_the_window(open_device: Callable[..., Gpu]) -> None:
+def test_a_graph_dropped_inside_its_capture_ends_the_capture(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
     gpu.capture().begin()
@@ -276,7 +276,7 @@ def test_a_failed_capture_is_gone_without_the_collector(device: Gpu) -> None:
 # Memory and programs that are released
 
 
-def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> None:
+def test_memory_cannot_be_freed_inside_the_capture_that_uses_it(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
@@ -288,7 +288,7 @@ def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> N
     made.check_usable()
 
 
-def test_memory_freed_by_another_thread_meanwhile_makes_the_graph_stale(device: Gpu) -> None:
+def test_memory_freed_by_another_thread_during_the_capture_makes_the_graph_stale(device: Gpu) -> None:
     made = axpy_case(device)
     with device.capture(name="step") as graph:
         made.launch()
@@ -336,7 +336,7 @@ def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
     assert asked == {"module.unload": 1}
 
 
-def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
+def test_trimming_inside_the_capture_is_refused(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
@@ -361,7 +361,7 @@ class Cycle:
         self.itself, self.holds = self, holds
 
 
-def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -> None:
+def test_the_collector_inside_the_capture_makes_no_device_calls(flaky: Flaky) -> None:
     gpu = flaky.gpu
     made = axpy_case(flaky.gpu)
     doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
@@ -392,7 +392,7 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
     made.check_launches(3)
 
 
-def test_another_thread_that_allocates_meanwhile_frees_nothing_either(flaky: Flaky) -> None:
+def test_another_thread_that_allocates_frees_nothing_either(flaky: Flaky) -> None:
     gpu = flaky.gpu
     made = axpy_case(flaky.gpu)
     dropped = [gpu.array(made.xs) for _ in range(5)]

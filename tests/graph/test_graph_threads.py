@@ -74,7 +74,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
     assert not device._context.captures_by_thread
 
 
-def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> None:
+def test_many_captures_in_many_threads_do_not_mix_their_nodes(device: Gpu) -> None:
     add = device.kernel(KERNELS, "add")
     arrays = [device.zeros(31, "int32") for _ in range(6)]
     start = threading.Barrier(6)
@@ -206,7 +206,7 @@ def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
     assert x.numpy().tolist() == [replays]
 
 
-def test_closing_in_several_threads_at_once_is_fine(device: Gpu) -> None:
+def test_closing_in_several_threads_at_once_is_allowed(device: Gpu) -> None:
     made = axpy_case(device)
     for _ in range(50):
         with device.capture() as graph:
@@ -238,7 +238,7 @@ def test_a_graph_captured_in_one_thread_is_replayed_and_closed_in_others(device:
         graph.replay()
 
 
-def test_replays_go_on_while_another_thread_captures(device: Gpu) -> None:
+def test_replays_continue_while_another_thread_captures(device: Gpu) -> None:
     made = axpy_case(device)
     with device.capture() as first:
         made.launch()
@@ -280,7 +280,7 @@ def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: 
     np.testing.assert_array_equal(made.y.numpy(), 1 + FACTOR * made.xs)
 
 
-def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu) -> None:
+def test_a_variable_read_by_another_thread_does_not_invalidate_a_capture(device: Gpu) -> None:
     made = axpy_case(device)
     module = device.module(KERNELS)
     table = module.symbol("table", "float32")
@@ -294,7 +294,7 @@ def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu)
     assert table.numpy().tolist() == [4, 5, 6]
 
 
-def test_a_thread_that_ends_inside_its_window_leaves_the_device_to_the_others(
+def test_a_thread_that_ends_inside_its_capture_leaves_the_device_to_the_others(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")

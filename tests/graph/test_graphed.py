@@ -96,7 +96,7 @@ def generator() -> Any:
         (5, "5 is not a function"),
     ],
 )
-def test_what_is_no_plain_function_is_refused_as_it_is_decorated(
+def test_a_value_that_is_no_plain_function_is_refused_as_it_is_decorated(
     function: Any, why: str, device: Gpu
 ) -> None:
     with pytest.raises(InputError, match=why):
@@ -261,7 +261,7 @@ def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
     ("calls", "why"),
     [(5, "5 is not a collection of calls"), ([5], "5 is not a call to warm"), ([(1,), (2,)], "2 keys")],
 )
-def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+def test_a_key_that_cannot_be_warmed_is_refused_before_anything_runs(
     calls: Any, why: str, device: Gpu
 ) -> None:
     step = device.graphed(capacity=1)(lambda n: pytest.fail(f"ran {n}"))
@@ -324,7 +324,7 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
         (lambda made, x: x.copy_from(made.y), r"copy \(.*\) writes argument 0"),
     ],
 )
-def test_a_step_that_writes_what_is_only_copied_in_is_refused(
+def test_a_step_that_writes_an_input_copy_is_refused(
     write: Callable[[Any, Any], object], told: str, device: Gpu
 ) -> None:
     made = axpy_case(device, 31)
@@ -599,7 +599,7 @@ def test_a_graphed_function_called_from_a_captured_body_becomes_part_of_it(devic
     made.check(21)
 
 
-def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> None:
+def test_a_function_that_no_capture_can_hold_continues_eagerly(device: Gpu) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed()
@@ -614,7 +614,7 @@ def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> Non
     assert "copying to the host" in one.reason
 
 
-def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -> None:
+def test_a_failed_capture_of_a_function_is_reported_once_and_names_it(device: Gpu) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed(key=lambda size: size)

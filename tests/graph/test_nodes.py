@@ -215,7 +215,9 @@ def test_equal_programs_show_equal_text(open_device: Callable[..., Gpu]) -> None
     assert texts[0] == texts[1]
 
 
-def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Callable[..., Gpu]) -> None:
+def test_tensors_of_other_libraries_are_reported_by_type_and_size(
+    open_device: Callable[..., Gpu],
+) -> None:
     made = axpy_case(open_device("emulator"))
     tensors = [np.zeros(made.n, np.int32) for _ in range(2)]
     graphs = []
@@ -258,7 +260,7 @@ def behind(graph: Graph) -> base.Stream:
     return graph.context.order.adopt(graph.stream.handle)
 
 
-def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
+def test_work_by_another_library_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
     made = axpy_case(device)
     page = Page(device)
     seam = device._device
@@ -353,7 +355,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_each_change_is_told_with_node_argument_type_and_both_values(name: str, page: Page) -> None:
+def test_each_change_is_reported_with_node_argument_type_and_both_values(name: str, page: Page) -> None:
     change, words = CHANGES[name]
     old, new = page.captured(), page.captured(**change)
     where = new.nodes[-1 if name == "new" else 0].where
@@ -361,13 +363,13 @@ def test_each_change_is_told_with_node_argument_type_and_both_values(name: str, 
     assert len(new.diff(old)) == 1
 
 
-def test_a_fill_with_another_value_is_told_with_both(page: Page) -> None:
+def test_a_fill_with_another_value_is_reported_with_both(page: Page) -> None:
     old, new = page.captured(), page.captured(fill=0.5)
     where = new.nodes[1].where
     assert old.diff(new) == [f"node 1, fill ({where}): argument 1 (float64) 2.5 became 0.5"]
 
 
-def test_another_array_and_another_part_of_one_are_told_apart(page: Page) -> None:
+def test_another_array_and_another_part_of_one_are_distinguished(page: Page) -> None:
     first = page.captured()
     where = first.nodes[0].where
     head = f"node 0, mix ({where}): argument 2 (float const*) Array float32[70]"
@@ -397,7 +399,7 @@ def test_memory_at_an_old_address_is_other_memory(page: Page) -> None:
     )
 
 
-def test_several_changes_are_told_each(page: Page) -> None:
+def test_several_changes_are_reported_each(page: Page) -> None:
     rows = page.captured().diff(page.captured(by=2.0, n=31, block=128, spin=False))
     assert len(rows) == 4
     assert ["block" in rows[0], "argument 0" in rows[1], "argument 4" in rows[2]] == [True] * 3

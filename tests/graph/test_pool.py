@@ -52,7 +52,7 @@ def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(flaky: Flaky
     assert bytes_of(pool, 1).nbytes <= pool.size
 
 
-def test_handing_out_and_taking_back_need_no_driver_and_leave_the_device_alone(flaky: Flaky) -> None:
+def test_handing_out_and_taking_back_need_no_driver_and_make_no_device_calls(flaky: Flaky) -> None:
     pool = flaky.gpu.pool(10 * KIB)
     with flaky.asked() as asked:
         for _ in range(3):
@@ -234,7 +234,7 @@ def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> No
         mine.numpy()
 
 
-def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
+def test_memory_that_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
     job = axpy_case(device)
     pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
@@ -313,7 +313,7 @@ def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
     assert pool.empty(job.n, "int32").address == place
 
 
-def test_what_another_library_holds_is_not_handed_out_until_it_lets_go(
+def test_memory_that_another_library_holds_is_not_handed_out_until_it_is_released(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
@@ -329,7 +329,9 @@ def test_what_another_library_holds_is_not_handed_out_until_it_lets_go(
     np.testing.assert_array_equal(view, np.arange(33))
 
 
-def test_and_is_handed_out_again_once_it_did(open_flaky: Callable[..., Flaky]) -> None:
+def test_memory_that_another_library_released_is_handed_out_again(
+    open_flaky: Callable[..., Flaky],
+) -> None:
     flaky = open_flaky("emulator")
     pool = flaky.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
@@ -352,7 +354,7 @@ def drops(pool: Pool, job: AxpyCase) -> None:
     job.launch()
 
 
-def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) -> None:
+def test_a_capture_that_found_no_free_memory_finds_it_a_few_tries_later(device: Gpu) -> None:
     job = axpy_case(device)
     pool = device.pool(2 * KIB)
     runs = 0
@@ -383,7 +385,7 @@ def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measur
     job.check(3 * calls)
 
 
-def test_room_for_the_next_try_that_cannot_be_had_is_no_error_of_who_asks_for_less(
+def test_a_failed_reservation_for_a_later_attempt_is_no_error_of_a_smaller_request(
     flaky: Flaky,
 ) -> None:
     pool = flaky.gpu.pool(2 * KIB)
@@ -456,7 +458,7 @@ def test_reserving_inside_a_capture_is_refused_where_it_would_allocate(device: G
     assert pool.size == 4 * KIB
 
 
-def test_measuring_runs_the_body_and_makes_room_for_its_capture(device: Gpu) -> None:
+def test_measuring_runs_the_body_and_reserves_memory_for_its_capture(device: Gpu) -> None:
     job = axpy_case(device, 1009)
     pool = device.pool()
     runs = 0
@@ -545,7 +547,7 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
     assert pool.empty(3).size == 3
 
 
-def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: Gpu) -> None:
+def test_a_sealed_error_that_is_swallowed_ends_the_capture_anyway(device: Gpu) -> None:
     job = axpy_case(device)
     pool = device.pool(8 * KIB)
     pool.seal()

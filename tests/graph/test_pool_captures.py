@@ -26,7 +26,7 @@ from tests.threads import run_in_thread
 # Inside a capture
 
 
-def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
+def test_a_capture_hands_out_from_free_memory(flaky: Flaky) -> None:
     job = axpy_case(flaky.gpu)
     pool = flaky.gpu.pool(8 * KIB)
     with flaky.asked("allocate", "free", "synchronize") as asked, flaky.gpu.capture() as graph:
@@ -41,7 +41,7 @@ def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
     np.testing.assert_array_equal(total.numpy(), 5 * job.xs)
 
 
-def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: Gpu) -> None:
+def test_no_free_memory_is_an_error_that_says_how_much_there_is_and_what_to_do(device: Gpu) -> None:
     pool = device.pool(2 * KIB)
     held = bytes_of(pool, 512)
     where = here(2)
@@ -104,7 +104,7 @@ def test_memory_dropped_inside_a_capture_comes_back_unless_the_capture_uses_it(d
     np.testing.assert_array_equal(third.numpy(), 3 * job.xs)
 
 
-def test_a_capture_that_fails_gives_back_what_it_took(device: Gpu) -> None:
+def test_a_capture_that_fails_releases_what_it_took(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
     with pytest.raises(ZeroDivisionError), device.capture():
         fail(pool)
@@ -164,7 +164,7 @@ def test_another_thread_has_nothing_from_the_pool_of_a_capture(device: Gpu) -> N
     assert [isinstance(each.buffer, PoolBuffer) for each in (mine, other)] == [True, False]
 
 
-def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
+def test_a_capture_that_lacked_memory_has_it_the_next_time(device: Gpu) -> None:
     job = axpy_case(device, 5000)
     pool = device.pool()
     refused = pytest.raises(CaptureError, match="the pool has no room")
@@ -206,7 +206,9 @@ def test_a_pool_that_is_sealed_inside_the_capture_hands_out_nothing_more(device:
         graph.end()
 
 
-def test_what_is_no_pool_of_this_device_is_refused_at_once(open_device: Callable[..., Gpu]) -> None:
+def test_a_value_that_is_no_pool_of_this_device_is_refused_at_once(
+    open_device: Callable[..., Gpu],
+) -> None:
     gpu, other = open_device("emulator:0"), open_device("emulator:1")
     wrong: Any = 1 << 20
     with pytest.raises(InputError, match="pool=1048576 is not a pool of memory"):

@@ -190,7 +190,7 @@ def test_a_sink_that_fails_stops_neither_the_replay_nor_the_other_sinks(
     ]
 
 
-def test_an_interrupt_inside_a_sink_comes_out(device: Gpu) -> None:
+def test_an_interrupt_inside_a_sink_propagates(device: Gpu) -> None:
     def interrupted(_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -202,7 +202,7 @@ def test_an_interrupt_inside_a_sink_comes_out(device: Gpu) -> None:
     assert graph.num_replays == 2
 
 
-def test_what_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
+def test_a_value_that_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
     wrong: Any = 7
     with pytest.raises(InputError, match="7 is neither a file nor a callable that takes rows"):
         device.profile("profile.jsonl", wrong)

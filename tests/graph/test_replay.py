@@ -136,7 +136,7 @@ def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
     made.check(112)
 
 
-def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
+def test_arrays_may_be_allocated_in_other_streams(device: Gpu) -> None:
     first = device.stream()
     second = device.stream()
     axpy = device.kernel(KERNELS, "axpy")
@@ -179,7 +179,7 @@ def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[
 # What cannot be replayed
 
 
-def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
+def test_only_a_completed_capture_is_replayed(device: Gpu) -> None:
     made = axpy_case(device)
 
     def refused(graph: Graph, words: str) -> None:
@@ -275,7 +275,7 @@ def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
     assert graph.num_replays == 17
 
 
-def test_a_quick_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
+def test_a_fast_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
     made = axpy_case(flaky.gpu)
     graph = made.captured(3)
     graph.replay()

@@ -23,7 +23,7 @@ from tests.threads import run_in_thread
 # Resets
 
 
-def test_a_reset_by_another_thread_inside_the_window_is_named(open_device: Callable[..., Gpu]) -> None:
+def test_a_reset_by_another_thread_inside_the_capture_is_named(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
     graph = gpu.capture()
@@ -127,7 +127,7 @@ def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Call
     made.check_launches(2)
 
 
-def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..., Gpu]) -> None:
+def test_a_fork_inside_the_capture_copies_the_capture(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
 
@@ -147,7 +147,7 @@ def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..
     made.check_usable(1)
 
 
-def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
+def test_a_fork_inside_the_capture_of_a_device_that_cannot_is_named(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")

@@ -299,7 +299,7 @@ def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) 
     assert made.step.get() == 5
 
 
-def test_what_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
+def test_a_value_that_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
     gpu, other = open_device("emulator:0"), open_device("emulator:1")
     scalar = gpu.scalar("int32", 4)
     with pytest.raises(InputError, match="'main' is not a stream"):

@@ -150,7 +150,7 @@ REFUSED: dict[str, Callable[[Scene], object]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_work_that_another_capture_cannot_hold_is_refused_and_the_capture_goes_on(
+def test_work_that_another_capture_cannot_hold_is_refused_and_the_capture_continues(
     name: str, scene: Scene
 ) -> None:
     graph, refused = scene.recorded(lambda: REFUSED[name](scene))
@@ -210,7 +210,7 @@ def test_work_on_arrays_that_no_library_has_is_done_at_once_beside_a_capture(
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_memory_is_given_back_in_another_thread_without_spoiling_a_capture(
+def test_memory_is_released_in_another_thread_without_invalidating_a_capture(
     mode: str, exported: bool, work: Work, peer: Peer
 ) -> None:
     x = peer.full(0.0)

@@ -39,7 +39,7 @@ held = pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.gpu
 @held
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_a_process_ends_in_silence_while_a_library_holds_an_array(
+def test_a_process_ends_without_output_while_a_library_holds_an_array(
     name: str, holder: str, tmp_path: Path
 ) -> None:
     library(name)
@@ -48,7 +48,7 @@ def test_a_process_ends_in_silence_while_a_library_holds_an_array(
 
 
 @held
-def test_a_process_ends_in_silence_while_numpy_holds_an_array_of_the_emulator(
+def test_a_process_ends_without_output_while_numpy_holds_an_array_of_the_emulator(
     holder: str, tmp_path: Path
 ) -> None:
     code = EXPORT.format(name="numpy", device="emulator", hold=HOLDERS[holder])
@@ -57,7 +57,7 @@ def test_a_process_ends_in_silence_while_numpy_holds_an_array_of_the_emulator(
 
 @pytest.mark.torch
 @held
-def test_a_process_ends_in_silence_while_torch_holds_an_array_of_the_emulator(
+def test_a_process_ends_without_output_while_torch_holds_an_array_of_the_emulator(
     holder: str, tmp_path: Path
 ) -> None:
     library("torch")
@@ -98,7 +98,7 @@ assert status == 0, status
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("life", LIVES)
-def test_a_process_ends_in_silence_with_a_graph_of_torchs_work(life: str, tmp_path: Path) -> None:
+def test_a_process_ends_without_output_with_a_graph_of_torchs_work(life: str, tmp_path: Path) -> None:
     library("torch")
     ends_in_silence(GRAPHS + LIVES[life], tmp_path)
 

@@ -26,7 +26,7 @@ def whole(dtype: str, count: int) -> np.ndarray[Any, Any]:
 
 @sizes
 @types
-def test_every_element_is_filled_and_its_neighbours_are_left_alone(
+def test_every_element_is_filled_and_its_neighbours_stay_unchanged(
     dtype: str, count: int, device: Gpu
 ) -> None:
     framed = device.zeros(count + 2, dtype)
@@ -62,7 +62,9 @@ def test_a_captured_fill_is_one_node_and_every_replay_does_it(
 
 
 @types
-def test_captured_fills_are_told_from_the_launches_between_them(dtype: str, device: Gpu) -> None:
+def test_captured_fills_are_distinguished_from_the_launches_between_them(
+    dtype: str, device: Gpu
+) -> None:
     source = """
         extern "C" __global__ void halve(unsigned long long* x, long long n) {
             long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;

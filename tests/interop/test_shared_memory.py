@@ -432,7 +432,7 @@ def test_a_producer_is_asked_for_the_stream_of_the_launch_and_never_for_stream_0
 
 
 @pytest.mark.parametrize("warm", [0, 4])
-def test_a_read_only_producer_is_taken_for_a_const_pointer_alone(warm: int, device: Gpu) -> None:
+def test_a_read_only_producer_is_taken_for_a_const_pointer_only(warm: int, device: Gpu) -> None:
     put, copy = device.kernel(SOURCE, "put"), device.kernel(SOURCE, "copy")
     x = device.array(np.arange(33, dtype=np.float32))
     out = device.zeros(33)
@@ -449,7 +449,7 @@ def test_a_read_only_producer_is_taken_for_a_const_pointer_alone(warm: int, devi
 
 
 @pytest.mark.gpu
-def test_a_read_only_array_interface_is_taken_for_a_const_pointer_alone(work: Work) -> None:
+def test_a_read_only_array_interface_is_taken_for_a_const_pointer_only(work: Work) -> None:
     x = work.gpu.array(np.arange(N, dtype=np.float32))
     out = work.gpu.zeros(N)
     fixed = ReadOnlyInterface(x)
@@ -459,7 +459,7 @@ def test_a_read_only_array_interface_is_taken_for_a_const_pointer_alone(work: Wo
     assert np.array_equal(out.numpy(), np.arange(N, dtype=np.float32))
 
 
-def test_a_read_only_array_of_numpy_is_taken_for_a_const_pointer_alone(
+def test_a_read_only_array_of_numpy_is_taken_for_a_const_pointer_only(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")

@@ -112,7 +112,7 @@ def _check(ptx: bytes) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
-def test_products_of_halves_use_tensor_cores_where_there_are_any(
+def test_products_of_halves_use_tensor_cores_where_they_exist(
     shared_builder: Builder, arch: str
 ) -> None:
     for dtype, kind in (("float16", "f16"), ("bfloat16", "bf16")):

@@ -108,13 +108,15 @@ def test_an_unknown_math_mode_is_refused(emulator: Gpu, cublas: Cublas) -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, "cuda", 0])
-def test_what_is_no_device_is_refused(gpu: Any) -> None:
+def test_a_value_that_is_no_device_is_refused(gpu: Any) -> None:
     with pytest.raises(InputError, match=f"{gpu!r} is not a device"):
         Blas(gpu)
 
 
 @pytest.mark.parametrize("captures", ["x", None, -1, 2.5, 2.0, True, np.arange(2)], ids=repr)
-def test_what_is_no_count_of_captures_is_refused(blas: Blas, cublas: Cublas, captures: Any) -> None:
+def test_a_value_that_is_no_count_of_captures_is_refused(
+    blas: Blas, cublas: Cublas, captures: Any
+) -> None:
     with pytest.raises(InputError, match=r"captures .* (is not an integer|is outside 0 to)"):
         blas.reserve(captures)
     assert len(cublas.named("create")) == 1
@@ -129,7 +131,7 @@ def test_a_count_of_captures_may_be_zero_or_of_numpy(blas: Blas, cublas: Cublas)
 @pytest.mark.parametrize(
     ("arch", "size"), [("sm_80", 4 << 20), ("sm_90", 32 << 20), ("sm_120", 32 << 20)]
 )
-def test_a_workspace_has_the_recommended_size(
+def test_a_workspace_has_the_recomcorrected_size(
     open_device: Callable[..., Gpu], cublas: Cublas, arch: str, size: int
 ) -> None:
     gpu = open_device("emulator", arch=arch)
@@ -174,14 +176,14 @@ def test_an_error_of_cublas_says_which_call_it_was(blas: Blas, cublas: Cublas, e
 # Its life
 
 
-def test_closing_the_device_gives_every_handle_back(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
+def test_closing_the_device_releases_every_handle(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
     Product(emulator)(blas)
     Product(emulator)(blas, stream=emulator.stream())
     emulator.close()
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
 
 
-def test_dropping_it_gives_every_handle_back_at_the_next_safe_point(
+def test_dropping_it_releases_every_handle_at_the_next_safe_point(
     emulator: Gpu, cublas: Cublas
 ) -> None:
     blas = Blas(emulator, found=Found(cublas, "13.0.0"))
@@ -221,7 +223,7 @@ def test_streams_that_are_closed_or_dropped_give_their_workspaces_back(
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
 
 
-def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
+def test_a_workspace_is_released_behind_the_work_of_its_stream(
     blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product = Product(emulator)
@@ -359,7 +361,7 @@ def test_a_workspace_is_ready_whatever_threads_do_in_a_capture(
         product(blas)
 
 
-def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
+def test_products_continue_where_a_capture_forbids_to_have_another_workspace_ready(
     blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
     product = Product(emulator)
@@ -374,7 +376,7 @@ def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
     assert len(blas._ready) == 1
 
 
-def test_no_workspace_is_given_back_while_a_thread_captures(
+def test_no_workspace_is_released_while_a_thread_captures(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
     product = Product(emulator)

@@ -98,7 +98,7 @@ def test_two_devices_have_states_of_their_own(open_device: Callable[..., Gpu]) -
     assert second.read() == ((5,), (6,), (7,), (0,))
 
 
-def test_a_state_is_set_between_replays_and_the_graph_goes_on_from_there(device: Gpu) -> None:
+def test_a_state_is_set_between_replays_and_the_graph_continues_from_there(device: Gpu) -> None:
     made = model(device, [5], [0])
     graph = made.captured()
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_one_sequence_is_set_by_integers_or_sequences(device: Gpu) -> None:
         assert state.read() == ((3,), (4,), (5,), (0,))
 
 
-def test_a_sequence_at_its_limit_stays_there_and_read_tells(device: Gpu) -> None:
+def test_a_sequence_at_its_limit_stays_there_and_read_reports_it(device: Gpu) -> None:
     state = DecodeState(device, 2, limit=7)
     sampled = device.array([50, 60], "int32")
     state.set([5, 6], [6, 4])

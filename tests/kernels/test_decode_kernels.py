@@ -25,7 +25,7 @@ from tests.kernels.decode_model import Reference, model, tell, weights
 from tests.threads import run_in_thread
 
 
-def test_a_kernel_reads_the_state_on_the_device_unless_told_otherwise(device: Gpu) -> None:
+def test_a_kernel_reads_the_state_on_the_device_by_default(device: Gpu) -> None:
     state = DecodeState(device)
     kernel = tell(device)
     out = device.zeros(3, "int32")
@@ -97,7 +97,7 @@ def test_blocks_nest_and_each_holds_for_its_own_state(device: Gpu) -> None:
         assert [seen(), seen(state=inner, **by_value)] == [1, -11]
 
 
-def test_a_block_that_raises_ends_all_the_same(device: Gpu) -> None:
+def test_a_block_that_raises_ends_anyway(device: Gpu) -> None:
     state = DecodeState(device)
     kernel = tell(device)
     out = device.zeros(3, "int32")
@@ -219,7 +219,7 @@ def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
             kernel[1, 1](out, state=state, device_state=False)
 
 
-def test_replays_that_only_read_the_state_leave_by_value_alone(device: Gpu) -> None:
+def test_replays_that_only_read_the_state_do_not_affect_passing_by_value(device: Gpu) -> None:
     state = DecodeState(device)
     kernel = tell(device)
     out = device.zeros(3, "int32")
@@ -254,7 +254,7 @@ def test_tokens_that_do_not_fit_end_the_capture_even_when_that_is_swallowed(devi
         graph.end()
 
 
-def test_what_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
+def test_a_value_that_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
     nothing: Any = None
     with pytest.raises(InputError, match="None is not a device"):
         DecodeState(nothing)

@@ -147,7 +147,9 @@ def test_alignment_changes_no_bit(device: Gpu, name: str, dtype: str, tile: int)
 
 @forms
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str, dtype: str) -> None:
+def test_accumulating_adds_to_the_previous_values(
+    ops: Ops, random: Random, name: str, dtype: str
+) -> None:
     dims = {"m": 33, "n": 20, "k": 37}
     left, right, result = FORMS[name]
     a, b, c = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right, result))
@@ -158,7 +160,7 @@ def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", [64, 32])
-def test_what_is_no_number_stays_in_its_row(device: Gpu, random: Random, dtype: str, tile: int) -> None:
+def test_nan_stays_in_its_row(device: Gpu, random: Random, dtype: str, tile: int) -> None:
     a, b = random(5, 37, dtype=dtype), random(37, 6, dtype=dtype)
     spoilt = a.exact.astype("float16" if dtype == "float16" else "float32")
     spoilt[1, 36], spoilt[3, 0] = np.nan, np.inf
@@ -231,7 +233,7 @@ def test_tensor_cores_have_a_larger_tile_for_long_sums() -> None:
             assert op.grid == (-(-rows // min(tile, 128)) * -(-columns // tile),)
 
 
-def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
+def test_the_launch_matches_its_description(device: Gpu, random: Random) -> None:
     ops = Ops(device, blas=False)
     a, b, gc = random(5, 7), random(7, 3), random(5, 3)
     with trace_ops() as seen:

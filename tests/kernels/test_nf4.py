@@ -86,13 +86,13 @@ def test_a_block_of_zeros_stays_zero() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e300])
-def test_what_is_no_number_is_refused(wrong: float) -> None:
+def test_a_value_that_is_no_number_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="weight has elements that are infinite or not a number"):
         quantize(np.array([[1, wrong]]))
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4), (0, 5)])
-def test_what_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_value_that_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"weight of shape .* is not a matrix"):
         quantize(np.ones(shape))
 
@@ -203,7 +203,7 @@ def test_without_tensor_cores_it_is_rounded_alike(open_device: Callable[..., Gpu
     check(gpu, Operand(gc, exact(gc)), quantized, "bfloat16")
 
 
-def test_it_adds_to_what_is_there(ops: Ops, device: Gpu, random: Random) -> None:
+def test_it_adds_to_the_previous_values(ops: Ops, device: Gpu, random: Random) -> None:
     gc = random(9, 37)
     old = random(9, 20)
     quantized = quantize(normal(20, 37))

@@ -86,7 +86,7 @@ def test_what_counts_as_an_integer_makes_the_same_op() -> None:
     assert rms_norm.groups(cast(int, np.uint32(100_000)), cast(int, np.uint16(64)), "float32") == 2112
 
 
-def test_what_is_remembered_serves_its_own_kind_alone() -> None:
+def test_cached_operand_checks_apply_only_to_operands_of_the_same_kind() -> None:
     assert softmax.softmax(1, 1, "float32") is softmax.softmax(1, 1, "float32")
     for wrong in (True, 1.0, [1], np.ones(2)):
         with pytest.raises(InputError, match=r"^rows .* is not an integer"):
@@ -219,7 +219,7 @@ def test_captured_with_everything_given_nothing_is_allocated(
     assert np.array_equal(g_gamma.numpy(), wanted[1])
 
 
-def test_a_stream_of_the_callers_own_will_do(device: Gpu, ops: Ops, random: Random) -> None:
+def test_a_stream_of_the_caller_is_accepted(device: Gpu, ops: Ops, random: Random) -> None:
     gy, x, gamma = random(5, 33).array, random(5, 33).array, random(33).array
     stream = device.stream()
     found = ops.rms_norm_backward(gy, x, gamma, eps=1e-6, stream=stream)
@@ -294,7 +294,7 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: st
     assert np.allclose(found, wanted, rtol=2 * ROUNDING[dtype] + 2e-6, atol=1e-6)
 
 
-def test_a_slower_way_is_told_once_for_each_device_and_entry(
+def test_a_slower_way_is_reported_once_for_each_device_and_entry(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -326,7 +326,7 @@ WHOLE: dict[str, Callable[[Ops, Any, Any], object]] = {
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (0, 4), (2, 2)])
 @pytest.mark.parametrize("name", WHOLE)
-def test_operands_that_are_not_aligned_are_told(
+def test_operands_that_are_not_aligned_are_reported(
     open_device: Callable[..., Gpu],
     builder: Builder,
     recorder: Recorder,
@@ -344,7 +344,7 @@ def test_operands_that_are_not_aligned_are_told(
 
 
 @pytest.mark.parametrize(("arch", "width", "twice"), [("sm_90", 60000, False), ("sm_80", 60000, True)])
-def test_rows_for_which_shared_memory_has_no_room_are_told(
+def test_rows_that_do_not_fit_into_shared_memory_are_reported(
     open_device: Callable[..., Gpu],
     builder: Builder,
     recorder: Recorder,

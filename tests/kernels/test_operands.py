@@ -175,7 +175,7 @@ def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(emulator: 
 # Workspaces
 
 
-def test_a_workspace_of_another_type_is_told_what_it_has_to_be(emulator: Gpu) -> None:
+def test_a_workspace_of_another_type_is_refused_with_the_expected_type(emulator: Gpu) -> None:
     ops = Ops(emulator)
     x = emulator.zeros((3, 4))
     gamma = emulator.zeros(4)
@@ -345,7 +345,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("blas", [None, "tf32", 0, 1, np.True_, np.ones(3), ["auto"]], ids=repr)
-def test_what_is_no_choice_of_blas_is_refused(emulator: Gpu, blas: Any) -> None:
+def test_a_value_that_is_no_choice_of_blas_is_refused(emulator: Gpu, blas: Any) -> None:
     with pytest.raises(InputError, match=r"blas .* is not 'auto', True, False or a"):
         Ops(emulator, blas=blas)
 
@@ -356,13 +356,13 @@ def test_the_blas_of_another_device_is_refused(open_device: Callable[..., Gpu]) 
         Ops(here, blas=Blas(there, found=Found(Cublas(), "13.0.0")))
 
 
-def test_who_insists_on_cublas_hears_at_once_why_there_is_none(emulator: Gpu) -> None:
+def test_requiring_cublas_fails_at_once_with_the_reason(emulator: Gpu) -> None:
     with pytest.raises(DeviceError, match="cuBLAS is not available: emulator:0 is not a GPU"):
         Ops(emulator, blas=True)
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_insists_on_cublas_has_it_in_every_life_of_the_device(
+def test_requiring_cublas_holds_for_every_session_of_the_device(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -376,12 +376,12 @@ def test_who_insists_on_cublas_has_it_in_every_life_of_the_device(
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_does_without_cublas_has_none_where_there_is_one(emulator: Gpu) -> None:
+def test_disabling_cublas_holds_where_it_is_installed(emulator: Gpu) -> None:
     assert isinstance(Ops(emulator).blas, Blas)
     assert Ops(emulator, blas=False).blas is None
 
 
-def test_whatever_is_true_accumulates_once(emulator: Gpu) -> None:
+def test_any_true_value_of_accumulate_accumulates_once(emulator: Gpu) -> None:
     rng = np.random.default_rng(5)
     a, b = (emulator.array(rng.standard_normal((5, 5), dtype=np.float32)) for _ in range(2))
     results = []

@@ -72,7 +72,7 @@ def test_far_below_the_largest_of_a_row_errors_grow_as_the_docs_say(
 
 
 @pytest.mark.parametrize("width", [64, 20000])
-def test_what_is_masked_has_no_part_and_large_values_do_not_overflow(
+def test_masked_values_do_not_contribute_and_large_values_do_not_overflow(
     device: Gpu, ops: Ops, width: int
 ) -> None:
     x = np.random.default_rng(3).uniform(-3e4, 3e4, (2, width)).astype("float32")

@@ -150,7 +150,7 @@ def test_twenty_runs_give_the_same_bits(ops: Ops, random: Random, width: int) ->
         assert all(map(same_bits, run(), first))
 
 
-def test_what_compute_sanitizer_looks_at_runs(device: Gpu) -> None:
+def test_the_program_for_compute_sanitizer_runs(device: Gpu) -> None:
     assert sanitized.rows(device, sanitized.ROWS[2:3], ["float32"]) == 1
 
 

@@ -78,7 +78,7 @@ def test_fill_sets_every_element(name: str, device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_fill_takes_one_element_alone(name: str, device: Gpu) -> None:
+def test_fill_takes_one_element_only(name: str, device: Gpu) -> None:
     made = device.zeros(4, name)
     for wrong in (sample(name, (3,)), [1, 2], "a", None, object()):
         with pytest.raises(InputError):
@@ -87,7 +87,7 @@ def test_fill_takes_one_element_alone(name: str, device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_zeros_are_zeros_whatever_was_there_before(name: str, device: Gpu) -> None:
+def test_zeros_are_zeros_in_reused_memory(name: str, device: Gpu) -> None:
     for _ in range(3):  # memory that was given back is used again
         device.array(sample(name, (501,)), dtype=name).close()
         assert not device.zeros((501,), name).numpy().any()
@@ -136,7 +136,7 @@ def test_write_and_copy_from_give_the_array_back(device: Gpu) -> None:
     device.empty(0).copy_from(device.empty(0))
 
 
-def test_what_is_written_may_change_at_once(device: Gpu) -> None:
+def test_the_source_of_a_write_may_change_at_once(device: Gpu) -> None:
     data = np.arange(100_003, dtype=np.int64)
     made = device.array(data)
     data[:] = -1
@@ -197,7 +197,7 @@ def test_data_without_an_element_type_is_refused(device: Gpu) -> None:
     ],
     ids=range(10),
 )
-def test_what_is_no_number_is_named_and_never_at_length(
+def test_a_value_that_is_no_number_is_named_and_never_at_length(
     data: Any, words: str, open_device: Callable[..., Gpu]
 ) -> None:
     gpu = open_device("emulator")
@@ -359,7 +359,7 @@ def test_float8_and_bfloat16_take_their_bits(device: Gpu) -> None:
     assert int(device.empty((), "bfloat16").fill(np.uint16(0x3FC0)).numpy()) == 0x3FC0  # type: ignore[arg-type]
 
 
-def test_a_closed_array_is_told_at_every_door(device: Gpu) -> None:
+def test_a_closed_array_is_refused_by_every_operation(device: Gpu) -> None:
     made = device.array([1.0, 2.0])
     part = made[1:]
     with made:

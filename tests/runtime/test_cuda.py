@@ -216,7 +216,7 @@ def test_torch_tensors_are_checked_like_arrays(warm: int, gpu: Gpu) -> None:
     np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
+def test_a_fast_launch_takes_tensors_of_a_library_seen_later(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = library("torch")
@@ -273,7 +273,7 @@ def test_a_bound_launch_orders_own_arrays_among_torch_tensors(gpu: Gpu) -> None:
     assert y.numpy().tolist() == [4.0] * 33
 
 
-def test_arrays_at_home_in_a_default_stream_can_be_dropped_anywhere(gpu: Gpu) -> None:
+def test_arrays_allocated_in_a_default_stream_can_be_dropped_anywhere(gpu: Gpu) -> None:
     torch = library("torch")
     made = [gpu.array(np.ones(1000, "float32"), stream=torch.cuda.default_stream()) for _ in range(3)]
     assert made[0].numpy().sum() == 1000
@@ -475,7 +475,7 @@ def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, 
     del others
 
 
-def test_a_second_stream_waits_for_what_was_written_meanwhile(gpu: Gpu) -> None:
+def test_a_second_stream_waits_for_what_was_written(gpu: Gpu) -> None:
     x = gpu.zeros(N)
     out = gpu.zeros(N)
     stream = gpu.stream()
@@ -635,7 +635,7 @@ print(json.dumps([said(door) for door in doors]))
 """
 
 
-def test_an_illegal_address_loses_the_context_in_so_many_words() -> None:
+def test_an_illegal_address_loses_the_context_with_its_name() -> None:
     launch, synchronize, *later = json.loads(finish(start(FAULT)))
     assert launch is None  # the launch itself was fine
     assert synchronize[0] == "DriverError"

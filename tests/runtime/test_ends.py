@@ -132,7 +132,7 @@ ENDS: dict[str, tuple[Callable[[Gpu], None], str]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_every_end_of_a_life_says_what_to_do_about_each_old_thing(
+def test_every_end_of_a_session_says_what_to_do_about_each_old_thing(
     end: str, open_device: Callable[..., Gpu]
 ) -> None:
     act, hint = ENDS[end]

@@ -189,7 +189,7 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     again.check(4)
 
 
-def test_a_fault_of_one_emulator_leaves_the_others_alone(open_device: Callable[..., Gpu]) -> None:
+def test_a_fault_of_one_emulator_does_not_affect_the_others(open_device: Callable[..., Gpu]) -> None:
     first, second = bench(open_device("emulator")), bench(open_device("emulator:1"))
     with pytest.raises(EmulatorFault):
         overrun(first)

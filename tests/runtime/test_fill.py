@@ -82,7 +82,7 @@ def test_a_kernel_that_is_not_loaded_yet_is_not_loaded_inside_a_capture(emulator
     assert filled == []
 
 
-def test_the_driver_fills_where_there_is_no_compiler(emulator: Gpu) -> None:
+def test_the_driver_fills_without_a_compiler(emulator: Gpu) -> None:
     tried: list[int] = []
 
     def load() -> Kernel | None:

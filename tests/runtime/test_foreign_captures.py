@@ -58,7 +58,7 @@ def test_launches_on_its_tensors_become_part_of_another_librarys_capture(world: 
 
 
 @every_schedule
-def test_arrays_of_ours_are_refused_in_another_librarys_capture_which_survives(world: World) -> None:
+def test_arrays_of_preheat_are_refused_in_another_librarys_capture_which_survives(world: World) -> None:
     a = world.zeros()
     x = world.torch.full(N, 1)
     given = world.zeros()

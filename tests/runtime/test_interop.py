@@ -39,7 +39,7 @@ def test_numpy_shares_memory_through_dlpack(name: str, shape: tuple[int, ...], e
     assert (shared == 1).all()
 
 
-def test_what_was_exported_lives_on_after_its_name(emulator: Gpu) -> None:
+def test_exported_memory_outlives_its_array(emulator: Gpu) -> None:
     made = emulator.array(np.arange(1000.0))
     alive = weakref.ref(made.buffer)
     shared = np.from_dlpack(made[500:])
@@ -136,7 +136,7 @@ def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(fl
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "drop"])
-def test_numpy_can_go_on_with_memory_that_was_closed(how: str, emulator: Gpu) -> None:
+def test_numpy_can_continue_with_memory_that_was_closed(how: str, emulator: Gpu) -> None:
     made = emulator.array(np.arange(100_000, dtype=np.float32))
     views = [np.from_dlpack(made), np.asarray(made)]
     if how == "close":
@@ -151,7 +151,7 @@ def test_numpy_can_go_on_with_memory_that_was_closed(how: str, emulator: Gpu) ->
     del others
 
 
-def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> None:
+def test_the_array_interface_is_there_on_the_emulator_only(emulator: Gpu) -> None:
     made = emulator.array(np.arange(6, dtype=np.float32).reshape(2, 3))
     face = made.__array_interface__
     assert (face["shape"], face["typestr"], face["strides"], face["version"]) == (
@@ -169,7 +169,7 @@ def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> No
 
 
 @pytest.mark.gpu
-def test_the_cuda_array_interface_is_there_on_a_gpu_alone(open_device: Callable[..., Gpu]) -> None:
+def test_the_cuda_array_interface_is_there_on_a_gpu_only(open_device: Callable[..., Gpu]) -> None:
     made = open_device("cuda").zeros((2, 3), "int16")
     face = made.__cuda_array_interface__
     assert (face["shape"], face["typestr"], face["version"]) == ((2, 3), "<i2", 3)
@@ -335,7 +335,7 @@ extern "C" __global__ void columns(const int* x, long long step, int* out, int n
 """
 
 
-def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu) -> None:
+def test_strided_takes_arrays_of_preheat_as_they_are_and_nothing_else(emulator: Gpu) -> None:
     own = emulator.array(np.arange(40, dtype=np.int32))
     out = emulator.zeros(40, "int32")
     columns = emulator.kernel(STRIDES, "columns")

@@ -154,7 +154,7 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
+def test_a_fast_launch_stays_fast_after_any_interrupt(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = list[object]()
@@ -184,7 +184,7 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
     assert at > 50
 
 
-def test_a_launch_becomes_quick_wherever_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
+def test_a_launch_becomes_fast_even_if_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     kernel = gpu.kernel(PTX, "keep")
     out = gpu.zeros(4)

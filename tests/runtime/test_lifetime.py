@@ -60,7 +60,7 @@ def test_a_view_keeps_the_memory_it_is_a_part_of(flaky: Flaky) -> None:
 
 
 @pytest.mark.parametrize("safe_point", ["synchronize", "trim", "empty"])
-def test_every_safe_point_gives_back_what_was_dropped(safe_point: str, flaky: Flaky) -> None:
+def test_every_safe_point_releases_what_was_dropped(safe_point: str, flaky: Flaky) -> None:
     gpu = flaky.gpu
     gpu.array(np.ones(1000))
     gc.collect()
@@ -69,7 +69,7 @@ def test_every_safe_point_gives_back_what_was_dropped(safe_point: str, flaky: Fl
     assert asked["free"] >= 1
 
 
-def test_arrays_dropped_in_any_thread_are_given_back(flaky: Flaky) -> None:
+def test_arrays_dropped_in_any_thread_are_released(flaky: Flaky) -> None:
     def work() -> None:
         for _ in range(20):
             flaky.gpu.array(np.arange(5))
@@ -98,7 +98,7 @@ def test_memory_in_use_does_not_grow_with_work(device: Gpu) -> None:
     assert device.memory().total >= free[0]
 
 
-def test_a_full_device_gives_back_what_was_dropped_before_it_gives_up(flaky: Flaky) -> None:
+def test_a_full_device_releases_what_was_dropped_before_it_gives_up(flaky: Flaky) -> None:
     full = out_of_memory("cuMemAllocFromPoolAsync")
     flaky.seam.fail("allocate", full)
     with flaky.asked("allocate", "synchronize", "stream.synchronize") as asked:
@@ -182,7 +182,7 @@ def test_after_a_reset_everything_old_is_refused_and_everything_new_works(
     gpu.synchronize()
 
 
-def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_life(
+def test_arrays_dropped_after_a_reset_free_nothing_of_the_new_session(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")
@@ -225,7 +225,7 @@ def test_a_closed_device_refuses_everything(device: Gpu) -> None:
     gc.collect()
 
 
-def test_closing_a_device_unloads_and_gives_back(flaky: Flaky) -> None:
+def test_closing_a_device_unloads_and_releases(flaky: Flaky) -> None:
     made = bench(flaky.gpu)
     made.launch()
     x = made.x
@@ -259,7 +259,7 @@ def test_views_made_while_another_thread_closes_are_closed_too(device: Gpu) -> N
         assert all(view.uses.stream is None for view in views)
 
 
-def test_what_a_thread_still_needs_is_not_let_go_by_another(device: Gpu) -> None:
+def test_memory_that_one_thread_needs_is_not_released_by_another(device: Gpu) -> None:
     context = device._context
     let_go = list[str]()
 
@@ -335,7 +335,7 @@ def test_a_load_that_outlives_its_device_is_not_found_on_the_next(
     assert gpu.kernel(SAXPY, "saxpy", label="slow.cu").attributes.threads == 1024
 
 
-def test_a_kernel_of_an_earlier_life_asks_the_device_nothing(
+def test_a_kernel_of_an_earlier_session_asks_the_device_nothing(
     open_flaky: Callable[..., Flaky],
 ) -> None:
     flaky = open_flaky("emulator")

@@ -322,7 +322,7 @@ MISUSES = (*LAUNCHES, *GEOMETRIES, *ARRAYS, *PROGRAMS, *DEVICES)
 
 @pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
 @pytest.mark.parametrize("misuse", MISUSES, ids=lambda misuse: misuse.code)
-def test_a_mistake_is_refused_in_words_that_help(misuse: Misuse, warm: int, setup: Bench) -> None:
+def test_a_mistake_is_refused_with_a_helpful_message(misuse: Misuse, warm: int, setup: Bench) -> None:
     setup.launch(warm)
     with pytest.raises(misuse.error) as caught:
         misuse.do(setup)

@@ -295,7 +295,7 @@ def test_trim_unloads_what_only_the_memo_holds(launches: int, flaky: Flaky) -> N
         assert asked == {"load": 1}
 
 
-def test_whatever_can_still_run_keeps_its_module(flaky: Flaky) -> None:
+def test_a_launch_that_can_still_run_keeps_its_module_loaded(flaky: Flaky) -> None:
     gpu = flaky.gpu
     made = bench(gpu)
     holders: dict[str, Callable[[], object]] = {
@@ -323,7 +323,7 @@ def test_a_launcher_outlives_its_kernel(flaky: Flaky) -> None:
         made.check(times)
 
 
-def test_a_module_nobody_holds_is_unloaded_at_a_safe_point_alone(flaky: Flaky) -> None:
+def test_a_module_without_references_is_unloaded_at_a_safe_point_only(flaky: Flaky) -> None:
     with no_collector():
         kernel = flaky.gpu.kernel(SAXPY, "saxpy")
         with flaky.asked("module.unload") as asked:

@@ -72,7 +72,7 @@ def test_a_reader_that_writes_later_waits_for_the_other_readers(world: World) ->
 
 
 @every_schedule
-def test_later_work_in_the_home_stream_is_noticed(world: World) -> None:
+def test_later_work_in_the_stream_of_its_allocation_is_noticed(world: World) -> None:
     side = world.gpu.stream()
     x = world.zeros(stream=side)
     for value in (1, 2, 3):
@@ -167,7 +167,7 @@ def test_a_scalar_that_is_set_in_a_stream_is_seen_by_what_follows_it(world: Worl
 
 
 @every_schedule
-def test_a_replay_on_the_short_path_notices_a_scalar_that_was_set_elsewhere(world: World) -> None:
+def test_a_replay_on_the_fast_path_notices_a_scalar_that_was_set_elsewhere(world: World) -> None:
     step = world.gpu.scalar("int32", name="step")
     side = world.gpu.stream()
     outs = world.zeros()

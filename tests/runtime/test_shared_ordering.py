@@ -43,7 +43,7 @@ def test_uses_of_shared_memory_wait_for_its_consumer(world: World, consumer: str
 
 @every_consumer
 @every_schedule
-def test_the_first_launch_after_an_export_leaves_the_short_path(world: World, consumer: str) -> None:
+def test_the_first_launch_after_an_export_leaves_the_fast_path(world: World, consumer: str) -> None:
     for launch_reads in (True, False):
         a, out = world.zeros(), world.zeros()
         t = shared(world, consumer, a)
@@ -145,7 +145,7 @@ def test_a_pool_waits_for_consumers_of_its_pieces(world: World) -> None:
 
 
 @every_schedule
-def test_frames_that_grow_wait_for_who_had_the_memory(world: World) -> None:
+def test_frames_that_grow_wait_for_the_previous_users_of_the_memory(world: World) -> None:
     for captured in (False, True):
         pool = world.gpu.pool(1 << 12)
         side = world.gpu.stream()
@@ -201,7 +201,7 @@ def test_shared_memory_is_freed_after_its_consumer(world: World, consumer: str) 
 
 
 @every_schedule
-def test_memory_that_was_given_away_never_takes_the_short_path(world: World) -> None:
+def test_memory_that_was_given_away_never_takes_the_fast_path(world: World) -> None:
     a = world.zeros()
     t = world.torch.from_dlpack(a)
     for _ in range(5):
@@ -249,7 +249,7 @@ def test_two_libraries_in_one_launch_are_ordered_with_both(world: World) -> None
 
 
 @every_schedule
-def test_our_arrays_beside_tensors_are_ordered_in_every_direction(world: World) -> None:
+def test_arrays_of_preheat_beside_tensors_are_ordered_in_every_direction(world: World) -> None:
     a = world.zeros()
     x = world.torch.full(N, 0)
     for value in (1, 2, 3, 4):

@@ -66,7 +66,7 @@ def test_streams_of_other_libraries_are_taken_by_every_protocol(setup: Bench) ->
             run_in(setup, wrong)
 
 
-def test_arrays_can_be_at_home_in_a_stream_of_their_own(setup: Bench) -> None:
+def test_arrays_can_be_allocated_in_a_stream_of_their_own(setup: Bench) -> None:
     stream = setup.gpu.stream()
     x = setup.gpu.array(setup.xs, stream=stream)
     zeros = setup.gpu.zeros(setup.n, stream=stream)
@@ -129,7 +129,7 @@ def test_what_belongs_to_a_lost_context_is_refused(
     stream.close()  # This does nothing.
 
 
-def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
+def test_streams_without_references_are_used_again(flaky: Flaky) -> None:
     gpu = flaky.gpu
     first = gpu.stream()
     handle = first.handle
@@ -148,7 +148,7 @@ def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
 # Order between streams: the waits that the device is asked for
 
 
-def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: Flaky) -> None:
+def test_a_second_stream_waits_for_the_stream_of_the_allocation_once_per_write(flaky: Flaky) -> None:
     made = bench(flaky.gpu)
     stream = flaky.gpu.stream()
     waits: list[int] = []
@@ -214,7 +214,7 @@ def test_two_readers_in_two_streams_do_not_wait_for_one_another(flaky: Flaky) ->
         np.testing.assert_allclose(out.numpy(), 3 * made.xs, rtol=1e-5)
 
 
-def test_memory_is_given_back_after_every_stream_that_used_it(flaky: Flaky) -> None:
+def test_memory_is_released_after_every_stream_that_used_it(flaky: Flaky) -> None:
     made = bench(flaky.gpu)
     streams = [flaky.gpu.stream() for _ in range(2)]
     for stream in streams:

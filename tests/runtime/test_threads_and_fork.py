@@ -44,7 +44,7 @@ def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
     made.check(5)
 
 
-def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[..., Gpu]) -> None:
+def test_the_emulator_continues_in_a_forked_child_by_itself(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = bench(gpu)
     made.launch(4)
@@ -67,7 +67,7 @@ def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[
     made.check(5)
 
 
-def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
+def test_a_fork_in_the_middle_of_releasing_memory_leaves_no_lock_behind(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
@@ -183,7 +183,7 @@ kernel[1, 1](gpu.zeros(3, "int32"))
 """
 
 
-def test_an_uncaught_fault_ends_the_program_with_its_own_words_alone(tmp_path: Path) -> None:
+def test_an_uncaught_fault_ends_the_program_with_its_own_message_only(tmp_path: Path) -> None:
     child = start(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
     out, err = ended(child)
     assert (child.returncode, out) == (1, "")

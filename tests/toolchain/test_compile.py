@@ -91,7 +91,7 @@ def test_headers_in_memory_are_found_by_name(toolchain: Toolchain) -> None:
     assert compiled.entries[0].parameters[0].type == "float*"
 
 
-def test_text_beyond_ascii_is_fine_in_cuda(toolchain: Toolchain) -> None:
+def test_text_beyond_ascii_is_allowed_in_cuda(toolchain: Toolchain) -> None:
     source = '// größer ≥ π\n__device__ char s[] = "π";\n__global__ void k(char* x) { *x = s[*x]; }'
     assert "π".encode() in toolchain.compile(Program.of(source), SM_90).cubin
 

@@ -139,6 +139,6 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
             assert change(state, roots, Memo()) is not None
 
 
-def test_a_state_with_a_root_that_is_gone_has_changed(tmp_path: Path) -> None:
+def test_a_state_with_a_root_that_was_removed_has_changed(tmp_path: Path) -> None:
     state = HeaderState((Header("3", "v.h", "0" * 64),), (), ("0",))
     assert "include directory is gone" in str(change(state, {"0": str(tmp_path)}, Memo()))

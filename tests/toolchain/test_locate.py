@@ -119,7 +119,7 @@ def test_the_memo_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", [0, 1, 2], ids=["size", "time", "inode"])
 @pytest.mark.usefixtures("first")
-def test_a_library_with_another_stamp_is_looked_for_again(
+def test_a_library_with_another_stamp_is_searched_again(
     tmp_path: Path, events: Events, recorder: Recorder, field: int
 ) -> None:
     row = row_of(memo(tmp_path))
@@ -132,7 +132,7 @@ def test_a_library_with_another_stamp_is_looked_for_again(
 
 
 @pytest.mark.usefixtures("first")
-def test_a_library_that_is_gone_is_looked_for_again(
+def test_a_library_that_was_removed_is_searched_again(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     row = row_of(memo(tmp_path))
@@ -302,11 +302,11 @@ assert answer == {
 """
 
 
-def test_a_machine_without_compilers_is_told_apart_from_a_broken_one() -> None:
+def test_a_machine_without_compilers_is_distinguished_from_a_broken_one() -> None:
     processes.finish(processes.start(WITHOUT))
 
 
-def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
+def test_a_missing_library_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
@@ -320,7 +320,7 @@ def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
     assert look(tmp_path, events).missing == {}  # installed meanwhile
 
 
-def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
+def test_a_compiler_remembered_as_missing_is_searched_again_when_it_is_needed(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     true = look(tmp_path, events)

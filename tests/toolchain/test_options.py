@@ -25,7 +25,7 @@ WORDS = {
 }
 
 
-def test_other_words_to_a_compiler_need_another_schema(
+def test_other_options_for_a_compiler_need_another_schema(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: dict[str, list[Any]] = {}

@@ -244,7 +244,7 @@ def test_an_alignment_of_nothing_is_left_to_the_assembler() -> None:
 # Statements
 
 
-def test_labels_predicates_vectors_and_scopes_are_told_apart() -> None:
+def test_labels_predicates_vectors_and_scopes_are_distinguished() -> None:
     body = """\
     .reg .b16 %rs<3>;
 $L__BB0_1:

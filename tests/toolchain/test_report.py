@@ -303,7 +303,7 @@ def test_the_log_of_a_program_is_the_same_every_time(toolchain: Toolchain) -> No
 # Names that were asked for
 
 
-def test_the_compilers_words_about_a_probe_count_for_its_name() -> None:
+def test_the_message_of_the_compiler_about_a_probe_count_for_its_name() -> None:
     log = """\
 __nv_name_map(2): error: identifier "flot" is undefined
   #pragma nv_mangled_name &sig<decltype(tk<flot>)>

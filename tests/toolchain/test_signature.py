@@ -94,7 +94,9 @@ def typed(request: pytest.FixtureRequest, toolchain: Toolchain) -> dict[str, Ent
 
 
 @pytest.mark.parametrize("kernel", SPELLED)
-def test_types_are_told_with_and_without_extern_c(typed: dict[str, EntryPoint], kernel: str) -> None:
+def test_types_are_reported_with_and_without_extern_c(
+    typed: dict[str, EntryPoint], kernel: str
+) -> None:
     assert types(typed[kernel]) == SPELLED[kernel]
 
 
@@ -191,7 +193,7 @@ def test_a_wrong_guess_costs_the_types_and_not_the_compile(toolchain: Toolchain,
     assert [p.kind for p in found.parameters] == ["u64"]
 
 
-def test_an_error_next_to_a_wrong_guess_is_told_without_the_probe(toolchain: Toolchain) -> None:
+def test_an_error_next_to_a_wrong_guess_is_reported_without_the_probe(toolchain: Toolchain) -> None:
     source = (
         'extern "C" {\n#if 0\n__global__ void gone() {}\n#endif\n}\n__global__ void k() { oops(); }'
     )
@@ -293,7 +295,7 @@ INSTANCE = "name an instance of the template tk<class T, int N>"
         ("zz", "must form address of a __global__", None),
     ],
 )
-def test_an_unknown_name_has_the_compilers_words_and_what_there_is(
+def test_an_unknown_name_has_the_message_of_the_compiler_and_the_known_names(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, name: str, words: str, hint: str | None
 ) -> None:
     call = Mock(wraps=toolchain.pool.call)
@@ -311,7 +313,9 @@ def test_an_unknown_name_has_the_compilers_words_and_what_there_is(
     assert call.call_count == 1
 
 
-def test_a_name_in_a_program_without_kernels_has_the_compilers_words(toolchain: Toolchain) -> None:
+def test_a_name_in_a_program_without_kernels_has_the_message_of_the_compiler(
+    toolchain: Toolchain,
+) -> None:
     with pytest.raises(UnknownEntryError) as caught:
         toolchain.compile(Program.of("__device__ int x;", label="k.cu", names=["k"]), SM_90)
     assert str(caught.value) == """k.cu has no kernel 'k': identifier "k" is undefined"""

@@ -127,7 +127,7 @@ def in_background(work: Callable[[], Compiled]) -> tuple[threading.Thread, list[
     return thread, result
 
 
-def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
+def test_a_worker_killed_during_a_compile_is_replaced_and_the_compile_done_again(
     own: Toolchain, recorder: Recorder, tmp_path: Path
 ) -> None:
     _ = own.located
@@ -149,7 +149,7 @@ def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
     assert not scratch.exists()
 
 
-def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_alone(own: Toolchain) -> None:
+def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_only(own: Toolchain) -> None:
     _ = own.located
     others = support.workers_of(os.getpid()) - set(pids(own))
     thread, result = in_background(lambda: own.compile(ENDLESS, SM_90))
@@ -192,7 +192,7 @@ def test_a_worker_that_leaves_just_when_it_is_wanted_is_replaced_unnoticed(
     assert told(recorder) == ["started", "recycled", "started"]
 
 
-def test_a_request_the_worker_cannot_answer_is_told_with_its_last_words(own: Toolchain) -> None:
+def test_a_request_the_worker_cannot_answer_is_reported_with_its_last_output(own: Toolchain) -> None:
     with pytest.raises(CompilerCrashError, match=r"(?s)died \(exit status 1\).*KeyError: 'nonsense'"):
         own.pool.call({"do": "nonsense"})
 
@@ -280,9 +280,7 @@ def test_ptx_the_assembler_rejects_ends_its_worker_too(own: Toolchain, recorder:
     assert told(recorder) == ["started", "recycled"]
 
 
-def test_what_is_refused_before_the_compiler_starts_no_worker(
-    own: Toolchain, recorder: Recorder
-) -> None:
+def test_a_program_that_is_refused_early_starts_no_worker(own: Toolchain, recorder: Recorder) -> None:
     with pytest.raises(PtxError):
         own.compile(Program.of(".version 8.0\n", language="ptx"), SM_90)
     assert told(recorder) == []
@@ -449,7 +447,7 @@ def test_ctrl_c_ends_the_compile_at_once_and_leaves_nothing(
     assert not scratch.exists()
 
 
-def test_a_worker_amid_a_compile_ends_with_the_process_that_asked(
+def test_a_worker_during_a_compile_ends_with_the_process_that_asked(
     interrupted: subprocess.Popen[str],
 ) -> None:
     worker, scratch = support.compiling(interrupted.pid)
@@ -589,7 +587,7 @@ def test_without_memory_files_the_temporary_directory_will_do(tmp_path: Path, op
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_trace_needs_no_room_in_any_file_system(tmp_path: Path) -> None:
+def test_a_trace_needs_no_disk_space(tmp_path: Path) -> None:
     seen = cramped(tmp_path, "size=64k", elsewhere="/dev/shm", name="i")["seen"]
     assert "uncached" not in [name for name, _ in seen]
     assert [fields["what"] for name, fields in seen if name == "worker"] == ["started"]

@@ -374,7 +374,7 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
 # The event file
 
 
-def test_an_event_pipe_without_a_reader_is_told_once(
+def test_an_event_pipe_without_a_reader_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "events")
@@ -385,7 +385,7 @@ def test_an_event_pipe_without_a_reader_is_told_once(
     assert "events are not written" in caplog.text
 
 
-def test_an_event_pipe_whose_reader_is_slow_loses_events_and_goes_on(
+def test_an_event_pipe_whose_reader_is_slow_loses_events_and_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "events")

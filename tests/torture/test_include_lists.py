@@ -164,7 +164,7 @@ def test_a_project_baked_elsewhere_gives_the_same_bytes(project: Project, tmp_pa
     assert (moved.home / "again.heat").read_bytes() == (project.home / "again.heat").read_bytes()
 
 
-def test_a_listing_tells_namesakes_apart(project: Project) -> None:
+def test_a_listing_distinguishes_namesakes(project: Project) -> None:
     told = project.preheat("bundle", "ls", "kernels.heat")
     assert "k.cu (include ../a)" in told
     assert "k.cu (include ../b)" in told
@@ -280,7 +280,7 @@ def test_bundles_that_answer_alike_with_different_headers_do_not_merge(
         merge(bundles, tmp_path / "both.heat")
 
 
-def test_whatever_list_is_asked_for_a_sealed_process_never_gives_the_code_of_another(
+def test_a_sealed_process_never_uses_the_code_of_another_include_list(
     shared_builder: Builder, tmp_path: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some lists are recorded, others are not; relative or absolute, of a file or of text."""
@@ -372,7 +372,9 @@ def test_a_relative_directory_is_another_one_after_a_chdir(
     assert got == [111, 222]
 
 
-def test_what_no_cache_keeps_has_a_digest_of_its_own(shared_builder: Builder, tmp_path: Path) -> None:
+def test_a_program_that_no_cache_keeps_has_a_digest_of_its_own(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
     places = directories(tmp_path, a=111, b=222)
     made = [shared_builder.build(Program.of(CLOCK, include=[place]), "sm_90") for place in places]
     assert made[0].digest != made[1].digest

@@ -215,7 +215,9 @@ def test_an_interrupt_anywhere_leaves_nothing_that_a_later_build_waits_for(
 
 
 @pytest.mark.long
-def test_an_interrupt_amid_a_compile_leaves_nothing_behind(tmp_path: Path, campaign: Campaign) -> None:
+def test_an_interrupt_during_a_compile_leaves_nothing_behind(
+    tmp_path: Path, campaign: Campaign
+) -> None:
     attack("compile", campaign.rounds(quick=1, long=500), tmp_path, campaign)
 
 

@@ -318,7 +318,7 @@ def test_ordinary_programs_are_cached(project: Project, source: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "uncached"), [(KERNEL, 0), (SOURCE, 1)])
-def test_without_a_trace_a_program_that_includes_nothing_is_cached_all_the_same(
+def test_without_a_trace_a_program_that_includes_nothing_is_cached_anyway(
     project: Project, monkeypatch: pytest.MonkeyPatch, source: str, uncached: int
 ) -> None:
     seen: list[str] = []

@@ -60,7 +60,7 @@ print(json.dumps(said))
 """
 
 
-def test_directories_that_a_stranger_prepared_are_not_used() -> None:
+def test_directories_that_another_user_prepared_are_not_used() -> None:
     """In a temporary directory for the cache, and in shared memory for the locks."""
     with public_place() as place:
         for number, squat in enumerate(SQUATS.values()):
@@ -82,7 +82,7 @@ def test_directories_that_a_stranger_prepared_are_not_used() -> None:
             assert list((place / str(number) / "vault").iterdir()) == [], what
 
 
-def test_a_lock_directory_that_vanished_and_was_taken_by_a_stranger_is_not_waited_for() -> None:
+def test_a_lock_directory_that_vanished_and_was_taken_by_another_user_is_not_waited_for() -> None:
     code = """
 seen = []
 events = Events(lambda name, fields: seen.append(name))
@@ -157,7 +157,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", FOREIGN.values(), ids=FOREIGN.keys())
-def test_what_a_stranger_may_have_written_into_a_layer_is_not_loaded(
+def test_an_entry_of_a_layer_that_another_user_may_have_written_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder, spoil: Callable[[Path], object]
 ) -> None:
     recorder.forgive = True
@@ -203,7 +203,7 @@ while True:
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "renameat2"), reason="needs renameat2"
 )
-def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> None:
+def test_a_bundle_that_another_user_swaps_is_never_mounted(campaign: Campaign) -> None:
     """The directory is his: whichever file is there at the moment, he decides that."""
     good, evil = {KEY: BLOB}, {digest_of(2): blob_of(2)}
     with public_place() as place:
@@ -223,7 +223,7 @@ def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> 
         processes.kill(swapper)
 
 
-def test_a_bundle_of_mine_in_a_place_like_tmp_is_mounted_and_one_of_a_stranger_is_not() -> None:
+def test_a_bundle_in_a_place_like_tmp_is_mounted_if_this_user_owns_it() -> None:
     with public_place() as place:
         write(place / "mine.heat", {KEY: BLOB}, {})
         shutil.copy(place / "mine.heat", place / "his.heat")

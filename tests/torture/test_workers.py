@@ -108,7 +108,7 @@ def test_no_sweep_takes_a_directory_that_is_in_use(campaign: Campaign, tmp_path:
         assert not os.path.exists(made.path)
 
 
-def test_strangers_directories_stay(tmp_path: Path, temporary: Path) -> None:
+def test_directories_of_other_users_stay(tmp_path: Path, temporary: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to make a directory of another user")
     theirs = temporary / f"{scratch._PREFIX}theirs"

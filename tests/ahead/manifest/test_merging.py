@@ -108,12 +108,12 @@ def test_a_program_from_text_and_one_from_its_file_are_one_with_a_file(
 
 
 @pytest.mark.parametrize("other", [["/b"], [], ["/a", "/b"], ["/b", "/a"]])
-def test_include_lists_stay_apart_where_a_file_is_included(other: list[str]) -> None:
+def test_include_lists_stay_separate_where_a_file_is_included(other: list[str]) -> None:
     rows = tuple(ManifestProgram(Program.of(INCLUDING, include=include)) for include in (["/a"], other))
     assert len(Manifest(rows).merged().programs) == 2
 
 
-def test_lists_that_are_spelled_alike_stay_apart_too(tmp_path: Path) -> None:
+def test_lists_that_are_spelled_alike_stay_separate_too(tmp_path: Path) -> None:
     """Only their headers tell whether they are the same."""
     programs = []
     for name in "ab":
@@ -155,7 +155,7 @@ def test_a_title_has_the_include_list_where_that_tells_it_from_a_namesake() -> N
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_programs_that_differ_stay_apart(change: dict[str, Any]) -> None:
+def test_programs_that_differ_stay_separate(change: dict[str, Any]) -> None:
     program = Program.of(KERNEL)
     rows = (ManifestProgram(program), ManifestProgram(replace(program, **change)))
     assert len(Manifest(rows).merged().programs) == 2
@@ -191,7 +191,7 @@ def test_jobs_are_for_the_recorded_architectures_unless_others_are_given() -> No
 
 @unhurried
 @given(manifest=recordings)
-def test_no_job_is_there_twice(manifest: Manifest) -> None:
+def test_no_job_is_listed_twice(manifest: Manifest) -> None:
     jobs = manifest.jobs([SM_90, SM_80])
     found = [job_of(wanted, arch) for wanted, arch in jobs]
     assert len(set(found)) == len(found)

@@ -248,7 +248,9 @@ def test_a_write_that_fails_in_the_middle_leaves_the_old_manifest_whole(
     assert written(new, manifest_file) == new
 
 
-def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_not_a_file_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("taken")

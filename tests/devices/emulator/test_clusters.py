@@ -267,7 +267,7 @@ SPACES = {"shared": 1, "shared::cta": 1, "shared::cluster": 7, "global": 0, "loc
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_an_address_of_another_block_is_shared_by_the_cluster_alone(device: Gpu, space: str) -> None:
+def test_an_address_of_another_block_is_shared_by_the_cluster_only(device: Gpu, space: str) -> None:
     """A bit each: its own address, that of the next block, its own address mapped to its own rank."""
     text = kernel(f"""
     {NEXT}

@@ -71,7 +71,7 @@ def test_a_writer_that_does_not_wait_for_readers_is_sometimes_early() -> None:
     assert {overwrite(seed, ordered=False) for seed in range(40)} == {1, 2}
 
 
-def test_a_writer_that_waits_for_readers_never_is() -> None:
+def test_a_writer_never_waits_for_readers() -> None:
     assert {overwrite(seed, ordered=True) for seed in SEEDS} == {1}
 
 
@@ -303,7 +303,7 @@ def test_fresh_memory_is_poisoned_whether_it_is_used_again_or_not() -> None:
     assert 15 < again < 45
 
 
-def test_memory_is_used_again_in_the_same_stream_and_size_alone() -> None:
+def test_memory_is_used_again_in_the_same_stream_and_size_only() -> None:
     for seed in range(40):
         device = deferred(seed)
         stream = device.stream()
@@ -355,7 +355,7 @@ def used_elsewhere(seed: int, *, ordered: bool) -> bytes:
     return contents(device, new, home)
 
 
-def test_new_memory_can_be_used_elsewhere_behind_its_stream_alone() -> None:
+def test_new_memory_can_be_used_elsewhere_behind_its_stream_only() -> None:
     seen = {outcome(used_elsewhere, seed, ordered=False) for seed in range(100)}
     assert seen >= {b"\x02" * SIZE, "fill of freed memory"}
     assert {used_elsewhere(seed, ordered=True) for seed in SEEDS} == {b"\x02" * SIZE}

@@ -322,7 +322,7 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
         ("cp.async.cg.shared.global [%r1], [%d1], %r2;", "this form of cp.async: cp.async.cg", "GPU"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_named_with_what_to_do_instead(
+def test_a_refused_instruction_is_named_with_an_alternative(
     statement: str, said: str, instead: str
 ) -> None:
     outside = (

@@ -556,7 +556,7 @@ def test_no_opcode_belongs_to_two_rows() -> None:
         "",
     ],
 )
-def test_what_is_no_row_is_refused(opcode: str) -> None:
+def test_an_opcode_without_a_row_is_refused(opcode: str) -> None:
     assert instruction(opcode) is None
 
 

@@ -186,7 +186,7 @@ def test_sums_of_integers_are_exact(device: Gpu, form: tuple[str, str, str]) -> 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=".".join)
-def test_what_is_no_number_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
+def test_nan_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
     shape, kind, total = form
     depth = 16 if shape == "m16n8k16" else 8
     a = np.ones((1, 16, depth))
@@ -268,7 +268,7 @@ def test_rows_in_any_order_are_loaded_as_fragments(
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_what_is_stored_is_what_was_loaded(device: Gpu, count: int, transposed: bool) -> None:
+def test_stored_matrices_equal_the_loaded_ones(device: Gpu, count: int, transposed: bool) -> None:
     trans = ".trans" * transposed
     body = f"""{FILL}
     ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {LISTS[count]}, [%r16];

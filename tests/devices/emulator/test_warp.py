@@ -101,7 +101,7 @@ def test_sums_over_warps_of_diverged_blocks(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 37])
-def test_warps_go_on_when_others_have_exited(cuda: Cuda, rows: int) -> None:
+def test_warps_continue_when_others_have_exited(cuda: Cuda, rows: int) -> None:
     machine = cuda("""
     extern "C" __global__ void k(const int* x, int* out, int rows) {
         int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x & 31;
