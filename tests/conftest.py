@@ -16,8 +16,8 @@ from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
-from tests.faulty import Faulty, Flaky
-from tests.processes import PATIENCE, reap
+from tests.faulty import FaultyDevice, FaultyGpu
+from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,15 +50,15 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that is cut short so that nobody waits for it is not cut short by a busy machine."""
-    monkeypatch.setattr("preheat.build.builder._SEARCH", PATIENCE)
-    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", PATIENCE)
+    monkeypatch.setattr("preheat.build.builder._SEARCH", TIMEOUT_SECONDS)
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", TIMEOUT_SECONDS)
 
 
 @pytest.fixture(autouse=True)
 def no_process_left() -> Iterator[None]:
     """No process outlives the test that started it, not even one that fails."""
     yield
-    reap()
+    kill_started_processes()
 
 
 class Recorder:
@@ -193,22 +193,22 @@ def device(request: pytest.FixtureRequest, open_device: Callable[..., Gpu]) -> G
 
 
 @pytest.fixture
-def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
+def open_faulty(shared_builder: Builder) -> Iterator[Callable[..., FaultyGpu]]:
     """Open devices whose interface can fail, by kind, and close them afterwards."""
     opened: list[Gpu] = []
 
-    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
+    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> FaultyGpu:
         if kind == "emulator":
             from preheat.devices.emulator.device import EmulatorDevice
 
-            seam = Faulty(EmulatorDevice(0, "sm_90"))
+            seam = FaultyDevice(EmulatorDevice(0, "sm_90"))
         else:
             from preheat.devices.cuda.device import CudaDevice
 
-            seam = Faulty(CudaDevice(0))
+            seam = FaultyDevice(CudaDevice(0))
         whole: Any = seam
         opened.append(Gpu(whole, builder, **more))
-        return Flaky(opened[-1], seam)
+        return FaultyGpu(opened[-1], seam)
 
     yield open_one
     for gpu in opened:
@@ -222,9 +222,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
+def faulty(kind: str, open_faulty: Callable[..., FaultyGpu]) -> FaultyGpu:
     """Each kind of device, with an interface that can fail."""
-    return open_flaky(kind)
+    return open_faulty(kind)
 
 
 def _no_gpu() -> str | None:

@@ -17,7 +17,7 @@ from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
 from preheat.singleflight import SingleFlight
-from tests.processes import PATIENCE, wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 
 
 def lose(lock: Lock) -> None:
@@ -59,7 +59,7 @@ def test_a_lock_has_as_many_holders_as_slots() -> None:
         with lock:
             inside.append(number)
             most.append(len(inside))
-            three.wait(PATIENCE)
+            three.wait(TIMEOUT_SECONDS)
             inside.remove(number)
 
     for thread in [in_thread(lambda number=number: work(number)) for number in range(18)]:  # type: ignore[misc]
@@ -138,7 +138,7 @@ def test_a_fork_waits_for_what_must_not_be_forked() -> None:
     held.wait()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE))
+        signal.alarm(int(TIMEOUT_SECONDS))
         with no_fork:
             os._exit(order != ["done"])
     assert os.waitpid(child, 0)[1] == 0

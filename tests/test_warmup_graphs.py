@@ -19,17 +19,19 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from tests.conftest import Recorder
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.warmup_support import ONE, THREE, VERBS, WRONG, failures, manifest, program
 
 # Graphs
 
 
-def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 31)
+def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(
+    faulty: FaultyGpu,
+) -> None:
+    made = axpy_case(faulty.gpu, 31)
     order = list[int]()
-    graphs = flaky.gpu.graphs(name="decode")
+    graphs = faulty.gpu.graphs(name="decode")
 
     @graphs.warmer
     def decode(size: int) -> Any:
@@ -37,13 +39,13 @@ def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(fl
         made.launch(size)
         return made.y
 
-    assert flaky.gpu.warm(manifest(decode=("2", "16", "4"))).graphs == 3
+    assert faulty.gpu.warm(manifest(decode=("2", "16", "4"))).graphs == 3
     assert order == [16, 16, 4, 4, 2, 2]  # executed once, captured once
     made.check(22)
-    with flaky.asked(*VERBS) as asked:
+    with faulty.count_calls(*VERBS) as calls:
         assert graphs.run(4, lambda: decode(4)) is made.y
         assert graphs.replay(16)
-    assert asked == {}
+    assert calls == {}
     assert len(order) == 6
     made.check(42)
 
@@ -74,11 +76,11 @@ def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path:
     made.check(10)
 
 
-def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 64)
+def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 64)
     entered = list[int]()
 
-    @flaky.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
+    @faulty.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
     def step(x: Any) -> Any:
         entered.append(len(x))
         out = made.y
@@ -87,16 +89,16 @@ def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky
 
     @step.warmer
     def example(shape: tuple[int, ...]) -> dict[str, Any]:
-        return {"x": flaky.gpu.zeros(shape, "int32")}
+        return {"x": faulty.gpu.zeros(shape, "int32")}
 
-    assert flaky.gpu.warm(manifest(step=("(8,)", "(64,)"))).graphs == 2
+    assert faulty.gpu.warm(manifest(step=("(8,)", "(64,)"))).graphs == 2
     assert entered == [64, 64, 8, 8]
-    with flaky.asked(*VERBS) as asked:
+    with faulty.count_calls(*VERBS) as calls:
         step(x=made.x)
-    assert asked == {}
+    assert calls == {}
     assert len(entered) == 4
     made.check(1)
-    assert flaky.gpu.warm(manifest(step=("(8,)",))).graphs == 0
+    assert faulty.gpu.warm(manifest(step=("(8,)",))).graphs == 0
 
 
 def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> None:

@@ -10,9 +10,9 @@ from preheat.errors import (
     WarmError,
 )
 from preheat.program import Program
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 
-Opener = Callable[..., Flaky]
+Opener = Callable[..., FaultyGpu]
 
 
 ONE = 'extern "C" __global__ void one(int* x) { x[0] += 1; }'

@@ -40,7 +40,7 @@ from preheat.program import Program
 from preheat.toolchain.locate import Located
 from tests.conftest import Recorder
 from tests.driver_errors import out_of_memory
-from tests.processes import PATIENCE, finish, kill, start, wait_for
+from tests.processes import TIMEOUT_SECONDS, expect_success, kill, start_python, wait_for
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
 
@@ -290,7 +290,7 @@ def test_an_interrupt_calls_off_what_has_not_begun(
     def one_and_then_wait(program: Program, *args: Any) -> tuple[BundleEntry, str]:
         begun.append(program.label)
         if len(begun) > 1:
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(TIMEOUT_SECONDS)
         return bundle_entry(program, *args)
 
     def stop(*_: object) -> None:
@@ -331,7 +331,7 @@ print(*(row.source for row in baked.rows))
     last = FileLock(config.lock_dir / builder.key(programs[-1], SM_90).digest)
     last.path.parent.mkdir(mode=0o700, exist_ok=True)
     assert last.acquire(0)  # it waits for this one at the latest
-    process = start(code, str(manifest), env=env)
+    process = start_python(code, str(manifest), env=env)
     wait_for(lambda: len(compiles(log)) >= 2 or process.poll() is not None)
     kill(process)
     last.release()
@@ -339,7 +339,7 @@ print(*(row.source for row in baked.rows))
     before = compiles(log)
     assert len(before) >= 2
     assert not (tmp_path / "k.heat").exists()
-    sources = finish(start(code, str(manifest), env=env)).split()
+    sources = expect_success(start_python(code, str(manifest), env=env)).split()
     assert len(sources) == 8
     assert sources.count("disk") >= len(before)
     assert max(Counter(compiles(log)).values()) == 1

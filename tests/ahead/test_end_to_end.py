@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.processes import PATIENCE, SOURCE
+from tests.processes import SOURCE, TIMEOUT_SECONDS
 
 APP = '''
 """Scales, shifts and sums: a file with a header beside it, generated code, a template, a graph."""
@@ -109,7 +109,7 @@ class Place:
             env=self.env | env,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         assert ran.returncode == code, f"{ran.stdout}\n{ran.stderr}"
         return ran.stdout + ran.stderr if code else ran.stdout

@@ -27,7 +27,17 @@ from preheat.program import Program
 from tests import processes
 from tests.cache.support import NOBODY, needs_root
 from tests.conftest import Recorder as Sink
-from tests.processes import PATIENCE, SOURCE, ended, finish, kill, line, start, tell, wait_for
+from tests.processes import (
+    SOURCE,
+    TIMEOUT_SECONDS,
+    expect_success,
+    kill,
+    read_line,
+    start_python,
+    wait_for,
+    wait_for_exit,
+    write_line,
+)
 
 SM_90 = Arch.parse("sm_90")
 
@@ -70,7 +80,7 @@ def launch(tmp_path: Path, manifest: Path, cache: Mapping[str, str]) -> Launch:
         file = home / "app.py"
         file.write_text(PRELUDE + text)
         env = {**cache, "PREHEAT_RECORD": str(manifest)}
-        return processes.launch([sys.executable, str(file), *args], env=env, cwd=tmp_path)
+        return processes.start_process([sys.executable, str(file), *args], env=env, cwd=tmp_path)
 
     return launch
 
@@ -90,7 +100,7 @@ def line_of(text: str) -> int:
 def test_a_run_is_written_down_with_who_asked_for_what_and_how_often(
     launch: Launch, manifest: Path
 ) -> None:
-    said = finish(
+    said = expect_success(
         launch(
             "for _ in range(3): made = ask(1)\n"
             "also = ask(1, 'sm_100')\n"
@@ -127,7 +137,7 @@ for graphs in (gpu.graphs(name="decode"), gpu.graphs()):
             graphs.run(key, lambda: k[1, 1](x))
 """
     )
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     made = Manifest.read(manifest)
     assert [row.entries for row in made.programs] == [("k",)]
@@ -140,7 +150,9 @@ def test_a_program_of_a_file_is_recorded_by_its_path(
     launch: Launch, manifest: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "k1.cu").write_text('extern "C" __global__ void k1(float* x) { x[0] = 1; }')
-    finish(launch("preheat.default_builder().build(preheat.Program.from_file('k1.cu'), 'sm_90')\n"))
+    expect_success(
+        launch("preheat.default_builder().build(preheat.Program.from_file('k1.cu'), 'sm_90')\n")
+    )
     (row,) = Manifest.read(manifest).programs
     assert row.program.path == str(tmp_path / "k1.cu")
     assert not manifest.with_suffix(".sources").exists()
@@ -150,7 +162,7 @@ def test_without_the_setting_nothing_of_it_is_even_loaded(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:
     code = PRELUDE + "ask(1)\nprint('preheat.ahead.recorder' in sys.modules)"
-    assert finish(start(code, env={**cache, "HOME": str(tmp_path)})).strip() == "False"
+    assert expect_success(start_python(code, env={**cache, "HOME": str(tmp_path)})).strip() == "False"
 
 
 # Several runs and processes
@@ -158,13 +170,13 @@ def test_without_the_setting_nothing_of_it_is_even_loaded(
 
 def test_two_runs_add_up(launch: Launch, manifest: Path) -> None:
     for numbers in ("1 2", "2 3"):
-        finish(launch("for n in sys.argv[1].split(): ask(n)\n", numbers))
+        expect_success(launch("for n in sys.argv[1].split(): ask(n)\n", numbers))
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 2, "k3.cu": 1}
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_of_multiprocessing_are_recorded(launch: Launch, manifest: Path, method: str) -> None:
-    finish(
+    expect_success(
         launch(
             "import multiprocessing\n"
             "if __name__ == '__main__':\n"
@@ -183,7 +195,7 @@ def test_children_of_multiprocessing_are_recorded(launch: Launch, manifest: Path
 def test_what_a_child_asked_for_is_merged_by_its_parent_that_asked_for_nothing_after_it(
     launch: Launch, manifest: Path
 ) -> None:
-    finish(
+    expect_success(
         launch(
             "preheat.default_builder()\n"
             "import multiprocessing\n"
@@ -199,7 +211,7 @@ def test_what_a_child_asked_for_is_merged_by_its_parent_that_asked_for_nothing_a
 def test_a_forked_child_records_for_itself_however_it_ends(
     launch: Launch, manifest: Path, end: str
 ) -> None:
-    finish(
+    expect_success(
         launch(
             "ask(1)\n"
             "if (child := os.fork()) == 0:\n"
@@ -224,17 +236,17 @@ def test_a_child_that_keeps_running_keeps_nothing_of_its_parents(
         "    ask(2)\n"
         "    os._exit(0)\n"
     )
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(TIMEOUT_SECONDS) == 0
     assert asked(manifest) == {"k1.cu": 1}
-    tell(process, "go")
-    ended(process)  # returns at the end of the child: it has the pipe of its errors, too
+    write_line(process, "go")
+    wait_for_exit(process)  # returns at the end of the child: it has the pipe of its errors, too
     wait_for(lambda: merge_into(manifest) == 0)  # until its file is closed as well
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 1}
 
 
 def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Path) -> None:
     process = launch("for _ in range(100): ask(1)\nask(2)\nwait()\n")
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     assert merge_into(manifest) == 1  # it still records: what it has is left to it
     assert not manifest.exists()
     kill(process)
@@ -248,20 +260,20 @@ def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Pa
 
 def test_the_next_run_merges_what_a_killed_one_left(launch: Launch, manifest: Path) -> None:
     killed = launch("ask(1)\nwait()\n")
-    assert line(killed) == "ready"
+    assert read_line(killed) == "ready"
     kill(killed)
-    finish(launch("ask(2)\n"))
+    expect_success(launch("ask(2)\n"))
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 1}
 
 
 def test_applications_that_run_and_end_at_once_lose_nothing(launch: Launch, manifest: Path) -> None:
     running = [launch("ask(1)\nask(sys.argv[1])\nwait()\n", str(n)) for n in (2, 3, 2)]
     for process in running:
-        assert line(process) == "ready"
+        assert read_line(process) == "ready"
     for process in running:
-        tell(process)
+        write_line(process)
     for process in running:
-        finish(process)
+        expect_success(process)
     assert asked(manifest) == {"k1.cu": 3, "k2.cu": 2, "k3.cu": 1}
 
 
@@ -287,9 +299,9 @@ for n in range(20):
 def test_files_and_the_directory_that_come_and_go_are_never_lost_between_two(manifest: Path) -> None:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(SOURCE), root])
-    running = [start(CHURN, str(manifest), env={"PYTHONPATH": path}) for _ in range(4)]
+    running = [start_python(CHURN, str(manifest), env={"PYTHONPATH": path}) for _ in range(4)]
     for process in running:
-        finish(process)
+        expect_success(process)
     assert sum(row.asked for row in Manifest.read(manifest).programs) == 80
     assert not spool_directory(manifest).exists()
 
@@ -379,7 +391,7 @@ def test_a_manifest_that_cannot_be_read_stays_unchanged_and_the_recording_is_kep
     text, message = BROKEN[case]
     manifest.write_text(text)
     process = launch("ask(1)\n")
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     assert manifest.read_text() == text
     (warning,) = err.splitlines()
@@ -395,7 +407,7 @@ def test_a_directory_that_is_not_there_is_one_warning_and_is_not_made(
     launch: Launch, manifest: Path
 ) -> None:
     process = launch(f"os.environ['PREHEAT_RECORD'] = '{manifest}/kernels.toml'\nask(1), ask(2)\n")
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     (warning,) = err.splitlines()
     assert warning.startswith("record: cannot write: FileNotFoundError: ")
@@ -414,7 +426,7 @@ def test_a_place_that_cannot_be_written_is_one_warning_and_no_harm(
 ) -> None:
     obstacle(spool_directory(manifest))
     process = launch("ask(1), ask(2)\nprint('done')\n")
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (0, "done\n"), err
     (warning,) = err.splitlines()
     assert warning.startswith(f"record: cannot write: {error}: ")
@@ -424,10 +436,10 @@ def test_a_place_that_cannot_be_written_is_one_warning_and_no_harm(
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_a_read_only_directory_is_one_warning_and_no_harm(launch: Launch, tmp_path: Path) -> None:
     process = launch("wait()\nask(1), ask(2)\n")
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     tmp_path.chmod(0o500)
     try:
-        _, err = ended(process, "\n")
+        _, err = wait_for_exit(process, "\n")
     finally:
         tmp_path.chmod(0o700)
     assert process.returncode == 0, err

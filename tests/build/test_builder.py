@@ -29,7 +29,7 @@ from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
-from tests.processes import PATIENCE, wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 
 PROGRAM = Program.of(SAXPY, label="saxpy.cu")
 BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="broken.cu")
@@ -351,7 +351,7 @@ def in_threads(count: int, act: Callable[[int], object]) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     return raised
 
 

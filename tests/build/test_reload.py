@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 
 PLAIN = 'extern "C" __global__ void k(int* x) {{ *x = {}; }}\n'
 TWO = PLAIN + 'extern "C" __global__ void other(int* x) {{ *x = 100 + {}; }}\n'
@@ -58,15 +58,15 @@ def test_an_edited_file_is_built_again_and_an_old_kernel_keeps_its_code(
     assert device.module(file)["k"].module is new.module
 
 
-def test_kernels_of_one_file_are_built_again_together(flaky: Flaky, tmp_path: Path) -> None:
+def test_kernels_of_one_file_are_built_again_together(faulty: FaultyGpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
-    gpu = flaky.gpu
+    gpu = faulty.gpu
     file.write_text(TWO.format(1, 1))
     gpu.kernel(file, "k"), gpu.kernel(file, "other")
     file.write_text(TWO.format(2, 2))
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         kernels = [gpu.kernel(file, name) for name in ("k", "other", "k")]
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
     assert [answer(gpu, kernel) for kernel in kernels] == [2, 102, 2]
 
 
@@ -212,20 +212,20 @@ def test_a_capture_refuses_a_program_that_was_edited(device: Gpu, tmp_path: Path
     assert x.numpy()[0] == 1
 
 
-def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: Path) -> None:
+def test_threads_that_see_an_edit_together_load_it_once(faulty: FaultyGpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
-    gpu = flaky.gpu
+    gpu = faulty.gpu
     got = list[Any]()
     file.write_text(PLAIN.format(1))
     gpu.kernel(file, "k")
     file.write_text(PLAIN.format(2))
     threads = [threading.Thread(target=lambda: got.append(gpu.kernel(file, "k"))) for _ in range(8)]
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
     assert {answer(gpu, kernel) for kernel in got} == {2}
     assert len(got) == 8
 

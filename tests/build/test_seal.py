@@ -35,7 +35,7 @@ from preheat.key import bundle_key
 from preheat.program import Program
 from tests.build.sealed import CLOCK, NAMED, PLAIN, TWO, Baked, elsewhere, on_disk, recorded
 from tests.conftest import SAXPY
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
@@ -387,15 +387,15 @@ def test_blocks_of_two_threads_that_overlap_both_hold_to_their_end() -> None:
     def other() -> None:
         with sealed():
             entered.set()
-            leave.wait(PATIENCE)
+            leave.wait(TIMEOUT_SECONDS)
 
     thread = threading.Thread(target=other)
     with sealed():
         thread.start()
-        assert entered.wait(PATIENCE)
+        assert entered.wait(TIMEOUT_SECONDS)
     assert in_force() is SealMode.ERROR
     leave.set()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_SECONDS)
     assert in_force() is SealMode.OFF
 
 

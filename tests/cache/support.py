@@ -35,7 +35,7 @@ class Clock:
 def start(role: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process that plays `role` of tests/store/children.py, killed when the test ends."""
     command = [sys.executable, "-m", "tests.cache.children", role, *map(str, arguments)]
-    return processes.launch(command, cwd=REPOSITORY)
+    return processes.start_process(command, cwd=REPOSITORY)
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:
@@ -44,7 +44,7 @@ def finish(*children: subprocess.Popen[str]) -> list[str]:
         if child.stdin is not None:
             child.stdin.close()
             child.stdin = None
-    said = [processes.ended(child) for child in children]
+    said = [processes.wait_for_exit(child) for child in children]
     assert [(child.returncode, errors) for child, (_, errors) in zip(children, said, strict=True)] == [
         (0, "") for _ in children
     ]

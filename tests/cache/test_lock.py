@@ -13,7 +13,7 @@ import pytest
 
 from preheat.cache.lock import FileLock, hold, release_lost, sweep
 from tests.cache.support import finish, start
-from tests.processes import PATIENCE, kill, line
+from tests.processes import TIMEOUT_SECONDS, kill, read_line
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_free_lock_is_taken_at_once(path: Path) -> None:
 
 def test_only_one_of_two_processes_has_it(path: Path) -> None:
     owner = start("hold", path)
-    assert line(owner) == "held"
+    assert read_line(owner) == "held"
     assert not FileLock(path).acquire(0)
     finish(owner)
     assert FileLock(path).acquire(0)
@@ -73,9 +73,9 @@ def test_a_wait_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_waiter_gets_it_when_the_owner_is_done(path: Path) -> None:
     owner = start("hold", path)
-    line(owner)
+    read_line(owner)
     outcome: list[bool] = []
-    waiter = threading.Thread(target=lambda: outcome.append(FileLock(path).acquire(PATIENCE)))
+    waiter = threading.Thread(target=lambda: outcome.append(FileLock(path).acquire(TIMEOUT_SECONDS)))
     waiter.start()
     finish(owner)
     waiter.join()
@@ -84,7 +84,7 @@ def test_a_waiter_gets_it_when_the_owner_is_done(path: Path) -> None:
 
 def test_a_killed_owner_is_succeeded_at_once(path: Path) -> None:
     owner = start("hold", path)
-    line(owner)
+    read_line(owner)
     assert not FileLock(path).acquire(0)
     kill(owner)
     assert path.exists(), "its file stays behind and must not matter"
@@ -227,7 +227,7 @@ def test_a_lock_is_not_lost_while_its_function_runs_in_another_thread(path: Path
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(path: Path) -> None:
     owner = start("hold-and-fork", path)
-    child = int(line(owner))
+    child = int(read_line(owner))
     try:
         assert not FileLock(path).acquire(0)
         os.kill(owner.pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(path: Path) -> N
 
 def test_a_forked_child_cannot_release_the_lock_of_its_parent(path: Path) -> None:
     owner = start("fork-and-release", path)
-    assert line(owner) == "held"
+    assert read_line(owner) == "held"
     assert path.exists()
     assert not FileLock(path).acquire(0)
     finish(owner)

@@ -7,7 +7,7 @@ import signal
 import threading
 
 from preheat.cache import MemoryTier
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 def test_get_returns_the_stored_blob_or_none() -> None:
@@ -127,7 +127,7 @@ def fork_holding(memory: MemoryTier) -> int:
     held.wait()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE))
+        signal.alarm(int(TIMEOUT_SECONDS))
         memory.put("b", b"other")
         os._exit(memory.get("a") != b"blob")
     forked.set()

@@ -27,7 +27,7 @@ from preheat.key import bundle_key, request_key
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState
 from tests.command import Cli, Ran, command_line
-from tests.processes import ended, finish, launch, wait_for
+from tests.processes import expect_success, start_process, wait_for, wait_for_exit
 
 SM_90 = Arch(9, 0)
 
@@ -226,17 +226,17 @@ def test_ctrl_c_says_how_far_it_came_and_the_next_bake_continues(
     last = FileLock(tmp_path / "locks" / shared_builder.key(program, SM_90).digest)
     assert last.acquire(0)  # it waits for this one at the latest
     command = [sys.executable, "-m", "preheat.cli", "bake", str(tmp_path / "k.toml"), "-j1", "--json"]
-    process = launch(command, env=env)
+    process = start_process(command, env=env)
     wait_for(lambda: _compiles(tmp_path / "events") >= 2 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     last.release()
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (130, "")
     assert "error: interrupted: " in err
     assert " of 8 done; run it again to go on" in err
     assert "Traceback" not in err
     done = _compiles(tmp_path / "events")
-    again = finish(launch(command, env=env))
+    again = expect_success(start_process(command, env=env))
     sources = [row["source"] for row in json.loads(again)["baked"]]
     assert len(sources) == 8
     assert sources.count("disk") >= done

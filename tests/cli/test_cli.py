@@ -25,7 +25,14 @@ from preheat.program import Program
 from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
-from tests.processes import TELL_WAITS, ended, launch, line, start, wait_for
+from tests.processes import (
+    REPORT_WAITS,
+    read_line,
+    start_process,
+    start_python,
+    wait_for,
+    wait_for_exit,
+)
 from tests.toolchain.support import compiling, gone
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
@@ -517,10 +524,10 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     (tmp_path / "long.cu").write_text(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
     command = [sys.executable, "-m", "preheat.cli", "compile", "long.cu", "--arch", "sm_90"]
-    process = launch(command)
+    process = start_process(command)
     worker, _ = compiling(process.pid)
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)  # which the compile would not do for a long time
+    _, err = wait_for_exit(process)  # which the compile would not do for a long time
     wait_for(lambda: gone(worker))  # it ends by itself when nobody is there to answer
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
@@ -531,11 +538,11 @@ def test_ctrl_c_ends_the_wait_for_another_process(cli: Cli, saxpy: str, tmp_path
     cli("cache", "clear")
     owner = FileLock(tmp_path / "locks" / digest)
     assert owner.acquire(0)
-    code = f"{TELL_WAITS}\nimport sys\nfrom preheat.cli import main\nmain(sys.argv[1:])"
-    process = start(code, "compile", saxpy, "--arch", "sm_90", env={"PREHEAT_LOCK_WAIT": "3000"})
-    assert line(process) == f"waits for {digest} 3000.0"
+    code = f"{REPORT_WAITS}\nimport sys\nfrom preheat.cli import main\nmain(sys.argv[1:])"
+    process = start_python(code, "compile", saxpy, "--arch", "sm_90", env={"PREHEAT_LOCK_WAIT": "3000"})
+    assert read_line(process) == f"waits for {digest} 3000.0"
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)  # while the lock is held
+    _, err = wait_for_exit(process)  # while the lock is held
     owner.release()
     assert (process.returncode, err.strip()) == (130, "error: interrupted")
 

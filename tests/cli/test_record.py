@@ -19,7 +19,7 @@ from preheat.cache.bundle import write
 from preheat.cli import main
 from preheat.program import Program
 from tests.ahead.test_recorder import PRELUDE, asked, cache
-from tests.processes import SOURCE, ended, launch, line, start, wait_for
+from tests.processes import SOURCE, read_line, start_process, start_python, wait_for, wait_for_exit
 
 __all__ = ["cache"]  # the fixture
 
@@ -288,10 +288,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_signals_reach_the_command_and_it_decides_when_to_end(cache: Mapping[str, str]) -> None:
-    process = start(RECORD, *python(COUNT), env=cache)
-    assert line(process) == "ready"
+    process = start_python(RECORD, *python(COUNT), env=cache)
+    assert read_line(process) == "ready"
     process.send_signal(signal.SIGTERM)
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (7, "[15]\n"), err
     assert "nothing was recorded" in err
 
@@ -316,8 +316,8 @@ def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
     cache: Mapping[str, str],
 ) -> None:
     count = COUNT.replace('print("ready", flush=True)', 'open("ready", "w").close()')
-    process = start(EARLY + RECORD, *python(count), env=cache)
-    out, err = ended(process)
+    process = start_python(EARLY + RECORD, *python(count), env=cache)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (7, "[15]\n"), err
 
 
@@ -325,14 +325,14 @@ def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
 def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recording(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:
-    process = start(
+    process = start_python(
         RECORD,
         *python(f"{PRELUDE}ask(1)\nimport time\nprint('ready', flush=True)\n{ASLEEP}"),
         env=cache,
     )
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 130, err
     assert "KeyboardInterrupt" in err
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
@@ -344,12 +344,12 @@ def test_control_c_at_a_terminal_reaches_the_command_once(cache: Mapping[str, st
     own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     command = [*python(own + run), "-c", RECORD, *python(COUNT)]
-    process = launch(command, env=cache, stdin=theirs)
+    process = start_process(command, env=cache, stdin=theirs)
     os.close(theirs)
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     os.write(ours, b"\x03")
-    assert line(process) == "[2]"
+    assert read_line(process) == "[2]"
     process.send_signal(signal.SIGTERM)
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     os.close(ours)
     assert (process.returncode, out) == (7, "[2, 15]\n"), err

@@ -30,8 +30,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu, device
 from tests.conftest import SAXPY
-from tests.processes import finish, start
-from tests.runtime.support import PTX, bench
+from tests.processes import expect_success, start_python
+from tests.runtime.support import PTX, saxpy_case
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeFactory:
 def test_a_device_that_is_registered_is_found_by_its_name(
     fake: _FakeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench(device("fake:1", schedule=3))
+    made = saxpy_case(device("fake:1", schedule=3))
     made.launch(3)
     made.check(3)
     assert device("fake:1[sm_100,patience=7]", patience=9) is made.gpu
@@ -294,7 +294,7 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
     gpu = device("emulator")
     assert device("emulator:0") is gpu
     assert device(" emulator ") is gpu
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     gpu.close()
     again = device("emulator")
     assert again is not gpu
@@ -304,7 +304,7 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
         made.launch()
     gpu.close()  # of a device that was replaced: nothing happens to the new one
     assert device("emulator") is again
-    fresh = bench(again)
+    fresh = saxpy_case(again)
     fresh.launch(2)
     fresh.check(2)
     with device("emulator:1") as one:
@@ -313,9 +313,9 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
 
 
 def test_memory_of_a_closed_device_is_stale_on_the_one_that_replaced_it() -> None:
-    old = bench(device("emulator"))
+    old = saxpy_case(device("emulator"))
     old.gpu.close()
-    new = bench(device("emulator"))
+    new = saxpy_case(device("emulator"))
     with pytest.raises(StaleBufferError, match=r"argument 1: .*: emulator:0: it was closed"):
         new.saxpy[5, 64](2.0, old.x, new.y, new.n)
 
@@ -350,7 +350,7 @@ def test_a_device_says_what_it_is() -> None:
 def test_preheat_device_is_the_function_after_any_import(before: str) -> None:
     """The function has the name of a package, which importing would put in its place."""
     code = f"import preheat\n{before}\nprint(preheat.device('emulator'))"
-    assert finish(start(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
+    assert expect_success(start_python(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
 
 
 def test_a_reset_of_a_gpu_is_reported_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
 from tests.graph.support import axpy_case
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_arrays_on_a_device_are_not_padded_on_any(device: Gpu) -> None:
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_nor_are_those_of_other_libraries(name: str) -> None:
     with pytest.raises(InputError, match="on a device cannot be padded"):
-        padded(library(name).ones(3, **({"device": "cuda"} if name == "torch" else {})), 5)
+        padded(import_or_skip(name).ones(3, **({"device": "cuda"} if name == "torch" else {})), 5)
 
 
 def test_without_sizes_there_is_no_bucket() -> None:

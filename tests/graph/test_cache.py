@@ -20,13 +20,13 @@ from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from preheat.graph.keys import described, text_of
 from tests.conftest import Recorder
-from tests.faulty import Flaky
-from tests.graph.cache_support import Step, warmed
+from tests.faulty import FaultyGpu
+from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.support import (
     axpy_case,
-    log,
     nothing_left_open,
     runs_without_a_graph,
+    scalar_log,
 )
 
 # Exactly once
@@ -191,7 +191,7 @@ def test_replay_says_whether_there_was_a_graph(device: Gpu) -> None:
 
 
 def test_replay_sets_named_scalars(device: Gpu) -> None:
-    noted = log(device)
+    noted = scalar_log(device)
     graphs = device.graphs()
     graphs.install("k", noted.captured())
     for value in (5, -3, 12):
@@ -281,7 +281,7 @@ def test_invalidated_keys_begin_anew_and_absent_ones_are_no_ops(device: Gpu) -> 
     made = axpy_case(device)
     graphs = device.graphs()
     step = Step(made)
-    warmed(graphs, step, "a", "b", "c")
+    cache_graphs(graphs, step, "a", "b", "c")
     graphs.invalidate("absent")
     graphs.invalidate("b", "absent")
     assert list(graphs) == ["a", "c"]
@@ -356,15 +356,15 @@ def test_the_least_recently_used_cached_graph_goes_first(device: Gpu) -> None:
     made = axpy_case(device, 31)
     graphs = device.graphs(capacity=3)
     step = Step(made)
-    warmed(graphs, step, "a", "b", "c")
+    cache_graphs(graphs, step, "a", "b", "c")
     graphs.replay("a")
     graphs.run("b", step)  # uses it too
-    warmed(graphs, step, "d")
+    cache_graphs(graphs, step, "d")
     assert list(graphs) == ["a", "b", "d"]
     graphs.install("e", made.captured())
     assert list(graphs) == ["b", "d", "e"]
     assert "b" in graphs  # asking is no use
-    warmed(graphs, step, "f")
+    cache_graphs(graphs, step, "f")
     assert list(graphs) == ["d", "e", "f"]
 
 
@@ -372,7 +372,7 @@ def test_an_evicted_key_begins_anew(device: Gpu) -> None:
     made = axpy_case(device, 31)
     graphs = device.graphs(capacity=1)
     step = Step(made)
-    warmed(graphs, step, "a", "b")
+    cache_graphs(graphs, step, "a", "b")
     graphs.run("a", step)
     assert list(graphs) == ["b"]
     graphs.run("a", step)
@@ -380,14 +380,14 @@ def test_an_evicted_key_begins_anew(device: Gpu) -> None:
     made.check(18)
 
 
-def test_eviction_waits_for_nothing_and_gives_everything_back(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 31)
-    with nothing_left_open(flaky):
-        graphs = flaky.gpu.graphs(capacity=1)
-        with flaky.asked() as asked:
-            warmed(graphs, Step(made), *range(6))
-        assert asked["executable.close"] == 5
-        assert not {"synchronize", "stream.synchronize"} & set(asked)
+def test_eviction_waits_for_nothing_and_gives_everything_back(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 31)
+    with nothing_left_open(faulty):
+        graphs = faulty.gpu.graphs(capacity=1)
+        with faulty.count_calls() as calls:
+            cache_graphs(graphs, Step(made), *range(6))
+        assert calls["executable.close"] == 5
+        assert not {"synchronize", "stream.synchronize"} & set(calls)
         del graphs
     made.check(36)
 
@@ -396,11 +396,11 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
     made = axpy_case(device, 31)
     graphs = device.graphs(capacity=1)
     step = Step(made)
-    warmed(graphs, step, "a")
+    cache_graphs(graphs, step, "a")
     # As the other thread has it now.
     cached = graphs._entries.find(graphs._entries.entry_key("a", None))
     assert cached is not None
-    warmed(graphs, step, "b")
+    cache_graphs(graphs, step, "b")
     assert "a" not in graphs
     cached.run((), copy=False)
     made.check(15)
@@ -419,7 +419,7 @@ def test_cached_graphs_are_closed_outside_the_lock(
         drain(**more)
 
     monkeypatch.setattr(device._context, "drain", watched)
-    warmed(graphs, Step(made), "a", "b")
+    cache_graphs(graphs, Step(made), "a", "b")
     graphs.install("b", made.captured())
     graphs.invalidate()
     assert len(locked) >= 3
@@ -453,7 +453,7 @@ def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
     graphs = device.graphs()
     owners: list[Any] = [None, Model(), Model(), Equal(), Equal(), "name", 7]
     for a, owner in enumerate(owners, start=1):
-        warmed(graphs, Step(made, a), "k", owner=owner)
+        cache_graphs(graphs, Step(made, a), "k", owner=owner)
     assert len(graphs) == len(owners)
     assert list(graphs) == ["k"] * len(owners)
     assert [cached.owner for cached in graphs.report().graphs] == owners
@@ -473,27 +473,27 @@ def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
     owner = Model()
-    warmed(graphs, Step(made), "a", "b", owner=owner)
-    warmed(graphs, Step(made), "a", "b", owner=1000)
-    warmed(graphs, Step(made), "a")
+    cache_graphs(graphs, Step(made), "a", "b", owner=owner)
+    cache_graphs(graphs, Step(made), "a", "b", owner=1000)
+    cache_graphs(graphs, Step(made), "a")
     graphs.invalidate(owner=owner)
     assert [cached.owner for cached in graphs.report().graphs] == [1000, 1000, None]
     graphs.invalidate(owner=int("1000"))
     assert list(graphs) == ["a"]
 
 
-def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    graphs = flaky.gpu.graphs()
+def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
     owner = Model()
-    warmed(graphs, Step(made), "a", "b", owner=owner)
-    warmed(graphs, Step(made), "a")
+    cache_graphs(graphs, Step(made), "a", "b", owner=owner)
+    cache_graphs(graphs, Step(made), "a")
     graphs.run("seen", Step(made), owner=owner)
-    with flaky.asked("executable.close") as asked:
+    with faulty.count_calls("executable.close") as calls:
         del owner
         gc.collect()
-        flaky.gpu._context.drain()
-    assert asked == {"executable.close": 2}
+        faulty.gpu._context.drain()
+    assert calls == {"executable.close": 2}
     assert len(graphs) == 1
     assert not graphs._entries.owners
     assert [place.key for place in graphs._entries.uncaptured] == []
@@ -503,7 +503,7 @@ def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(devic
     made = axpy_case(device)
     graphs = device.graphs()
     owner = Model()
-    warmed(graphs, Step(made), "a", owner=owner)
+    cache_graphs(graphs, Step(made), "a", owner=owner)
     with graphs._entries.lock:  # as when the collector runs inside a verb
         del owner
         gc.collect()
@@ -518,7 +518,7 @@ def test_a_new_owner_never_inherits_the_cached_graphs_of_one_at_its_address(devi
     for _ in range(20):
         owner = Model()
         assert not graphs.replay("k", owner=owner)
-        warmed(graphs, Step(made), "k", owner=owner)
+        cache_graphs(graphs, Step(made), "k", owner=owner)
         del owner
     assert len(graphs) == 0
 
@@ -528,13 +528,13 @@ def test_what_can_neither_be_held_weakly_nor_hashed_is_no_owner(device: Gpu) -> 
         device.graphs().replay("k", owner=[1])
 
 
-def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
-    with nothing_left_open(flaky):
-        made = axpy_case(flaky.gpu)
+def test_dropping_the_cached_graphs_gives_everything_back(faulty: FaultyGpu) -> None:
+    with nothing_left_open(faulty):
+        made = axpy_case(faulty.gpu)
         owner = Model()
-        graphs = flaky.gpu.graphs()
-        warmed(graphs, Step(made), "a", owner=owner)
-        warmed(graphs, Step(made), "a")
+        graphs = faulty.gpu.graphs()
+        cache_graphs(graphs, Step(made), "a", owner=owner)
+        cache_graphs(graphs, Step(made), "a")
         del graphs
     made.check(12)
 
@@ -546,7 +546,7 @@ def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
     step = Step(made)
-    warmed(graphs, step, "k")
+    cache_graphs(graphs, step, "k")
     with device.capture() as graph:
         assert graphs.run("k", step) is made.y
         assert graphs.run("new", step, copy=True) is made.y
@@ -577,7 +577,7 @@ def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
 def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
-    warmed(graphs, Step(made), "k")
+    cache_graphs(graphs, Step(made), "k")
     with pytest.raises(CaptureError, match="replaying a graph inside a capture"), device.capture():
         graphs.replay("k" if graphs.replay("absent") is False else "absent")
 
@@ -677,7 +677,7 @@ def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
 def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
     made = axpy_case(device, 257)
     graphs = device.graphs()
-    warmed(graphs, Step(made), ("decode", 8))
+    cache_graphs(graphs, Step(made), ("decode", 8))
     graphs.replay(("decode", 8))
     report = graphs.report()
     (cached,) = report.graphs
@@ -691,7 +691,7 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
 def test_the_report_counts_in_words(device: Gpu) -> None:
     made = axpy_case(device, 31)
     graphs = device.graphs()
-    warmed(graphs, Step(made), "a")
+    cache_graphs(graphs, Step(made), "a")
     with runs_without_a_graph("nothing was captured"):
         for _ in range(2 + 15):
             graphs.run("b", lambda: None)
@@ -707,9 +707,9 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
     graphs = gpu.graphs(capacity=1)
     gpu.builder.events.sinks.append(recorder)
     try:
-        warmed(graphs, Step(made), "a", "b")
+        cache_graphs(graphs, Step(made), "a", "b")
         with runs_without_a_graph("synchronising inside a capture"):
-            warmed(graphs, gpu.synchronize, "c")
+            cache_graphs(graphs, gpu.synchronize, "c")
     finally:
         gpu.builder.events.sinks.remove(recorder)
     seen = recorder.named("graph")
@@ -723,7 +723,7 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
 def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs()
-    warmed(graphs, Step(made), ("decode", 8))
+    cache_graphs(graphs, Step(made), ("decode", 8))
     with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):
         graphs.replay(("decode", 8), step=3)
 

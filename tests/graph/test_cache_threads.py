@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preheat.gpu import Gpu
-from tests.graph.cache_support import Step, warmed
+from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.support import axpy_case
 from tests.processes import run_in_fork
 from tests.threads import run_in_thread
@@ -49,7 +49,7 @@ def test_two_keys_are_captured_at_once(device: Gpu) -> None:
     def step() -> None:
         made.launch()
         if threading.get_ident() in device._context.captures_by_thread:
-            run_in_thread(lambda: warmed(graphs, other.launch, "b"))
+            run_in_thread(lambda: cache_graphs(graphs, other.launch, "b"))
 
     graphs.run("a", step)
     graphs.run("a", step)
@@ -122,7 +122,7 @@ def test_a_forked_child_continues_with_its_own_locks(open_device: Callable[..., 
     gpu = open_device("emulator")
     graphs = gpu.graphs()
     made = axpy_case(gpu)
-    warmed(graphs, Step(made), "k")
+    cache_graphs(graphs, Step(made), "k")
     ready, done = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -14,8 +14,16 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.faulty import Flaky
-from tests.graph.support import MODES, AxpyCase, BodyError, Default, axpy_case, here, nothing_left_open
+from tests.faulty import FaultyGpu
+from tests.graph.support import (
+    MODES,
+    AxpyCase,
+    BodyError,
+    LegacyDefaultStream,
+    axpy_case,
+    line_here,
+    nothing_left_open,
+)
 from tests.runtime.support import SIZES
 from tests.threads import run_in_thread
 
@@ -135,7 +143,7 @@ def test_an_end_without_a_begin_is_an_error(device: Gpu) -> None:
 def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
-    began = here(-1)
+    began = line_here(-1)
     made.launch(3)
     with pytest.raises(CaptureError, match=f"being captured already, since {began}"):
         graph.begin()
@@ -166,16 +174,16 @@ def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
 @pytest.mark.parametrize("handle", [0, 1])
 def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> None:
     with pytest.raises(CaptureError, match="the legacy default stream cannot be captured") as caught:
-        device.capture(stream=Default(handle))
+        device.capture(stream=LegacyDefaultStream(handle))
     assert "a stream of its own" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with nothing_left_open(flaky):
-        graph = flaky.gpu.capture(mode=mode).begin()
-        began = here(-1)
+def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with nothing_left_open(faulty):
+        graph = faulty.gpu.capture(mode=mode).begin()
+        began = line_here(-1)
         with pytest.raises(CaptureError, match="nothing was captured") as caught:
             graph.end()
         assert caught.value.where == began
@@ -192,7 +200,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(device: Gpu) -> None:
 def test_another_thread_can_neither_end_a_capture_nor_launch_into_it(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
-    began = here(-1)
+    began = line_here(-1)
     made.launch(3)
     message = f"belongs to another thread, which began it at {began}"
     with pytest.raises(CaptureError, match=message) as caught:
@@ -228,12 +236,12 @@ def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
 @pytest.mark.parametrize("launches", [0, 1, 3])
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_body_that_raises_leaves_everything_usable(
-    mode: str, launches: int, own_stream: bool, flaky: Flaky
+    mode: str, launches: int, own_stream: bool, faulty: FaultyGpu
 ) -> None:
-    gpu = flaky.gpu
+    gpu = faulty.gpu
     made = axpy_case(gpu)
     stream = gpu.stream() if own_stream else None
-    with nothing_left_open(flaky):
+    with nothing_left_open(faulty):
         for _ in range(3):
             graph = gpu.capture(mode=mode, stream=stream)
             with pytest.raises(BodyError, match="mine") as caught, graph:
@@ -256,20 +264,20 @@ def test_a_body_that_raises_leaves_everything_usable(
         again.close()
 
 
-def test_a_body_that_raises_releases_what_it_used(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    flaky.gpu.synchronize()
-    with flaky.asked("allocate", "free") as asked:
-        own = flaky.gpu.array(made.xs)
+def test_a_body_that_raises_releases_what_it_used(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    faulty.gpu.synchronize()
+    with faulty.count_calls("allocate", "free") as calls:
+        own = faulty.gpu.array(made.xs)
         buffer = weakref.ref(own.buffer)
-        with pytest.raises(BodyError), flaky.gpu.capture() as graph:
+        with pytest.raises(BodyError), faulty.gpu.capture() as graph:
             made.axpy[5, 64](1, own, made.y, made.n)
             raise BodyError
         del own
         gc.collect()
         assert buffer() is None
-        flaky.gpu.synchronize()
-    assert asked == {"allocate": 1, "free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"allocate": 1, "free": 1}
     assert graph.state is State.FAILED
 
 
@@ -284,19 +292,19 @@ STEPS: tuple[Callable[[AxpyCase], object], ...] = (
 @pytest.mark.parametrize("kind_of_error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("at", range(len(STEPS) + 1))
 def test_a_body_that_raises_anywhere_leaves_nothing_behind(
-    at: int, kind_of_error: type[BaseException], flaky: Flaky
+    at: int, kind_of_error: type[BaseException], faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
     raised = kind_of_error("mine")
-    graph = flaky.gpu.capture()
+    graph = faulty.gpu.capture()
 
     verbs = ("stream.begin_capture", "stream.end_capture", "graph.close")
-    with flaky.asked(*verbs) as asked, pytest.raises(kind_of_error) as caught, graph:
+    with faulty.count_calls(*verbs) as calls, pytest.raises(kind_of_error) as caught, graph:
         for step in STEPS[:at]:
             step(made)
         raise raised
     assert caught.value is raised
-    assert asked == dict.fromkeys(verbs, 1)
+    assert calls == dict.fromkeys(verbs, 1)
     assert (graph.state, graph.status, len(graph)) == (State.FAILED, "none", 0)
     with pytest.raises(GraphError, match="cannot be replayed: its capture failed"):
         graph.replay()
@@ -312,7 +320,7 @@ def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) ->
         try:
             made.y.numpy()
         except CaptureError as error:
-            where = here(-2)
+            where = line_here(-2)
             first = error
         raise BodyError
     (note,) = caught.value.__notes__
@@ -326,25 +334,25 @@ def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_finalizers_release_nothing_before_the_capture_ends(mode: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    dead = [flaky.gpu.array(made.xs) for _ in range(5)]
-    events = [flaky.gpu.record() for _ in range(300)]
+def test_finalizers_release_nothing_before_the_capture_ends(mode: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    dead = [faulty.gpu.array(made.xs) for _ in range(5)]
+    events = [faulty.gpu.record() for _ in range(300)]
     old = made.captured(1)
-    module = flaky.gpu.module("__global__ void f() {}")
+    module = faulty.gpu.module("__global__ void f() {}")
     loop: list[object] = [dead.pop(), dead.pop()]
     loop.append(loop)
     verbs = ("free", "graph.close", "executable.close", "module.unload")
-    with flaky.asked(*verbs) as asked, flaky.gpu.capture(mode=mode) as graph:
+    with faulty.count_calls(*verbs) as calls, faulty.gpu.capture(mode=mode) as graph:
         made.launch(3)
         del dead, events, old, module, loop
         gc.collect()
         made.launch(4)
         assert graph.status == "active"
-        assert flaky.seam.calls["free"] == 0
-    assert asked == {"graph.close": 1}  # the new one's, which is instantiated
-    with flaky.asked("free", "executable.close") as asked:
+        assert faulty.device.calls["free"] == 0
+    assert calls == {"graph.close": 1}  # the new one's, which is instantiated
+    with faulty.count_calls("free", "executable.close") as calls:
         graph.replay()
-        flaky.gpu.synchronize()
-    assert asked == {"free": 5, "executable.close": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"free": 5, "executable.close": 1}
     made.check(7)

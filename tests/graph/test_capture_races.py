@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
 from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
@@ -106,9 +106,9 @@ def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
 
 
 def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
-    flaky: Flaky, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
 
     leave = ForeignLibraries.leave
 
@@ -118,11 +118,11 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 
     with monkeypatch.context() as patch:
         patch.setattr("preheat.graph.foreign.ForeignLibraries.leave", fail)
-        with pytest.raises(RuntimeError, match="no way back"), flaky.gpu.capture() as graph:
+        with pytest.raises(RuntimeError, match="no way back"), faulty.gpu.capture() as graph:
             made.launch()
     assert graph.state is State.FAILED
     for _ in range(3):
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             made.launch()
     graph.replay()
     made.check_launches(1)
@@ -175,22 +175,22 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
     assert run_in_thread(work) == 1
 
 
-def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(flaky: Flaky) -> None:
-    note = flaky.gpu.kernel(KERNELS, "add")
-    step = flaky.gpu.scalar("int32", name="step")
-    out = flaky.gpu.zeros(1, "int32")
-    with flaky.gpu.capture() as graph:
+def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(faulty: FaultyGpu) -> None:
+    note = faulty.gpu.kernel(KERNELS, "add")
+    step = faulty.gpu.scalar("int32", name="step")
+    out = faulty.gpu.zeros(1, "int32")
+    with faulty.gpu.capture() as graph:
         note[1, 1](step, 0, out, 1)
-    with flaky.gpu.stream() as stream:
+    with faulty.gpu.stream() as stream:
         for turn in range(3):
-            with flaky.asked("stream.wait") as asked:
+            with faulty.count_calls("stream.wait") as calls:
                 graph.replay(stream=stream, step=turn)
                 graph.replay(step=turn + 100)
-            assert asked["stream.wait"] >= 2
-        with flaky.asked("stream.wait") as asked:
+            assert calls["stream.wait"] >= 2
+        with faulty.count_calls("stream.wait") as calls:
             graph.replay(step=7)
             graph.replay(step=8)
-        assert asked == {}
+        assert calls == {}
     assert out.numpy().tolist() == [8]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
-from tests.faulty import Flaky
-from tests.graph.support import KERNELS, axpy_case, log, nothing_left_open
-from tests.runtime.support import library
+from tests.faulty import FaultyGpu
+from tests.graph.support import KERNELS, axpy_case, nothing_left_open, scalar_log
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 
@@ -140,7 +140,7 @@ def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
 
 def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None:
     made = axpy_case(device)
-    noted = log(device)
+    noted = scalar_log(device)
     graphs = device.graphs(checked=True)
     for a in (1, 2, 1, 2, 1, 2):
         graphs.run(a, lambda a=a: made.launch(a))  # type: ignore[misc]
@@ -172,17 +172,17 @@ def test_replay_has_no_body_to_check(device: Gpu) -> None:
         graphs.run("k", lambda: made.launch(5))
 
 
-def test_looking_instantiates_nothing_and_leaves_nothing_open(flaky: Flaky) -> None:
-    knobs = Knobs(flaky.gpu)
-    with nothing_left_open(flaky):
+def test_looking_instantiates_nothing_and_leaves_nothing_open(faulty: FaultyGpu) -> None:
+    knobs = Knobs(faulty.gpu)
+    with nothing_left_open(faulty):
         graphs = checked(knobs, 2)
-        with flaky.asked("graph.instantiate", "stream.begin_capture") as asked:
+        with faulty.count_calls("graph.instantiate", "stream.begin_capture") as calls:
             for _ in range(3):
                 graphs.run("k", knobs)
             knobs.n = 7
             with pytest.raises(BakedError):
                 graphs.run("k", knobs)
-        assert asked == {"stream.begin_capture": 4}
+        assert calls == {"stream.begin_capture": 4}
         del graphs
 
 
@@ -335,7 +335,7 @@ def test_other_results_are_compared_too(after: Any, told: str | None, device: Gp
 @pytest.mark.gpu
 def test_tensors_that_torch_allocates_inside_are_no_difference(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("cuda")
-    torch = library("torch")
+    torch = import_or_skip("torch")
     x = torch.arange(1, 32, device="cuda")
 
     @gpu.graphed(checked=True)

@@ -19,8 +19,8 @@ from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import axpy_case, here, log
-from tests.runtime.support import library
+from tests.graph.support import axpy_case, line_here, scalar_log
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,7 @@ def gpu(open_device: Callable[..., Gpu]) -> Gpu:
 
 @pytest.fixture
 def torch() -> Any:
-    found = library("torch")
+    found = import_or_skip("torch")
     found.ones(1, device="cuda")
     return found
 
@@ -118,7 +118,7 @@ def test_copies_of_torch_and_of_preheat_are_distinguished(gpu: Gpu, torch: Any) 
     with gpu.capture() as graph:
         y.copy_(x)
         own.copy_from(other)
-        mine = here(-1)
+        mine = line_here(-1)
         y.zero_()
         other.fill(1.0)
         y.copy_(x)
@@ -186,7 +186,7 @@ def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_lin
     y = torch.zeros(N, device="cuda")
     graph = gpu.capture().begin()
     copy[GRID](x, y, N)
-    good = here(-1)
+    good = line_here(-1)
     with suppress(RuntimeError):
         y[0].item()
     assert graph.status == "invalidated"
@@ -341,7 +341,7 @@ def test_a_hundred_steps_are_bit_identical_to_eager_ones(gpu: Gpu, torch: Any) -
 
 
 def test_work_of_cupy_is_captured_where_it_allocates_nothing(gpu: Gpu, copy: Kernel) -> None:
-    cupy = library("cupy")
+    cupy = import_or_skip("cupy")
     x = cupy.full(N, 3, cupy.float32)
     y = cupy.zeros(N, cupy.float32)
     own = gpu.zeros(N)
@@ -362,7 +362,7 @@ def test_work_of_cupy_is_captured_where_it_allocates_nothing(gpu: Gpu, copy: Ker
 def test_a_replay_follows_the_stream_of_the_library_whose_arrays_it_uses(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    cupy = library("cupy")  # torch is in use in this process too
+    cupy = import_or_skip("cupy")  # torch is in use in this process too
     assert torch.cuda.is_initialized()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, y = cupy.zeros(N, cupy.float32), cupy.zeros(N, cupy.float32)
@@ -429,7 +429,7 @@ def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
     made = axpy_case(gpu)
-    step = log(gpu)
+    step = scalar_log(gpu)
     with gpu.capture() as before:
         made.launch()
     before.replay()
@@ -456,7 +456,7 @@ def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
 
 
 def test_a_hundred_replays_behind_a_slow_kernel_each_see_their_own_scalar(gpu: Gpu) -> None:
-    made = log(gpu)
+    made = scalar_log(gpu)
     graph = made.captured()
     graph.replay(step=-5)
     gpu.synchronize()
@@ -566,7 +566,7 @@ print("done")
 @pytest.mark.parametrize("how", ["hold", "drop", "close", "fail"])
 def test_a_process_that_captured_ends_without_errors(how: str, other: str, tmp_path: Path) -> None:
     if other == "torch":
-        library(other)
+        import_or_skip(other)
     environment = {**os.environ, "PREHEAT_CACHE_DIR": str(tmp_path)}
     ended = subprocess.run(
         [sys.executable, "-c", EXIT, how, other],

@@ -21,7 +21,7 @@ from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.runtime import active_capture
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import Default
+from tests.graph.support import LegacyDefaultStream
 from tests.runtime.support import KERNELS
 from tests.test_docs import matches
 from tests.threads import run_in_thread
@@ -328,7 +328,7 @@ def _(s: Scene) -> None:
 
 @footgun("capture the default stream")
 def _(s: Scene) -> None:
-    with s.gpu.capture(stream=Default(0)):
+    with s.gpu.capture(stream=LegacyDefaultStream(0)):
         s.launch()
 
 

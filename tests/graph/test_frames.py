@@ -18,7 +18,7 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import axpy_case, replayer
 from tests.threads import run_in_thread
@@ -122,25 +122,34 @@ def test_scratch_memory_continues_elsewhere_where_it_cannot_be_made_longer(devic
     assert frame(200, 200, 700) == [first, first + 256, there[1]]
 
 
-def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
-    with pool.frame(), flaky.gpu.capture() as graph:
+def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(
+    faulty: FaultyGpu,
+) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
+    with pool.frame(), faulty.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     graph.replay(stream=side)
-    with flaky.asked("stream.wait", "stream.record") as asked, flaky.gpu.capture(), pool.frame():
+    with (
+        faulty.count_calls("stream.wait", "stream.record") as calls,
+        faulty.gpu.capture(),
+        pool.frame(),
+    ):
         pool.zeros(job.n, "int32")
-    assert not asked
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    assert not calls
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))  # in the device's own stream
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
 
 
-def test_a_frame_inside_a_capture_takes_memory_without_the_driver(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    with flaky.asked("allocate", "stream.wait", "stream.record") as asked, flaky.gpu.capture() as graph:
+def test_a_frame_inside_a_capture_takes_memory_without_the_driver(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    with (
+        faulty.count_calls("allocate", "stream.wait", "stream.record") as calls,
+        faulty.gpu.capture() as graph,
+    ):
         with pool.frame():
             part = pool.zeros(job.n, "int32")
             add(job, part)
@@ -149,7 +158,7 @@ def test_a_frame_inside_a_capture_takes_memory_without_the_driver(flaky: Flaky) 
             assert pool.empty(job.n, "int32").address == part.address
         with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
             part.fill(1)
-    assert not asked
+    assert not calls
     graph.replay()
     np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
 
@@ -229,38 +238,38 @@ def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
         graph.replay()
 
 
-def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
+def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     with pool.frame():
         part = pool.zeros(job.n, "int32")
         job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             add(job, part)
     graph.replay(stream=side)
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))  # in the device's own stream
-    assert asked == {"stream.wait": 1}
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    assert calls == {"stream.wait": 1}
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))
-    assert not asked
+    assert not calls
 
 
-def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
-    with pool.frame(), flaky.gpu.capture() as graph:
+def test_a_replay_in_another_stream_waits_for_frames_in_between(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
+    with pool.frame(), faulty.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     for _ in range(2):
         graph.replay(stream=side)
     with pool.frame():
         add(job, pool.empty(job.n, "int32"))
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         for _ in range(2):
             graph.replay(stream=side)
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
 
 
 def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu) -> None:
@@ -287,16 +296,16 @@ def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu
         assert graph.num_replays == 3
 
 
-def test_a_launch_is_as_fast_as_before_once_the_frame_has_ended(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(8 * KIB)
-    with flaky.gpu.capture() as graph, pool.frame():
+def test_a_launch_is_as_fast_as_before_once_the_frame_has_ended(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(8 * KIB)
+    with faulty.gpu.capture() as graph, pool.frame():
         pool.zeros(31)
     with pool.frame():
         pool.zeros(31)
     graph.replay()
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         graph.replay()
-    assert asked == {"replay": 1}
+    assert calls == {"replay": 1}
     assert replayer(graph).launch is not None
 
 
@@ -373,24 +382,24 @@ def test_a_frame_inside_a_capture_does_not_affect_replays_of_other_threads(devic
     np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
 
 
-def test_frames_wait_for_other_streams_while_another_thread_captures(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
+def test_frames_wait_for_other_streams_while_another_thread_captures(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
 
     def use() -> None:
         with pool.frame():
             part = pool.zeros(job.n, "int32")
             job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
-            before.update(flaky.seam.calls)
+            before.update(faulty.device.calls)
         with pool.frame():
             add(job, pool.empty(job.n, "int32"))
 
     before: dict[str, int] = {}
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         job.launch()
         run_in_thread(use)
-        assert flaky.seam.calls["stream.wait"] - before["stream.wait"] == 1  # home, for `side`
+        assert faulty.device.calls["stream.wait"] - before["stream.wait"] == 1  # home, for `side`
     graph.replay()
     job.check(3)
 

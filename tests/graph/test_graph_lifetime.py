@@ -16,7 +16,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
@@ -86,8 +86,8 @@ def raising(graph: Graph, work: Callable[[], object]) -> None:
         _ = 1 / 0
 
 
-def test_two_scalars_of_one_name_hold_nothing_either(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_two_scalars_of_one_name_hold_nothing_either(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     add = gpu.kernel(KERNELS, "add")
     out = gpu.empty(1, "int32")
     one, two = (gpu.scalar("int32", name="step") for _ in range(2))
@@ -95,9 +95,12 @@ def test_two_scalars_of_one_name_hold_nothing_either(flaky: Flaky) -> None:
     graph = gpu.capture().begin()
     add[1, 1](one, 1, out, 1)
     add[1, 1](two, 1, out, 1)
-    with flaky.asked("graph.close") as asked, pytest.raises(GraphError, match="are called 'step'"):
+    with (
+        faulty.count_calls("graph.close") as calls,
+        pytest.raises(GraphError, match="are called 'step'"),
+    ):
         graph.end()
-    assert asked == {"graph.close": 1}
+    assert calls == {"graph.close": 1}
     del one, two
     gc.collect()
     assert [part() for part in parts] == [None, None]
@@ -141,18 +144,18 @@ def test_a_graph_dropped_inside_its_capture_ends_the_capture(open_device: Callab
     assert not gpu._context.captures_by_thread
 
 
-def test_a_graph_in_a_cycle_is_collected_like_anything_else(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with flaky.gpu.capture() as graph:
+def test_a_graph_in_a_cycle_is_collected_like_anything_else(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with faulty.gpu.capture() as graph:
         made.launch()
     cycle: list[object] = [graph]
     cycle.append(cycle)
-    with flaky.asked("executable.close") as asked:
+    with faulty.count_calls("executable.close") as asked:
         del graph, cycle
         gc.collect()
     assert asked == {}  # a finalizer calls no driver
-    with flaky.asked("executable.close") as asked:
-        flaky.gpu.empty(1)
+    with faulty.count_calls("executable.close") as asked:
+        faulty.gpu.empty(1)
     assert asked == {"executable.close": 1}
 
 
@@ -181,9 +184,9 @@ def streams_of(gpu: Gpu) -> list[object]:
     return [*order._own.values(), *order._capture_streams.values(), *order._others.values()]
 
 
-def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    context = flaky.gpu._context
+def test_hundreds_of_captures_leave_nothing_behind(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    context = faulty.gpu._context
     churn(gpu, 20)
     gc.collect()
     gpu.synchronize()
@@ -192,16 +195,16 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
     streams = len(streams_of(gpu))
     tracemalloc.start()
     try:
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             churn(gpu, 300)
             gc.collect()
             gpu.synchronize()
         grown = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert asked["stream.begin_capture"] == asked["stream.end_capture"] == 300
-    assert asked["graph.close"] == asked["executable.close"] == asked["graph.instantiate"] == 300
-    assert asked["free"] == asked["allocate"] == 601
+    assert calls["stream.begin_capture"] == calls["stream.end_capture"] == 300
+    assert calls["graph.close"] == calls["executable.close"] == calls["graph.instantiate"] == 300
+    assert calls["free"] == calls["allocate"] == 601
     assert (len(context.garbage), len(context._held), len(streams_of(gpu))) == (0, 0, streams)
     assert len(context.capture_streams) == 1
     assert gpu.memory().free == free or gpu.name.startswith("cuda")
@@ -316,8 +319,8 @@ def test_memory_freed_after_the_capture_makes_the_graph_stale(warm: int, device:
     made.check_launches(warm)
 
 
-def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_a_program_is_not_unloaded_under_a_graph(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     out = gpu.array([3], "int32")
     add = gpu.kernel(KERNELS, "add", label="mine.cu")
     with gpu.capture() as graph:
@@ -325,15 +328,15 @@ def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
         del add
         gc.collect()
         run_in_thread(gpu.trim)
-    with flaky.asked("module.unload") as asked:
+    with faulty.count_calls("module.unload") as calls:
         assert gpu.trim() == 0
         graph.replay()
         assert out.numpy().tolist() == [7]
-    assert asked == {}
+    assert calls == {}
     graph.close()
-    with flaky.asked("module.unload") as asked:
+    with faulty.count_calls("module.unload") as calls:
         gpu.trim()
-    assert asked == {"module.unload": 1}
+    assert calls == {"module.unload": 1}
 
 
 def test_trimming_inside_the_capture_is_refused(device: Gpu) -> None:
@@ -361,9 +364,9 @@ class Cycle:
         self.itself, self.holds = self, holds
 
 
-def test_the_collector_inside_the_capture_makes_no_device_calls(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    made = axpy_case(flaky.gpu)
+def test_the_collector_inside_the_capture_makes_no_device_calls(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    made = axpy_case(faulty.gpu)
     doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
     bound = doomed.bind(gpu.array([1], "int32"), 1, gpu.array([2], "int32"), 1, grid=1, block=32)
     old = made.captured()
@@ -377,33 +380,33 @@ def test_the_collector_inside_the_capture_makes_no_device_calls(flaky: Flaky) ->
     del doomed, bound, old, event, side
     with gpu.capture() as graph:
         made.launch()
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             cycles.clear()
             gc.collect()
             run_in_thread(gc.collect)
-        assert asked == {}
+        assert calls == {}
         assert len(gpu._context.garbage) >= 6  # four arrays, a graph, an event
         made.launch()
-    with flaky.asked("free", "executable.close", "module.unload") as asked:
+    with faulty.count_calls("free", "executable.close", "module.unload") as calls:
         gpu.synchronize()
-    assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
+    assert calls == {"free": 4, "executable.close": 1, "module.unload": 1}
     assert not gpu._context.garbage
     graph.replay()
     made.check_launches(3)
 
 
-def test_another_thread_that_allocates_frees_nothing_either(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    made = axpy_case(flaky.gpu)
+def test_another_thread_that_allocates_frees_nothing_either(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    made = axpy_case(faulty.gpu)
     dropped = [gpu.array(made.xs) for _ in range(5)]
-    with gpu.capture(), flaky.asked("free", "allocate") as asked:
+    with gpu.capture(), faulty.count_calls("free", "allocate") as calls:
         made.launch()
         dropped.clear()
         run_in_thread(lambda: made.x.write(gpu.array(made.xs).numpy()))
-    assert asked == {"allocate": 1}
-    with flaky.asked("free") as asked:
+    assert calls == {"allocate": 1}
+    with faulty.count_calls("free") as calls:
         gpu.empty(1)
-    assert asked == {"free": 6}
+    assert calls == {"free": 6}
 
 
 def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -> None:

@@ -16,10 +16,10 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late
-from tests.graph.support import KERNELS, axpy_case, here, nothing_left_open, runs_without_a_graph
-from tests.runtime.support import library
+from tests.graph.support import KERNELS, axpy_case, line_here, nothing_left_open, runs_without_a_graph
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 
@@ -470,16 +470,16 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
     assert wrong == []
 
 
-def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Flaky) -> None:
+def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(faulty: FaultyGpu) -> None:
 
-    made = axpy_case(flaky.gpu, 31)
+    made = axpy_case(faulty.gpu, 31)
 
-    @flaky.gpu.graphed(copy_inputs=True)
+    @faulty.gpu.graphed(copy_inputs=True)
     def step(x: Any) -> None:
         made.axpy[1, 32](3, x, made.y, 31)
 
     step(made.x)
-    flaky.seam.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
+    faulty.device.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
     with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
         step(made.x)
     made.check(6)
@@ -494,7 +494,7 @@ class Tensors:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.library = library(name)
+        self.library = import_or_skip(name)
 
     def of(self, host: Host) -> Any:
         """A copy on the GPU."""
@@ -560,7 +560,7 @@ def test_a_transposed_tensor_at_the_same_address_is_another_cached_graph(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("cuda")
-    torch = library("torch")
+    torch = import_or_skip("torch")
     x = torch.arange(1, 26, device="cuda").reshape(5, 5)
 
     @gpu.graphed()
@@ -632,7 +632,7 @@ def test_a_failed_capture_of_a_function_is_reported_once_and_names_it(device: Gp
     with runs_without_a_graph("copying to the host") as told:
         for size in (5, 6, 5, 6, 5, 6):
             step(size)
-        line = here(-1)
+        line = line_here(-1)
         models = [Model(), Model()]
         for model in [*models, *models]:
             model.step(5)
@@ -673,18 +673,18 @@ def test_decode_like_steps_are_bit_identical_to_eager(device: Gpu) -> None:
     assert len(step.graphs) == 2
 
 
-def test_nothing_is_left_behind(flaky: Flaky) -> None:
-    with nothing_left_open(flaky):
-        made = axpy_case(flaky.gpu, 31)
+def test_nothing_is_left_behind(faulty: FaultyGpu) -> None:
+    with nothing_left_open(faulty):
+        made = axpy_case(faulty.gpu, 31)
 
-        @flaky.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
+        @faulty.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
         def step(x: Any, a: int) -> Any:
             made.axpy[1, 32](a, x, made.y, 31)
             return made.y
 
         for a in range(1, 5):
             for _ in range(3):
-                step(flaky.gpu.array(made.xs), a)
+                step(faulty.gpu.array(made.xs), a)
         made.check(30)
         del step
 

@@ -21,7 +21,7 @@ from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.array import Array
-from tests.graph.support import KERNELS, axpy_case, here, log
+from tests.graph.support import KERNELS, axpy_case, line_here, scalar_log
 from tests.runtime.support import KERNELS as MORE
 
 
@@ -74,7 +74,7 @@ def test_nodes_say_everything_that_was_captured(device: Gpu) -> None:
     shape: dict[str, Any] = {"grid": (2, 3), "block": (8, 4, 2), "shared": 128}
     with device.capture() as graph:
         page.mix.launch(1.5, True, page.x[3:], page.y, 33, **shape)
-        where = here(-1)
+        where = line_here(-1)
         made.launch(-7)
     mix, axpy = graph.nodes
     assert (mix.kind, mix.name, mix.entry, mix.foreign) == ("kernel", "mix", "mix", False)
@@ -104,16 +104,16 @@ def test_nodes_of_fills_and_copies_say_what_they_write(device: Gpu) -> None:
         page.y.copy_from(page.x)
     fill, copy = graph.nodes
     assert (fill.kind, fill.grid, fill.block, fill.shared) == ("fill", None, None, 0)
-    assert fill.where == here(-4)
+    assert fill.where == line_here(-4)
     assert str(fill.arguments[0]) == "Array float32[5]"
     assert fill.arguments[1].value == np.float32(1.0).tobytes()
-    assert (copy.kind, copy.where) == ("copy", here(-6))
+    assert (copy.kind, copy.where) == ("copy", line_here(-6))
     assert str(copy) == "copy(Array float32[70], Array float32[70])"
 
 
 def test_nodes_read_like_the_launches_they_are(device: Gpu) -> None:
     page = Page(device)
-    made = log(device)
+    made = scalar_log(device)
     with device.capture() as graph:
         page.mix[2, 32](0.5, False, page.x, page.y, 64)
         page.mix.launch(0.5, True, page.x, page.y, 64, grid=(1, 2), block=(32, 2), shared=16)

@@ -29,7 +29,7 @@ from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, runs_without_a_graph
 from tests.processes import run_in_fork
@@ -37,29 +37,29 @@ from tests.processes import run_in_fork
 # What there is
 
 
-def test_a_pool_of_a_size_is_allocated_whole_and_at_once(flaky: Flaky) -> None:
-    with flaky.asked("allocate") as asked:
-        pool = flaky.gpu.pool(10 * KIB)
-    assert asked == {"allocate": 1}
+def test_a_pool_of_a_size_is_allocated_whole_and_at_once(faulty: FaultyGpu) -> None:
+    with faulty.count_calls("allocate") as calls:
+        pool = faulty.gpu.pool(10 * KIB)
+    assert calls == {"allocate": 1}
     assert (pool.size, pool.used, pool.peak, pool.sealed) == (10 * KIB, 0, 0, False)
 
 
-def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(flaky: Flaky) -> None:
-    with flaky.asked("allocate") as asked:
-        pool = flaky.gpu.pool()
+def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(faulty: FaultyGpu) -> None:
+    with faulty.count_calls("allocate") as calls:
+        pool = faulty.gpu.pool()
         assert pool.size == 0
-    assert not asked
+    assert not calls
     assert bytes_of(pool, 1).nbytes <= pool.size
 
 
-def test_handing_out_and_taking_back_need_no_driver_and_make_no_device_calls(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(10 * KIB)
-    with flaky.asked() as asked:
+def test_handing_out_and_taking_back_need_no_driver_and_make_no_device_calls(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(10 * KIB)
+    with faulty.count_calls() as calls:
         for _ in range(3):
             held = [bytes_of(pool, n) for n in (1, 31, 257, 5000)]
             held[1].close()
             del held
-    assert not asked
+    assert not calls
     assert pool.used == 0
 
 
@@ -195,20 +195,20 @@ def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
 # Giving back
 
 
-def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    with flaky.asked("free") as asked:
-        pool = flaky.gpu.pool(4 * KIB)
+def test_a_block_lives_while_the_pool_or_any_piece_does(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    with faulty.count_calls("free") as calls:
+        pool = faulty.gpu.pool(4 * KIB)
         into = pool.array(job.ys)
         del pool
-        flaky.gpu.synchronize()
+        faulty.gpu.synchronize()
         add(job, into)
         np.testing.assert_array_equal(into.numpy(), job.ys + 3 * job.xs)
-    assert not asked
-    with flaky.asked("free") as asked:
+    assert not calls
+    with faulty.count_calls("free") as calls:
         del into
-        flaky.gpu.synchronize()
-    assert asked == {"free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"free": 1}
 
 
 def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> None:
@@ -250,20 +250,20 @@ def test_memory_that_a_graph_uses_is_not_handed_out_again_when_names_are_dropped
     assert pool.array(job.ys).address == place
 
 
-def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
+def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place
-    assert asked == {"stream.wait": 1}
-    with flaky.asked("stream.wait") as asked:
+    assert calls == {"stream.wait": 1}
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place  # ordered once is ordered
-    assert not asked
+    assert not calls
 
 
 def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(device: Gpu) -> None:
@@ -279,32 +279,32 @@ def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(devi
     np.testing.assert_array_equal(pool.zeros(job.n, "int32").numpy(), np.zeros(job.n))
 
 
-def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
+def test_memory_whose_order_failed_is_not_lost(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    flaky.seam.fail("stream.wait", out_of_memory("cuStreamWaitEvent"))
+    faulty.device.fail("stream.wait", out_of_memory("cuStreamWaitEvent"))
     with pytest.raises(OutOfMemoryError):
         pool.empty(job.n, "int32")
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
     assert pool.used == 0
 
 
-def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    pool = flaky.gpu.pool(8 * KIB)
-    side = flaky.gpu.stream()
+def test_inside_a_capture_such_a_piece_is_passed_over(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         other = pool.zeros(job.n, "int32")
         add(job, other)
     assert other.address != place
@@ -314,10 +314,10 @@ def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
 
 
 def test_memory_that_another_library_holds_is_not_handed_out_until_it_is_released(
-    open_flaky: Callable[..., Flaky],
+    open_faulty: Callable[..., FaultyGpu],
 ) -> None:
-    flaky = open_flaky("emulator")
-    pool = flaky.gpu.pool(8 * KIB)
+    faulty = open_faulty("emulator")
+    pool = faulty.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
     view = np.from_dlpack(made)
     place = made.address
@@ -325,23 +325,23 @@ def test_memory_that_another_library_holds_is_not_handed_out_until_it_is_release
     del made
     assert pool.zeros(33, "int32").address != place
     pool.close()
-    flaky.gpu.synchronize()
+    faulty.gpu.synchronize()
     np.testing.assert_array_equal(view, np.arange(33))
 
 
 def test_memory_that_another_library_released_is_handed_out_again(
-    open_flaky: Callable[..., Flaky],
+    open_faulty: Callable[..., FaultyGpu],
 ) -> None:
-    flaky = open_flaky("emulator")
-    pool = flaky.gpu.pool(8 * KIB)
+    faulty = open_faulty("emulator")
+    pool = faulty.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
     view = np.from_dlpack(made)
     place = made.address
     del made, view
     gc.collect()
-    with flaky.asked("synchronize", "stream.synchronize") as asked:
+    with faulty.count_calls("synchronize", "stream.synchronize") as calls:
         assert pool.zeros(33, "int32").address == place
-    assert asked == {}  # which needs no wait of the host
+    assert calls == {}  # which needs no wait of the host
 
 
 # Growing
@@ -386,13 +386,13 @@ def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measur
 
 
 def test_a_failed_reservation_for_a_later_attempt_is_no_error_of_a_smaller_request(
-    flaky: Flaky,
+    faulty: FaultyGpu,
 ) -> None:
-    pool = flaky.gpu.pool(2 * KIB)
+    pool = faulty.gpu.pool(2 * KIB)
     held = bytes_of(pool, 256)
-    with pytest.raises(CaptureError, match="no room"), flaky.gpu.capture():
+    with pytest.raises(CaptureError, match="no room"), faulty.gpu.capture():
         bytes_of(pool, 64 * KIB)
-    flaky.seam.fail("allocate", out_of_memory("cuMemAllocAsync"), out_of_memory("cuMemAllocAsync"))
+    faulty.device.fail("allocate", out_of_memory("cuMemAllocAsync"), out_of_memory("cuMemAllocAsync"))
     more = bytes_of(pool, 512).fill(7)
     assert more.numpy()[0] == 7
     assert (pool.size, pool.used) == (2 * KIB, held.nbytes + more.nbytes)
@@ -415,26 +415,26 @@ def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
     assert pool.used == (4 << 20) + (2 << 20)
 
 
-def test_outside_a_capture_a_pool_grows_by_itself(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(KIB)
+def test_outside_a_capture_a_pool_grows_by_itself(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(KIB)
     first = bytes_of(pool, KIB)
-    with flaky.asked("allocate") as asked:
+    with faulty.count_calls("allocate") as calls:
         more = [bytes_of(pool, 1000) for _ in range(9)]
-    assert asked == {"allocate": 1}
+    assert calls == {"allocate": 1}
     assert pool.used == first.nbytes + len(more) * KIB <= pool.size
     assert bytes_of(pool, 5 << 20).nbytes <= pool.size
 
 
-def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(KIB)
+def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(KIB)
     with pytest.raises(OutOfMemoryError):
         bytes_of(pool, 1 << 46)
     assert (pool.size, pool.used, pool.peak) == (KIB, 0, 0)
     assert bytes_of(pool, KIB).nbytes == pool.used
 
 
-def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(4 * KIB)
+def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(4 * KIB)
     pool.reserve(3 * KIB)
     assert pool.size == 4 * KIB
     pool.reserve(64 * KIB)
@@ -442,7 +442,7 @@ def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(flaky: F
     held = bytes_of(pool, 1)
     pool.reserve(64 * KIB)
     assert pool.size == 128 * KIB
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         bytes_of(pool, 64 * KIB).fill(3)
     assert len(graph) == 1
     assert pool.used == held.nbytes + 255 + 64 * KIB
@@ -576,18 +576,18 @@ def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) 
 # Its end
 
 
-def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    with flaky.asked("free") as asked, flaky.gpu.pool(8 * KIB) as pool:
+def test_closing_a_pool_closes_what_it_handed_out(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    with faulty.count_calls("free") as calls, faulty.gpu.pool(8 * KIB) as pool:
         into = pool.array(job.ys)
-        with pool.frame(), flaky.gpu.capture() as scratchy:
+        with pool.frame(), faulty.gpu.capture() as scratchy:
             add(job, pool.zeros(job.n, "int32"))
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             add(job, into)
         graph.replay()
         scratchy.replay()
     pool.close()
-    assert asked == {"free": 1}
+    assert calls == {"free": 1}
     assert (pool.size, pool.used) == (0, 0)
     assert repr(pool).endswith(", closed>")
     with pytest.raises(StaleBufferError, match="freed"):
@@ -595,7 +595,7 @@ def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
     for stale in (graph, scratchy):
         with pytest.raises(StaleGraphError):
             stale.replay()
-    with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
+    with pytest.raises(InputError, match="this pool is closed: 256 bytes were calls for"):
         bytes_of(pool, 1)
     with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
         pool.frame().__enter__()

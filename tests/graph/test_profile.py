@@ -16,7 +16,7 @@ from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.profile import OFF, Profile, Switches
-from tests.faulty import Faulty
+from tests.faulty import FaultyDevice
 from tests.runtime.support import KERNELS
 
 Rows = list[dict[str, Any]]
@@ -43,12 +43,12 @@ def counting(gpu: Gpu, name: str = "counting") -> Graph:
 
 
 @pytest.fixture
-def seam() -> Faulty:
-    return Faulty(EmulatorDevice())
+def seam() -> FaultyDevice:
+    return FaultyDevice(EmulatorDevice())
 
 
 @pytest.fixture
-def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
+def open_with(shared_builder: Any, seam: FaultyDevice) -> Iterator[Open]:
     """Opens a counted device whose graphs have the given switches."""
     opened: list[Gpu] = []
 
@@ -101,7 +101,7 @@ def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
 
 @pytest.mark.parametrize("upload", [False, True])
 def test_upload_happens_once_or_before_every_replay(
-    upload: bool, open_with: Open, seam: Faulty
+    upload: bool, open_with: Open, seam: FaultyDevice
 ) -> None:
     graph = counting(open_with(Switches(upload=upload)))
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_upload_happens_once_or_before_every_replay(
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_sync_waits_after_every_replay_and_adds_a_column(
-    sync: bool, open_with: Open, seam: Faulty
+    sync: bool, open_with: Open, seam: FaultyDevice
 ) -> None:
     rows: Rows = []
     profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())

@@ -15,7 +15,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from preheat.runtime.dict_lock import run_locked
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case, replayer
 from tests.processes import run_in_fork
 from tests.threads import run_in_thread
@@ -148,21 +148,21 @@ def test_a_fork_inside_the_capture_copies_the_capture(open_device: Callable[...,
 
 
 def test_a_fork_inside_the_capture_of_a_device_that_cannot_is_named(
-    open_flaky: Callable[..., Flaky],
+    open_faulty: Callable[..., FaultyGpu],
 ) -> None:
-    flaky = open_flaky("emulator")
-    flaky.seam._part.forks = False
-    made = axpy_case(flaky.gpu)
+    faulty = open_faulty("emulator")
+    faulty.device._part.forks = False
+    made = axpy_case(faulty.gpu)
 
     def work() -> None:
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             with pytest.raises(ContextLostError, match="forked"):
                 made.launch()
             with pytest.raises((ContextLostError, CaptureError), match="forked"):
                 graph.end()
-        assert asked == {}  # the parent's device is left alone
+        assert calls == {}  # the parent's device is left alone
 
-    graph = flaky.gpu.capture().begin()
+    graph = faulty.gpu.capture().begin()
     made.launch()
     run_in_fork(work)
     graph.end().replay()

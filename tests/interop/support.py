@@ -20,7 +20,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.processes import SOURCE as PACKAGE
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 N = (1 << 16) + 33
 SLOW = 100_000_000  # cycles, about 50 milliseconds
@@ -131,7 +131,7 @@ class Peer(ABC):
     name: str
 
     def __init__(self) -> None:
-        self.module = library(self.name)
+        self.module = import_or_skip(self.name)
         for work in (self.copied, self.host, lambda x: self.fill(x, 1.0), lambda x: self.add(x, 1.0)):
             work(self.full(0.0))  # Every kernel must be loaded before a capture needs it.
         self.linger(1)
@@ -312,7 +312,7 @@ class _CuPyRecording:
 
 @functools.cache
 def _cupy_spin() -> Any:
-    return library("cupy").RawKernel(SPIN, "spin")
+    return import_or_skip("cupy").RawKernel(SPIN, "spin")
 
 
 PEERS: dict[str, Callable[[], Peer]] = {"torch": Torch, "cupy": CuPy}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.support import ends_in_silence
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 # Code that keeps an exported array, called `view`, until exit.
 HOLDERS = {
@@ -42,7 +42,7 @@ held = pytest.mark.parametrize("holder", HOLDERS)
 def test_a_process_ends_without_output_while_a_library_holds_an_array(
     name: str, holder: str, tmp_path: Path
 ) -> None:
-    library(name)
+    import_or_skip(name)
     code = EXPORT.format(name=name, device="cuda", hold=HOLDERS[holder])
     ends_in_silence(code, tmp_path)
 
@@ -60,7 +60,7 @@ def test_a_process_ends_without_output_while_numpy_holds_an_array_of_the_emulato
 def test_a_process_ends_without_output_while_torch_holds_an_array_of_the_emulator(
     holder: str, tmp_path: Path
 ) -> None:
-    library("torch")
+    import_or_skip("torch")
     code = EXPORT.format(name="torch", device="emulator", hold=HOLDERS[holder])
     ends_in_silence(code, tmp_path)
 
@@ -99,7 +99,7 @@ assert status == 0, status
 @pytest.mark.gpu
 @pytest.mark.parametrize("life", LIVES)
 def test_a_process_ends_without_output_with_a_graph_of_torchs_work(life: str, tmp_path: Path) -> None:
-    library("torch")
+    import_or_skip("torch")
     ends_in_silence(GRAPHS + LIVES[life], tmp_path)
 
 

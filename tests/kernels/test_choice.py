@@ -22,7 +22,7 @@ from tests.conftest import Recorder
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
 from tests.kernels.products import op_of, product_agrees
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 # Where there is none
 
@@ -122,7 +122,7 @@ def test_whoever_hears_of_the_choice_may_ask_for_it(
     builder.events.sinks.append(lambda name, _: heard.append(ops.blas) if name == "blas" else None)
     asking = threading.Thread(target=lambda: ops.blas, daemon=True)
     asking.start()
-    asking.join(PATIENCE)
+    asking.join(TIMEOUT_SECONDS)
     assert not asking.is_alive()
     assert heard == [ops.blas]
 

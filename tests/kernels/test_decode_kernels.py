@@ -20,7 +20,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.kernels.decode import DecodeState
 from preheat.runtime.array import Array
-from tests.graph.support import here
+from tests.graph.support import line_here
 from tests.kernels.decode_model import Reference, model, tell, weights
 from tests.threads import run_in_thread
 
@@ -170,7 +170,7 @@ def test_by_value_inside_a_capture_is_refused_where_it_stands(device: Gpu) -> No
     kernel = tell(device)
     out = device.zeros(3, "int32")
     graph = device.capture().begin()
-    where = here(2)
+    where = line_here(2)
     with pytest.raises(CaptureError, match="would be fixed in the graph") as refused:
         kernel[1, 1](out, state=state, device_state=False)
     assert refused.value.where == where

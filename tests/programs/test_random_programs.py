@@ -18,7 +18,7 @@ from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from tests.programs.libraries import Library, RealCuPy, RealTorch, Standin
 from tests.programs.machine import Programs
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # programs collect often
@@ -74,7 +74,7 @@ def test_programs_on_deferred_streams_do_what_they_do_in_sequence(deferred: type
 def test_programs_on_a_gpu_do_what_they_do_in_sequence(shared_builder: Builder) -> None:
     from preheat.devices.cuda.device import CudaDevice
 
-    torch, cupy = library("torch"), library("cupy")
+    torch, cupy = import_or_skip("torch"), import_or_skip("cupy")
     gpu = Gpu(CudaDevice(0), shared_builder)
     beside: list[Any] = [RealTorch(gpu, torch), RealCuPy(gpu, cupy)]
 

@@ -10,14 +10,14 @@ from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from tests.runtime.ordering import SOURCE, World
-from tests.runtime.support import Bench, bench
+from tests.runtime.support import SaxpyCase, saxpy_case
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
 
 @pytest.fixture
-def setup(device: Gpu) -> Bench:
+def setup(device: Gpu) -> SaxpyCase:
     """saxpy and its operands on every device."""
-    return bench(device)
+    return saxpy_case(device)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.bound import Bound
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.runtime.support import KERNELS
 
 
@@ -150,19 +150,21 @@ def test_every_end_of_a_session_says_what_to_do_about_each_old_thing(
 
 
 @pytest.mark.parametrize("end", ["fault", "fork", "fork after a fault"])
-def test_a_gpu_that_does_not_recover_is_not_reset(end: str, open_flaky: Callable[..., Flaky]) -> None:
-    flaky = open_flaky("emulator")
-    flaky.seam._part.recovers = False
-    old = things(flaky.gpu)
+def test_a_gpu_that_does_not_recover_is_not_reset(
+    end: str, open_faulty: Callable[..., FaultyGpu]
+) -> None:
+    faulty = open_faulty("emulator")
+    faulty.device._part.recovers = False
+    old = things(faulty.gpu)
     hint = "start a new process: the GPU does not recover in this one"
     if "fault" in end:
-        fault(flaky.gpu)
+        fault(faulty.gpu)
     if "fork" in end:
-        flaky.gpu._context.forked()
+        faulty.gpu._context.forked()
         hint = "start workers with multiprocessing's 'spawn' or 'forkserver' method"
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         for use, _ in USES.values():
             assert hint_of(partial(use, old)) == hint
-        assert hint_of(flaky.gpu.reset) == hint
-        assert hint_of(lambda: flaky.gpu.empty(3)) == hint
-    assert asked == {}  # the device is left alone
+        assert hint_of(faulty.gpu.reset) == hint
+        assert hint_of(lambda: faulty.gpu.empty(3)) == hint
+    assert calls == {}  # the device is left alone

@@ -16,8 +16,8 @@ from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import kind_of, strided
-from tests.faulty import Flaky
-from tests.runtime.support import KERNELS, bench, library
+from tests.faulty import FaultyGpu
+from tests.runtime.support import KERNELS, import_or_skip, saxpy_case
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
@@ -117,22 +117,24 @@ def test_a_copy_or_another_device_is_not_what_an_export_is(device: Gpu) -> None:
         made.__dlpack__()
 
 
-def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(flaky: Flaky) -> None:
-    made, other = flaky.gpu.array([1.0, 2.0]), flaky.gpu.array([3.0])
+def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(
+    faulty: FaultyGpu,
+) -> None:
+    made, other = faulty.gpu.array([1.0, 2.0]), faulty.gpu.array([3.0])
     given = made.__dlpack__()
-    with flaky.asked("synchronize", "free") as asked:
+    with faulty.count_calls("synchronize", "free") as calls:
         other.close()
-    assert asked == {"free": 1}
-    with flaky.asked("synchronize", "free") as asked:
+    assert calls == {"free": 1}
+    with faulty.count_calls("synchronize", "free") as calls:
         made.close()
-    assert asked == {}  # whoever took it may still be using it
+    assert calls == {}  # whoever took it may still be using it
     assert dlpack.open_capsule(given).address == made.address
     del given, made
     gc.collect()
-    with flaky.asked("synchronize", "free") as asked:
+    with faulty.count_calls("synchronize", "free") as calls:
         dlpack.sweep()
-        flaky.gpu.empty(1)
-    assert asked == {"free": 1}
+        faulty.gpu.empty(1)
+    assert calls == {"free": 1}
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "drop"])
@@ -222,7 +224,7 @@ class Interface:
 
 @pytest.mark.parametrize("warm", [0, 4])
 def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> None:
-    made = bench(emulator)
+    made = saxpy_case(emulator)
     made.launch(warm)
     x, y = Tensor(made.xs), Tensor(made.ys.copy())
     made.saxpy[5, 64](2.0, x, y, made.n)
@@ -237,8 +239,8 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
 @pytest.mark.torch
 @pytest.mark.parametrize("warm", [0, 4])
 def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -> None:
-    torch = library("torch")
-    made = bench(emulator)
+    torch = import_or_skip("torch")
+    made = saxpy_case(emulator)
     made.launch(warm)
     x, y = torch.from_numpy(made.xs), torch.from_numpy(made.ys.copy())
     for given in (x, x.clone().requires_grad_()):
@@ -259,7 +261,7 @@ def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -
 
 @pytest.mark.torch
 def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     for name in ("float32", "int64", "bool", "bfloat16"):
         made = emulator.zeros((3, 5), name)
         shared = torch.from_dlpack(made)
@@ -270,7 +272,7 @@ def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
 
 
 def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
-    made = bench(emulator)
+    made = saxpy_case(emulator)
     for foreign in (Interface(), Interface(0)):
         with pytest.raises(
             LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"

@@ -8,11 +8,11 @@ import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture(scope="session")
 def toolchain() -> Iterator[Toolchain]:
-    made = Toolchain(Events(), timeout=PATIENCE)
+    made = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     yield made
     made.close()

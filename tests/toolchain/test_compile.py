@@ -13,7 +13,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames, nvrtc
 from tests.conftest import SAXPY
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 SM_90 = Arch.parse("sm_90")
 
@@ -52,7 +52,7 @@ PROGRAMS = {
 def test_every_process_makes_the_same_bytes(toolchain: Toolchain, what: str) -> None:
     program = Program.of(PROGRAMS[what], label="k.cu")
     here = toolchain.compile(program, SM_90)
-    other = Toolchain(Events(), timeout=PATIENCE)
+    other = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     there = other.compile(program, SM_90)
     other.close()
     assert (there.cubin, there.ptx, there.entries) == (here.cubin, here.ptx, here.entries)

@@ -22,7 +22,7 @@ from preheat.toolchain.headers import TOOLKIT
 from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
 
 def look(memo_dir: Path | None, events: Events) -> Located:
     """What another process finds."""
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=memo_dir)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=memo_dir)
     located = toolchain.located
     toolchain.close()
     return located
@@ -102,7 +102,7 @@ def test_without_a_directory_nothing_is_remembered(events: Events, recorder: Rec
 
 @pytest.mark.usefixtures("first")
 def test_one_toolchain_looks_once(tmp_path: Path, events: Events) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     found = toolchain.located
     memo(tmp_path).unlink()
     assert toolchain.located is found
@@ -235,23 +235,25 @@ def test_the_built_ins_that_nvrtc_loads_are_part_of_its_build(lib: Path) -> None
     (real,) = lib.glob("libnvrtc-builtins.so.*")
     older = upgrade(real, lib / "libnvrtc-builtins.so.12.9", 1)
     first = build_id(real)
-    process = processes.start(LOADED, str(lib))
-    found = json.loads(processes.line(process))
+    process = processes.start_python(LOADED, str(lib))
+    found = json.loads(processes.read_line(process))
     assert [Path(file).name for file in found["files"]] == ["libnvrtc.so.13", real.name]
     assert found["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{first}"
     second = upgrade(real, real, 2)
     assert len({older, first, second}) == 3
-    processes.tell(process)
-    assert json.loads(processes.line(process))["build"] == found["build"]  # what is loaded is the same
-    processes.ended(process)
-    again = json.loads(processes.line(processes.start(LOADED, str(lib))))
+    processes.write_line(process)
+    assert (
+        json.loads(processes.read_line(process))["build"] == found["build"]
+    )  # what is loaded is the same
+    processes.wait_for_exit(process)
+    again = json.loads(processes.read_line(processes.start_python(LOADED, str(lib))))
     assert again["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{second}"
 
 
 def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     answer = toolchain.pool.call({"do": "locate"}).message
     answer["libraries"]["nvrtc"]["build"] = "an older one"
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
@@ -303,13 +305,13 @@ assert answer == {
 
 
 def test_a_machine_without_compilers_is_distinguished_from_a_broken_one() -> None:
-    processes.finish(processes.start(WITHOUT))
+    processes.expect_success(processes.start_python(WITHOUT))
 
 
 def test_a_missing_library_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "archs": []}
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
@@ -330,7 +332,7 @@ def test_a_compiler_remembered_as_missing_is_searched_again_when_it_is_needed(
     row |= {"missing": {"nvJitLink": "not there"}, "stamps": row["stamps"][:2]}
     rewrite(memo, row)
     started = len(recorder.named("worker"))
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"
     assert len(recorder.named("worker")) == started  # what is not needed costs nothing
     assert toolchain.identity("ptx") == f"nvJitLink {true.library('nvJitLink').build}"

@@ -14,7 +14,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, ptx, signature
 from tests.conftest import Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 SM_90 = Arch.parse("sm_90")
 
@@ -139,7 +139,7 @@ def test_an_extern_c_kernel_is_probed_whatever_stands_in_front(head: str) -> Non
 def test_launch_bounds_after_the_return_type_cost_no_second_compile(
     events: Events, recorder: Recorder
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS)
     found = entries(
         toolchain, 'extern "C" __global__ void __launch_bounds__(128) k(float* x) { *x = 1; }'
     )

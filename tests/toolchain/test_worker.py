@@ -30,7 +30,7 @@ from preheat.toolchain import Toolchain, pool, scratch
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 from tests.toolchain import support
 
 SM_90 = Arch.parse("sm_90")
@@ -42,7 +42,7 @@ ENDLESS = Program.of(support.slow(30_000))  # hours
 @pytest.fixture
 def own(events: Events) -> Iterator[Toolchain]:
     """A toolchain of the test's own, whose workers start and end with it."""
-    made = Toolchain(events, timeout=PATIENCE)
+    made = Toolchain(events, timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
 
@@ -57,7 +57,7 @@ def told(recorder: Recorder) -> list[str]:
 @pytest.fixture
 def hasty(tmp_path: Path, events: Events, recorder: Recorder) -> Iterator[Toolchain]:
     """A toolchain that gives a compile three seconds and knows already where the compilers are."""
-    patient = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    patient = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     _ = patient.located
     patient.close()
     recorder.seen.clear()
@@ -74,7 +74,7 @@ def test_a_compile_that_hangs_is_ended_and_the_next_one_works(
     assert caught.value.hint is not None
     assert "PREHEAT_COMPILE_TIMEOUT" in caught.value.hint
     assert left_behind(tmp_path) == []
-    hasty.pool._timeout = PATIENCE  # this one has as long as it needs
+    hasty.pool._timeout = TIMEOUT_SECONDS  # this one has as long as it needs
     assert hasty.compile(GOOD, SM_90).cubin
     assert told(recorder) == ["started", "recycled", "started"]
     assert "CompilerTimeoutError" in recorder.named("worker")[1]["reason"]
@@ -94,7 +94,7 @@ def test_a_wait_longer_than_the_kernel_takes_is_made_of_shorter_ones(
     hasty.pool._timeout = 0.5
     with pytest.raises(CompilerTimeoutError, match=r"did not finish within 0\.5 s"):
         hasty.compile(ENDLESS, SM_90)
-    hasty.pool._timeout = PATIENCE
+    hasty.pool._timeout = TIMEOUT_SECONDS
     assert hasty.compile(GOOD, SM_90).cubin
 
 
@@ -383,7 +383,7 @@ def test_a_worker_ignores_the_users_packages_when_this_process_does() -> None:
     code = "from preheat.toolchain import pool; print(pool._environment().get('PYTHONNOUSERSITE'))"
     for flags, expected in ((["-s"], "1"), ([], "None")):
         command = [sys.executable, *flags, "-c", code]
-        assert processes.finish(processes.launch(command)).strip() == expected
+        assert processes.expect_success(processes.start_process(command)).strip() == expected
 
 
 def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
@@ -403,8 +403,8 @@ def test_ctrl_c_at_the_terminal_does_not_reach_an_idle_worker(own: Toolchain) ->
 
 def test_a_worker_ends_when_its_stdin_does() -> None:
     command = [sys.executable, "-m", "preheat.toolchain.worker"]
-    worker = processes.launch(command, stdin=subprocess.DEVNULL)
-    assert processes.ended(worker) == ("", "")
+    worker = processes.start_process(command, stdin=subprocess.DEVNULL)
+    assert processes.wait_for_exit(worker) == ("", "")
     assert worker.returncode == 0
 
 
@@ -432,16 +432,16 @@ except KeyboardInterrupt:
 def interrupted(tmp_path: Path) -> subprocess.Popen[str]:
     """A process amid a compile that would take hours."""
     (tmp_path / "endless.cu").write_text(ENDLESS.source)
-    return processes.start(COMPILE, str(tmp_path / "endless.cu"))
+    return processes.start_python(COMPILE, str(tmp_path / "endless.cu"))
 
 
 def test_ctrl_c_ends_the_compile_at_once_and_leaves_nothing(
     interrupted: subprocess.Popen[str],
 ) -> None:
-    assert processes.line(interrupted) == "ready"
+    assert processes.read_line(interrupted) == "ready"
     worker, scratch = support.compiling(interrupted.pid)
     interrupted.send_signal(signal.SIGINT)
-    assert processes.line(interrupted) == "interrupted"  # and not the end of the compile
+    assert processes.read_line(interrupted) == "interrupted"  # and not the end of the compile
     assert support.gone(worker)
     assert support.workers_of(interrupted.pid) == set()
     assert not scratch.exists()
@@ -489,7 +489,7 @@ with os.fdopen(read) as pipe:
 
 
 def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> None:
-    said = json.loads(processes.finish(processes.start(FORK, str(tmp_path))))
+    said = json.loads(processes.expect_success(processes.start_python(FORK, str(tmp_path))))
     assert said["status"] == 0
     assert said["before"][:2] == [True, 1]
     first, second = said["child"]
@@ -541,7 +541,7 @@ def cramped(root: Path, options: str, elsewhere: str, name: str = "long" * 40) -
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs a mount namespace of its own")
     command = [unshare, "--mount", sys.executable, "-c", CRAMPED, str(root), options, elsewhere, name]
-    said: dict[str, Any] = json.loads(processes.finish(processes.launch(command)))
+    said: dict[str, Any] = json.loads(processes.expect_success(processes.start_process(command)))
     assert said["entries"] == ["k"]
     assert said["left"] == []
     return said

@@ -10,7 +10,7 @@ import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 
@@ -38,7 +38,7 @@ def campaign(request: pytest.FixtureRequest) -> Campaign:
 
 @pytest.fixture(scope="session")
 def toolchain() -> Iterator[Toolchain]:
-    made = Toolchain(Events(), timeout=PATIENCE)
+    made = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
 

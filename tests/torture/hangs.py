@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def no_hang() -> Iterator[None]:
         raise AssertionError("it hangs")
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SECONDS)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

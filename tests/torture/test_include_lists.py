@@ -28,7 +28,7 @@ from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.program import Program
-from tests.processes import ended, launch
+from tests.processes import start_process, wait_for_exit
 from tests.torture.conftest import Campaign
 
 SM_90 = Arch(9, 0)
@@ -94,8 +94,8 @@ class Project:
             "PREHEAT_CACHE_DIR": str(self.home / "cache"),
             "PREHEAT_LOCK_DIR": str(self.home / "l"),
         }
-        process = launch([sys.executable, *words], cwd=self.home, env={**where, **env})
-        out, err = ended(process)
+        process = start_process([sys.executable, *words], cwd=self.home, env={**where, **env})
+        out, err = wait_for_exit(process)
         return process.returncode, out, err
 
     def preheat(self, *words: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import finish, start
+from tests.processes import expect_success, start_python
 from tests.torture.conftest import Campaign
 
 # Interrupts builds at random instructions of preheat, then looks at what is left. An interrupt that is
@@ -227,4 +227,6 @@ def attack(kind: str, rounds: int, home: Path, campaign: Campaign) -> None:
         "PREHEAT_CACHE_DIR": str(home / "cache"),
         "PREHEAT_LOCK_DIR": str(home / "locks"),
     }
-    assert finish(start(INTERRUPTS, kind, str(rounds), str(campaign.seed), env=env)) == ""
+    assert (
+        expect_success(start_python(INTERRUPTS, kind, str(rounds), str(campaign.seed), env=env)) == ""
+    )

@@ -105,9 +105,9 @@ except PermissionError as refused:
         (place / "shm").mkdir()
         (place / "shm").chmod(0o1777)
         victim = start_as(VICTIM, place, code)
-        assert processes.line(victim) == "gone"
+        assert processes.read_line(victim) == "gone"
         act(ATTACKER, place, "os.makedirs(place / 'shm' / 'v' / 'locks')")
-        out, err = processes.ended(victim, "\n")
+        out, err = processes.wait_for_exit(victim, "\n")
         assert (out, err) == ("refused\n", "")
 
 
@@ -214,8 +214,8 @@ def test_a_bundle_that_another_user_swaps_is_never_mounted(campaign: Campaign) -
         os.chown(his, ATTACKER, ATTACKER)
         os.chown(his / "other", ATTACKER, ATTACKER)
         command = [sys.executable, "-c", SWAP, str(ATTACKER), str(his / "app.heat"), str(his / "other")]
-        swapper = processes.launch(command)
-        assert processes.line(swapper) == "swapping"
+        swapper = processes.start_process(command)
+        assert processes.read_line(swapper) == "swapping"
         for _ in range(campaign.rounds(quick=2_000, long=100_000)):
             with pytest.raises(BundleError, match=r"cannot be (trusted|read)"):
                 BundleTier(Events(), trust=False).mount(his / "app.heat")

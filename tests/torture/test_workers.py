@@ -17,7 +17,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, scratch
 from tests import processes
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 from tests.toolchain import support
 from tests.torture.conftest import Campaign
 
@@ -62,7 +62,7 @@ def start_compiles(place: Path) -> subprocess.Popen[str]:
     endless.write_text(support.slow(30_000))
     mount = 'mount --bind "$0" /dev/shm && exec "$@"'
     code = [sys.executable, "-c", COMPILE, str(endless), str(place.parent)]
-    process = processes.launch([unshare, "--mount", "sh", "-c", mount, str(place), *code])
+    process = processes.start_process([unshare, "--mount", "sh", "-c", mount, str(place), *code])
     support.compiling(process.pid)
     return process
 
@@ -96,10 +96,10 @@ def _emptied(place: Path, *, sweep: bool) -> bool:
 
 
 def test_no_sweep_takes_a_directory_that_is_in_use(campaign: Campaign, tmp_path: Path) -> None:
-    sweeper = processes.start(
+    sweeper = processes.start_python(
         "from preheat.toolchain import scratch\nprint('go', flush=True)\nwhile True: scratch.sweep()"
     )
-    assert processes.line(sweeper) == "go"
+    assert processes.read_line(sweeper) == "go"
     for _ in range(campaign.rounds(quick=300, long=20_000)):
         made = scratch.make({"@0": str(tmp_path)})
         assert made is not None
@@ -144,7 +144,7 @@ def test_two_compiles_with_line_information_are_equal(
     program = Program.of(source, include=[tmp_path], options=options)
     made = set()
     for _ in range(campaign.rounds(quick=2, long=10)):
-        toolchain = Toolchain(Events(), timeout=PATIENCE)
+        toolchain = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
         compiled = toolchain.compile(program, SM_90)
         toolchain.close()
         made.add((compiled.ptx, compiled.cubin))

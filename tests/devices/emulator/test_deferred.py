@@ -28,7 +28,7 @@ from tests.devices.emulator.deferred import (
     ready,
     word,
 )
-from tests.faulty import Faulty
+from tests.faulty import FaultyDevice
 
 # What is ordered and what is not
 
@@ -559,19 +559,19 @@ def test_a_forked_child_has_the_queued_work_too() -> None:
 
 @pytest.mark.parametrize("schedule", [None, 0])
 def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) -> None:
-    flaky: Any = Faulty(EmulatorDevice(schedule=schedule))
-    stream, other = flaky.stream(), flaky.stream()
+    faulty: Any = FaultyDevice(EmulatorDevice(schedule=schedule))
+    stream, other = faulty.stream(), faulty.stream()
     assert isinstance(stream.id, int)
-    assert flaky.adopt(stream.handle).id == stream.id != other.id
+    assert faulty.adopt(stream.handle).id == stream.id != other.id
     event = stream.record()
     assert stream.record(again=event) is event
     other.wait(event)
-    address = filled(flaky, 1, stream)
+    address = filled(faulty, 1, stream)
     stream.begin_capture("thread_local")
     stream.retain(owner := Owned())
     gone = weakref.ref(owner)
     del owner
-    flaky.fill(address, b"\x02", SIZE, stream)
+    faulty.fill(address, b"\x02", SIZE, stream)
     graph = stream.end_capture()
     executable = graph.instantiate()
     executable.prepare(other)()
@@ -580,8 +580,8 @@ def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) ->
     executable.close()
     graph.close()
     assert gone() is None
-    assert flaky.calls["stream.retain"] == 1
-    assert contents(flaky, address, other) in (b"\x01" * SIZE, b"\x02" * SIZE)
+    assert faulty.calls["stream.retain"] == 1
+    assert contents(faulty, address, other) in (b"\x01" * SIZE, b"\x02" * SIZE)
 
 
 @pytest.mark.parametrize("seed", [True, "7", 1.5, ()])
