@@ -1,4 +1,4 @@
-"""The host cost of the short paths, before and after a change.
+"""Measure the host cost of the fast paths before and after a change.
 
     git archive OLD_COMMIT src | tar x -C /tmp/before
     PYTHONPATH=src python benchmarks/bench_change.py --before /tmp/before/src

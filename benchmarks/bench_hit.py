@@ -1,4 +1,4 @@
-"""Whole lookups, against cuda.core: in a process, from a fresh process, and many processes at once.
+"""Measure complete lookups beside cuda.core: in one process, in a new process, in many processes.
 
 The kernel is the same text in both. Cold compiles bypass the compiler's own cache. The process rows
 include starting Python, importing the library, making the key and reading the entry; neither touches a

@@ -1,4 +1,4 @@
-"""What the host pays for one launch of saxpy(float, const float*, float*, int) on 1000 elements.
+"""Measure the host cost of one launch of saxpy(float, const float*, float*, int) on 1000 elements.
 
 All contenders take turns for several rounds in one process (native C in one of its own, once a round),
 each launching a batch before it waits for the device; the wait does not count. The statement shown is

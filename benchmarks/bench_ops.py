@@ -1,4 +1,4 @@
-"""What a call of `preheat.Ops` costs the host, on tensors of torch and beside torch.
+"""Measure the host cost of calls of `preheat.Ops` on tensors of torch, beside torch.
 
 The tensors are tiny and everything is given to the calls, so that the device is never behind: a time is
 that of a call in a burst, with no wait for the device, the best of some rounds in which contenders take

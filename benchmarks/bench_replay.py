@@ -1,4 +1,4 @@
-"""What a graph costs and gives: capture, instantiation, replay, two in turn, scalars set on the way.
+"""Measure graphs: capture, instantiation, replay, alternating replays, and scalars set per replay.
 
 Every graph is a chain of the same tiny kernel from the same cubin, whoever captured it, and every
 contender's result is checked first. They take turns for many rounds in one process (native C in one of

@@ -1,4 +1,4 @@
-"""Fixtures every test may use. No test touches the user's own cache, and a fault is a failure."""
+"""Fixtures for all tests. No test uses the user's own cache, and a fault event fails its test."""
 
 from __future__ import annotations
 

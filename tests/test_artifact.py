@@ -1,4 +1,4 @@
-"""Artifacts: their bytes, and how a kernel is found in them by name."""
+"""Artifacts: their encoding, and the lookup of kernels by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which line of the program called: the first outside preheat and Python's own library."""
+"""The call site: the first line outside preheat and Python's standard library."""
 
 from __future__ import annotations
 

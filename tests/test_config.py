@@ -1,4 +1,4 @@
-"""Settings: one grammar for every kind of value, and errors that name the variable."""
+"""Settings: one grammar for each kind of value, and errors that name the variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation is true: every snippet runs, every list is complete, every link leads somewhere."""
+"""The documentation: every snippet runs, every list is complete, and every link has a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element types: every library's name for them, and what each C++ pointer may point at."""
+"""Element types: the names of every library, and the types that each C++ pointer accepts."""
 
 from __future__ import annotations
 

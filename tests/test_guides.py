@@ -1,4 +1,4 @@
-"""Guides are followed step by step: each command they show, and each instruction of their images."""
+"""The guides: each command that they show runs, and so does each instruction of their images."""
 
 from __future__ import annotations
 

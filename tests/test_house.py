@@ -1,4 +1,4 @@
-"""The house: imports point down, importing is light, and every public name is explained."""
+"""Rules for the whole package: imports point down, importing is light, public names are documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: what changes them, what must not, and that no two requests share one."""
+"""Keys: which values change a key, which do not, and that no two requests share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comments and literals: what is code and what is not, for every text there is."""
+"""Comments and literals: the lexer separates code from text in any input."""
 
 from __future__ import annotations
 

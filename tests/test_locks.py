@@ -1,4 +1,4 @@
-"""Locks that outlive whoever held them, and descriptors with an owner."""
+"""Locks that survive their holders, and descriptors with an owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs: what is accepted, what is refused, and what no key could describe."""
+"""Programs: accepted and refused arguments, and programs that no key can describe."""
 
 from __future__ import annotations
 

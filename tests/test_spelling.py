@@ -1,4 +1,4 @@
-"""Spellings: one directory has the same text on every machine, and two have not."""
+"""Spellings of directories: equal on every machine, and different for different directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compile error shows the call of the user, not the way through preheat."""
+"""Tracebacks of compile errors show the call of the user and hide the frames of preheat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wheel holds the whole package: every module of the source tree can be imported from it."""
+"""A wheel contains the whole package: every module of the source tree can be imported from it."""
 
 from __future__ import annotations
 

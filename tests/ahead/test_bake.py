@@ -1,4 +1,4 @@
-"""Baking and checking: all of a manifest, once, into the same bytes; and every hole found and named."""
+"""Bake and check: every program is baked once, bundles are reproducible, and each gap is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record, bake, move, seal: a real application, a process at a time, with nothing to compile with."""
+"""Record, bake, move and seal an application, each step in its own process, without a compiler at last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording: everything an application's processes saw is in the manifest, however they ended."""
+"""Recordings: the manifest holds every request of all processes, however the processes ended."""
 
 from __future__ import annotations
 

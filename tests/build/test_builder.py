@@ -1,4 +1,4 @@
-"""The builder in one process: hits and misses, faults, remembered failures, threads, fork."""
+"""The builder in one process: hits and misses, faults, remembered failures, threads, forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage and faults under a builder: the caller gets its compile, and an event says what went wrong."""
+"""Damaged entries and failing tiers below a builder: the build succeeds, and an event has the reason."""
 
 from __future__ import annotations
 

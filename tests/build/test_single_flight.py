@@ -1,4 +1,4 @@
-"""Many processes, one compile: who compiles, who waits, and what happens when the one is killed."""
+"""Concurrent processes compile a program once; a killed compiling process is replaced."""
 
 from __future__ import annotations
 

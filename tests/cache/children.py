@@ -1,4 +1,4 @@
-"""Roles that tests give to processes of their own: `python -m tests.cache.children ROLE ARGUMENT…`."""
+"""Roles for child processes of tests: `python -m tests.cache.children ROLE ARGUMENT…`."""
 
 from __future__ import annotations
 

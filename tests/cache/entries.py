@@ -1,4 +1,4 @@
-"""Entries for tests, each known by its number. Imports little, so that child processes start fast."""
+"""Numbered entries for tests. The module imports little, so that child processes start fast."""
 
 from __future__ import annotations
 

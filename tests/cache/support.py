@@ -1,4 +1,4 @@
-"""What the store's tests share: a clock to turn, other processes, small file systems."""
+"""Helpers for the tests of the cache: a settable clock, child processes, small file systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles: one file that is sound, or refused for a reason."""
+"""Bundles: a valid file is opened, and an invalid file is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers in a row, and what happens when one of them fails."""
+"""Chains of tiers: lookups, writes, and tiers that fail."""
 
 from __future__ import annotations
 

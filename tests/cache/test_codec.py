@@ -1,4 +1,4 @@
-"""Entries: whole, or known not to be."""
+"""The encoding of entries: round trips, and detection of every kind of damage."""
 
 from __future__ import annotations
 

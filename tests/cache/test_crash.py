@@ -1,4 +1,4 @@
-"""Many processes at once, and processes killed at any instant."""
+"""The cache under concurrent processes and processes that are killed at any instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier on disk, and the layer that is only read."""
+"""The disk tier and the read-only layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of many processes: never lost, never counted twice."""
+"""Counters of concurrent processes: no count is lost, and none is counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of the disk tier: what goes, what stays, and what that costs."""
+"""The limits of the disk tier: which entries are evicted, which stay, and what eviction costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One owner at a time, whatever happens to owners."""
+"""File locks: one owner at a time, also after owners are killed or interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier inside the process."""
+"""The memory tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which directories may hold code, and which of several is taken."""
+"""Which directories may hold code, and which of several candidates is used."""
 
 from __future__ import annotations
 

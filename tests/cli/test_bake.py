@@ -1,4 +1,4 @@
-"""`preheat bake`, `check` and `bundle`: what they print, what they refuse, and how they end."""
+"""`preheat bake`, `check` and `bundle`: their output, their refusals, and their exit status."""
 
 from __future__ import annotations
 

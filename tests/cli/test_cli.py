@@ -1,4 +1,4 @@
-"""The command line: data on stdout, talk on stderr, one clear line for every kind of bad input."""
+"""The command line: data on stdout, messages on stderr, and one line for every kind of bad input."""
 
 from __future__ import annotations
 

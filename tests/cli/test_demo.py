@@ -1,4 +1,4 @@
-"""`preheat demo`: the whole story, true to the end, and no trace of it afterwards."""
+"""`preheat demo`: its steps, its results, and the absence of leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`preheat plan lora`: the table, the JSON, the manifest, and what is refused."""
+"""`preheat plan lora`: the table, the JSON, the manifest, and refused arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`preheat record`: the command runs as if nobody watched, and the manifest has what it needed."""
+"""`preheat record`: the command runs unchanged, and the manifest lists what the command used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case of the corpus is: a kernel, a launch of it, what must come out."""
+"""A case of the corpus: a kernel, its launch, and the expected results."""
 
 from __future__ import annotations
 

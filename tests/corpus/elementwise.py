@@ -1,4 +1,4 @@
-"""One thread, one element: activations, vectors, small types, half precision, functions."""
+"""One thread per element: activations, vectors, small types, half precision, functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighbourhoods: stencils with halos, convolution from constant memory, images, cellular automata."""
+"""Stencils with halos, convolution from constant memory, images, cellular automata."""
 
 from __future__ import annotations
 

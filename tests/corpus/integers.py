@@ -1,4 +1,4 @@
-"""Integers, all of them exact: bits, wide products, division, random numbers, number theory."""
+"""Integer arithmetic: bits, wide products, division, random numbers, number theory."""
 
 from __future__ import annotations
 

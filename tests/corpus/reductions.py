@@ -1,4 +1,4 @@
-"""Many values to few: warps, blocks, grids, atomics, votes, cooperative groups."""
+"""Reductions: warps, blocks, grids, atomics, votes, cooperative groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator against the GPU: the same bits wherever PTX leaves no choice.
+"""The emulator and the GPU give the same bits wherever PTX defines them.
 
 Every kernel of the corpus is compiled without contraction (`-fmad=false`: otherwise the assembler fuses
 multiplications and additions as it likes) and run on both devices with the same inputs. Kernels whose

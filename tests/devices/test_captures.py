@@ -1,4 +1,4 @@
-"""Captures at the seam: all devices have the same states and refuse the same calls, by number."""
+"""Captures at the device interface: all devices have the same states and the same error codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening devices: the one that was asked for, the same one again, and never another in silence."""
+"""Opening devices by name: defaults, reuse, errors, and registered factories."""
 
 from __future__ import annotations
 

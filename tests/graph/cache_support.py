@@ -1,4 +1,4 @@
-"""What the tests of graph caches share."""
+"""Helpers for the tests of graph caches."""
 
 from __future__ import annotations
 

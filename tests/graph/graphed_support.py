@@ -1,4 +1,4 @@
-"""What the tests of graphed functions share."""
+"""Helpers for the tests of graphed functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of pools share."""
+"""Helpers for the tests of pools."""
 
 from __future__ import annotations
 

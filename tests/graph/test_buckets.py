@@ -1,4 +1,4 @@
-"""Buckets: a few sizes that hold every batch."""
+"""Buckets: a few sizes that cover every batch size."""
 
 from __future__ import annotations
 

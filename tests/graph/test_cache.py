@@ -1,4 +1,4 @@
-"""Cached graphs: one for each key; a step happens exactly once in a call, whatever becomes of it."""
+"""Graph caches: one graph for each key, and a step runs exactly once in a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached graphs that cannot be captured or replayed: the step still happens exactly once."""
+"""Graph caches whose capture or replay fails: the step still runs exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures: how they begin and end, what they refuse and where, and what other threads may do."""
+"""Captures: begin and end, bodies that raise, and finalizers during a capture."""
 # ruff: noqa: PT012  (a capture that fails has a body of several statements)
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Captures beside other threads, interrupts, and collectors that choose their moment."""
+"""Captures beside other threads, interrupts, and the garbage collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checked caches: what a replay would get wrong is named, node, kernel, argument and both values."""
+"""Checked caches: a difference is reported with its node, kernel, argument and both values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can answer: other libraries inside a window, and replays among their work."""
+"""Graphs on a GPU: work of other libraries inside captures, and replays beside their work."""
 
 from __future__ import annotations
 

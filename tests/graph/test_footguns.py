@@ -1,4 +1,4 @@
-"""The footguns of docs/graphs.md, row by row: each is done, and preheat says what the page says."""
+"""The pitfalls of docs/graphs.md, row by row: each is provoked, and the answer is that of the page."""
 
 from __future__ import annotations
 

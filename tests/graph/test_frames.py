@@ -1,4 +1,4 @@
-"""Frames of a pool: scratch memory that arrays lose and graphs share."""
+"""Frames of a pool: scratch memory that arrays lose at the end of a frame and that graphs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph holds, when it lets go, and that nothing grows however many there were."""
+"""What a graph keeps alive, when it releases that, and the absence of leaks."""
 
 from __future__ import annotations
 

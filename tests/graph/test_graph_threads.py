@@ -1,4 +1,4 @@
-"""Graphs and threads: captures side by side, one graph replayed by many, closing against replaying."""
+"""Graphs and threads: concurrent captures, concurrent replays, and close beside replay."""
 
 from __future__ import annotations
 

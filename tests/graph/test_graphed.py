@@ -1,4 +1,4 @@
-"""`@gpu.graphed`: calls that may share a graph do, calls that may not never do."""
+"""`@gpu.graphed`: which calls share a graph, and what the decorator refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph says of itself: its nodes, and how one capture differs from another, in words."""
+"""The nodes of a graph, and the description of how one capture differs from another."""
 
 from __future__ import annotations
 

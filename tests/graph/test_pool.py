@@ -1,4 +1,4 @@
-"""Pools: memory for captures, handed out without the driver, given back without it, sealed."""
+"""Pools: memory for captures that is handed out and taken back without the driver; sealed pools."""
 
 from __future__ import annotations
 

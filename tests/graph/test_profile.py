@@ -1,4 +1,4 @@
-"""The profile of replays, and the switches that slow them down on purpose."""
+"""The profile of replays, and the debugging switches that slow replays down."""
 
 from __future__ import annotations
 

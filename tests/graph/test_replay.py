@@ -1,4 +1,4 @@
-"""Replays: like eager work to the bit, of memory the graph owns, with errors that have a name."""
+"""Replays: results equal those of eager work, and the graph keeps the memory that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars of graphs: set by name and by value, in order with the replay, however many are queued."""
+"""Scalars of graphs: set by name, in order with the replay, also for many queued replays."""
 # ruff: noqa: PT012  (a capture that fails has a body of several statements)
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bits of results: equal for every alignment of the operands, and equal every time."""
+"""Results have the same bits for every alignment of the operands and in every run."""
 
 from __future__ import annotations
 

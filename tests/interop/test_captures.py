@@ -1,4 +1,4 @@
-"""Work of preheat in a capture of another library: captured or refused, never invalidating it."""
+"""Work of preheat in a capture of another library: captured or refused, without invalidating it."""
 
 from __future__ import annotations
 

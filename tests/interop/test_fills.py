@@ -1,4 +1,4 @@
-"""Fills with patterns of eight bytes: every element and nothing else, captured or not."""
+"""Fills with patterns of eight bytes write every element and nothing else, captured or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that two libraries share: every use sees the one before it, in either library."""
+"""Memory that two libraries share: every use sees the previous use of either library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of other libraries: current, default, destroyed, and a thousand of them."""
+"""Streams of other libraries: current, default, destroyed, and many of them."""
 
 from __future__ import annotations
 

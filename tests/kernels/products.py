@@ -1,4 +1,4 @@
-"""Shared by the tests of products: their forms, their reference, and memory for results."""
+"""Helpers for the tests of products: their forms, their reference, and memory for results."""
 
 from __future__ import annotations
 

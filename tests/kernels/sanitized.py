@@ -1,4 +1,4 @@
-"""Every kind of launch of the shipped kernels once, under compute-sanitizer: `make sanitize-gpu`."""
+"""Run every kind of launch of the shipped kernels under compute-sanitizer: `make sanitize-gpu`."""
 
 from __future__ import annotations
 

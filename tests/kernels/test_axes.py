@@ -1,4 +1,4 @@
-"""Axes that change places, and sums: exact but for the rounding of their storage."""
+"""Swapped axes and sums: exact except for the rounding of their storage type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuBLAS: in which order it is called, on whose behalf, and how long what it needs lives."""
+"""cuBLAS: the order of its calls, its handles for each stream, and the lifetime of workspaces."""
 
 from __future__ import annotations
 

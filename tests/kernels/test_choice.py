@@ -1,4 +1,4 @@
-"""Whether there is a cuBLAS, and who makes products: chosen once, told, and right."""
+"""The choice between cuBLAS and the shipped kernels: made once, reported, and correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NF4 on the host, and products with a matrix that is stored in it."""
+"""NF4 on the host, and products with matrices in NF4."""
 
 from __future__ import annotations
 

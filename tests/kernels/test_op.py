@@ -1,4 +1,4 @@
-"""Ops: what is planned is what runs; and what the functions over arrays refuse, and never allocate."""
+"""Ops: the plan matches the launch; functions over arrays refuse wrong operands and allocate nothing."""
 
 from __future__ import annotations
 

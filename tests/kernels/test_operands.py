@@ -1,4 +1,4 @@
-"""Operands of other libraries, and results that share memory with them: right, or refused by name."""
+"""Operands of other libraries, and results that overlap operands: correct, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block in float64 and on a device, which the tests of plan and step share."""
+"""A block in float64 and on a device, for the tests of plan and step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: it is what a real step does, warms that and nothing else, and reads well."""
+"""The plan of a LoRA step: it matches a real step, warms exactly that, and prints a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of a block that can be and that cannot, by the names of the parameters."""
+"""Valid and invalid sizes of a block, with errors that name the parameters."""
 
 from __future__ import annotations
 

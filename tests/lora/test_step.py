@@ -1,4 +1,4 @@
-"""A real step: its gradients are right, and what does not fit is named."""
+"""A LoRA step: its gradients are correct, and operands that do not fit are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other libraries as random programs use them: stand-ins on the emulator, the real ones on a GPU."""
+"""Other libraries for random programs: stand-ins on the emulator, the real libraries on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs over memory of preheat and of other libraries, beside the same program in sequence.
+"""Random programs over memory of preheat and other libraries, compared with sequential execution.
 
 A program makes arrays, tensors, views and exports, launches kernels in several streams, fills, copies,
 captures, replays, sets scalars, drops names and reads. Each piece of memory has a model, a plain list

@@ -1,4 +1,4 @@
-"""Any value for any parameter: it is packed as the bytes it means, or refused with a `LaunchError`."""
+"""Any value for any parameter is packed as its bytes or refused with a `LaunchError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments by value: numbers take the width of their parameter, or are refused."""
+"""Arguments by value: numbers are packed in the width of their parameter, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays and scalars: what goes in comes out, views share memory, and nothing is changed silently."""
+"""Arrays and scalars: round trips, views that share memory, and conversions that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can answer: work side by side, other libraries' streams, faults, contexts."""
+"""The runtime on a GPU: concurrent work, streams of other libraries, faults, contexts."""
 
 from __future__ import annotations
 

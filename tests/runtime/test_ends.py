@@ -1,4 +1,4 @@
-"""The end of a device's life, by fault, reset, close or fork: what every old thing says of it."""
+"""The end of a session by fault, reset, close or fork: the error of every object of that session."""
 
 from __future__ import annotations
 

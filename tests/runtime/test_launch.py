@@ -1,4 +1,4 @@
-"""Launches: right results, the same on the quick way and the slow one, from any number of threads."""
+"""Launches: correct results on the fast and the slow path, from any number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a launch: what is just allowed runs, what is just beyond is refused."""
+"""Limits of a launch: the limit itself is accepted, and the next value is refused."""
 
 from __future__ import annotations
 

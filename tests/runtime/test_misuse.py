@@ -1,4 +1,4 @@
-"""What users get wrong: each mistake is refused before the device sees it, in words that help.
+"""Mistakes of users: each is refused before the device is called, with a helpful message.
 
 Every row is tried on the first launch of a kernel and again once its launches have become quick.
 """

@@ -1,4 +1,4 @@
-"""Any thread, a forked child, the end of the interpreter: work goes on, or the error has a name."""
+"""Threads, forked children and the end of the interpreter: work continues, or the error has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One toolchain for the whole layer: compiles share its workers."""
+"""One toolchain for all tests of the folder, so that compiles share its workers."""
 
 from __future__ import annotations
 

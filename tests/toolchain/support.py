@@ -1,4 +1,4 @@
-"""What the toolchain's tests share: real kernels, a second opinion on them, a look at workers."""
+"""Helpers for the tests of the toolchain: real kernels, an independent parser, and worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA C++ through the toolchain: one compile, its outputs, and what is not its fault."""
+"""CUDA C++ through the toolchain: one compile, its outputs, and errors that are not its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only hardware can answer: the driver takes our cubins and agrees with what we say of them."""
+"""Cubins on a GPU: the driver loads them and reports the same resources as the artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of a library, read from its file."""
+"""The identity of a library, which is read from its ELF file."""
 
 from __future__ import annotations
 

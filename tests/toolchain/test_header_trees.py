@@ -1,4 +1,4 @@
-"""Random trees of headers: a tree that compiles differently is never taken for the same."""
+"""Random trees of headers: a tree that compiles differently never has the same state."""
 
 from __future__ import annotations
 

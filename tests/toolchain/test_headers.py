@@ -1,4 +1,4 @@
-"""Header files by content, with the real compiler: what is a hit, what a miss, and what says why."""
+"""Header files by content, with the real compiler: hits, misses, and their reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PTX checked before it is assembled: every rule, its line, and what comes close but is legal."""
+"""PTX is checked before it is assembled: every rule with its line, and similar legal code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the compilers are: searched for once, remembered between processes, missed with advice."""
+"""The compilers are searched once and remembered between processes; a missing one has a hint."""
 
 from __future__ import annotations
 

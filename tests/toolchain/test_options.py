@@ -1,4 +1,4 @@
-"""What a worker tells the compilers by itself is part of every compile, so it belongs to the schema."""
+"""Options that a worker adds to every compile are part of the schema."""
 
 from __future__ import annotations
 

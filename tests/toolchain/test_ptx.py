@@ -1,4 +1,4 @@
-"""The PTX parser: on text written for it, on what the compiler really emits, and on rubbish."""
+"""The PTX parser on hand-written text, on output of the compiler, and on invalid text."""
 
 from __future__ import annotations
 

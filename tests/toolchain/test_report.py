@@ -1,4 +1,4 @@
-"""What compilers say, as values: rows with lines and carets, resources, the part that varies."""
+"""Messages of compilers are parsed: rows with lines and carets, resources, and varying parts."""
 
 from __future__ import annotations
 

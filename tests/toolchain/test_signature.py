@@ -1,4 +1,4 @@
-"""C++ parameter types of compiled kernels, however the kernels are declared."""
+"""C++ parameter types of compiled kernels, for every form of declaration."""
 
 from __future__ import annotations
 

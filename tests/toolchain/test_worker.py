@@ -1,4 +1,4 @@
-"""Compiler processes: whatever happens to one is an error of that compile and of nothing else."""
+"""Compiler processes: a failure of a worker is an error of its compile only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an attack lasts, with which seed, and the report of both."""
+"""The duration and the seed of an attack, and the report of both."""
 
 from __future__ import annotations
 

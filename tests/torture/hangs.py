@@ -1,4 +1,4 @@
-"""A guard for tests of what must not hang."""
+"""A guard for tests of code that must not hang."""
 
 from __future__ import annotations
 

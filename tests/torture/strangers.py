@@ -1,4 +1,4 @@
-"""Another user of the machine: what he prepares, in a process of his own."""
+"""Another user of the machine, who prepares files in a process of its own."""
 
 from __future__ import annotations
 

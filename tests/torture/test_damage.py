@@ -1,4 +1,4 @@
-"""Files of the cache that are damaged, forged or no files at all: none stops or misleads a build."""
+"""Damaged and forged files of the cache, and entries that are no files, do not affect builds."""
 
 from __future__ import annotations
 

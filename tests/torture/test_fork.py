@@ -1,4 +1,4 @@
-"""Forking amid builds: whatever the threads of the parent are doing, every child can build."""
+"""Forks during builds: every child can build, whatever the threads of the parent do."""
 
 from __future__ import annotations
 

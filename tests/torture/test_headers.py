@@ -1,4 +1,4 @@
-"""The header matrix: a file changes in some way, and nobody is served what the old files gave.
+"""The header matrix: after any change of a file, no build uses code of the old files.
 
 Each case builds a kernel whose value comes from headers, changes the files, and builds it again: in
 another process and in the same one. A long campaign compares with a compile that no cache can touch.

@@ -1,4 +1,4 @@
-"""One source and several include lists: recorded, baked, checked and sealed, each has its own code."""
+"""One source with several include lists: recorded, baked, checked and sealed with its own code each."""
 
 from __future__ import annotations
 

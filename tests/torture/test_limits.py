@@ -1,4 +1,4 @@
-"""The limits of the cache among many writers, and what those leave behind that do not end well."""
+"""The limits of the cache under concurrent writers, and leftovers of killed writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers that change at the worst moment: code is stored under the content it was made from alone."""
+"""Headers that change during a compile: code is stored only under the content it was compiled from."""
 
 from __future__ import annotations
 

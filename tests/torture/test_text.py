@@ -1,4 +1,4 @@
-"""Text that keeps careless patterns busy: twice the text may take three times as long, not more."""
+"""Text that is slow for careless patterns: double the length takes at most three times as long."""
 
 from __future__ import annotations
 

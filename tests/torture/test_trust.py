@@ -1,4 +1,4 @@
-"""What another user of the machine can do to the cache: he can be refused, and no more."""
+"""Attacks of another user of the machine on the cache: files of that user are refused."""
 
 from __future__ import annotations
 

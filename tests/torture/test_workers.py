@@ -1,4 +1,4 @@
-"""Attacks on compiler processes: killed with the process that asked, amid compiles and while queued."""
+"""Attacks on compiler processes: their owner is killed during a compile and while requests wait."""
 
 from __future__ import annotations
 

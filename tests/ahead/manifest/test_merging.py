@@ -1,4 +1,4 @@
-"""Merged manifests: equal programs become one row, others stay apart; and the jobs of a manifest."""
+"""Merged manifests: equal programs become one row, others stay separate; and the jobs of a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: kernels over the shared memory of a cluster."""
+"""Helpers for the tests of clusters: kernels over the shared memory of a cluster."""
 
 from __future__ import annotations
 

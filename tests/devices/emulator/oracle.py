@@ -1,4 +1,4 @@
-"""What the instructions should give, in Python's own integers, fractions and bits."""
+"""Expected results of instructions, computed with Python's integers, fractions and bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for the emulator: from CUDA through the compiler, or from PTX written here."""
+"""Kernels for the emulator, compiled from CUDA or written in PTX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From PTX text to operations and blocks: names, numbers, variables, flow."""
+"""PTX text is decoded to operations and blocks: names, numbers, variables, control flow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deferred streams: what is ordered always comes out the same, what is not comes out both ways."""
+"""Deferred streams: ordered work has one result, and unordered work shows each possible order."""
 
 from __future__ import annotations
 

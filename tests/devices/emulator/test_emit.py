@@ -1,4 +1,4 @@
-"""Instructions of the machine itself: moves, address conversions, carries, copies; and rubbish."""
+"""Emitted instructions: moves, address conversions, carries, copies; and invalid PTX."""
 
 from __future__ import annotations
 

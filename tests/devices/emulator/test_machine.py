@@ -1,4 +1,4 @@
-"""Threads: divergence, barriers, waiting, calls, and the ways a kernel can end."""
+"""Threads of the emulator: divergence, barriers, waits, calls, and the ways a kernel ends."""
 
 from __future__ import annotations
 

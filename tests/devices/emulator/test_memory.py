@@ -1,4 +1,4 @@
-"""Memory: what kernels may touch, and what they are told when they touch anything else."""
+"""Memory of the emulator: permitted accesses, and the messages of faulty ones."""
 
 from __future__ import annotations
 

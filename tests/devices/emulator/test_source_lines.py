@@ -1,4 +1,4 @@
-"""Faults name the line of the CUDA source, whatever the program was compiled with."""
+"""Faults name the line of the CUDA source, with and without line information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warps: shuffles, votes and their kin, on whole warps, short ones and parts of them."""
+"""Warp instructions: shuffles, votes, matches and reductions, on whole, short and partial warps."""
 
 from __future__ import annotations
 
