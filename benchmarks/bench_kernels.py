@@ -108,7 +108,7 @@ class Bench:
         return torch.randn(*shape, device=self.place, dtype=torch.float32).to(getattr(torch, dtype))
 
     def sets(self, *shapes: tuple[int, ...], dtype: str) -> list[tuple[Any, ...]]:
-        """Return operands of these shapes, so many times that they exceed the cache by far."""
+        """Return copies of operands of these shapes that together exceed the cache."""
         size = sum(map(math.prod, shapes)) * dtype_of(dtype).size
         times = max(2, -(-6 * L2 // size))
         return [tuple(self.random(*shape, dtype=dtype) for shape in shapes) for _ in range(times)]

@@ -61,7 +61,8 @@ class Contender:
     x: int
     y: int
     launches: list[float] = field(default_factory=list)  # Microseconds, one entry per round.
-    waits: list[float] = field(default_factory=list)  # How far the device was behind per launch.
+    # The delay of the device after the host, per launch.
+    waits: list[float] = field(default_factory=list)
 
 
 class Driver:

@@ -49,7 +49,7 @@ Makers = Sequence[tuple[str, Callable[[], Iterator[Contender]]]]
 
 
 class Costs(NamedTuple):
-    """Microseconds of the life of one graph, as in a line of the C program."""
+    """Microseconds for the phases of one graph, as in a line of the C program."""
 
     capture: float
     instantiate: float

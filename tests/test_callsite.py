@@ -50,7 +50,7 @@ def test_a_thread_that_began_inside_has_no_line() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(caller).result() == "?"
     told: list[str] = []
-    thread = threading.Thread(target=lambda: told.append(caller()))  # the lambda is ours
+    thread = threading.Thread(target=lambda: told.append(caller()))  # The lambda is in this file.
     thread.start()
     thread.join()
     assert told[0].startswith("test_callsite.py:")

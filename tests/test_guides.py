@@ -88,7 +88,7 @@ class Stage:
         return re.sub(r"(^|[\s=:])/(?=\w)", rf"\1{self.root}/", text)
 
     def run(self, words: list[str], *, status: int = 0, **more: str) -> str:
-        """What a command prints; where it is to fail, what it says to that."""
+        """Return the output of a command, or its stderr if the command is expected to fail."""
         env = {**self.env, **more}
         words = [shutil.which(words[0], path=env["PATH"]) or words[0], *words[1:]]
         ran = subprocess.run(words, cwd=self.workdir, env=env, capture_output=True, text=True)
@@ -159,7 +159,7 @@ class Image:
             self.stage.run(["sh", "-c", self.stage.here(rest)])
 
     def install(self, requirement: str) -> None:
-        """Have what the package brings: with the extra the compilers, else what it depends on alone."""
+        """Install the package: its dependencies, and the compilers with the extra."""
         self.installed[next(reversed(self.stages))] = requirement
         if "[" not in requirement:
             python = bare_python(self.stage.root.parent / f"{self.stage.root.name}-python")

@@ -138,7 +138,7 @@ def test_a_program_recorded_for_a_suffix_is_warmed_for_it(faulty: FaultyGpu) -> 
     )
     assert (
         faulty.gpu.warm(manifest(wanted)).modules == 2
-    )  # the other is a plain one, which is ours here
+    )  # The other architecture is the plain one, that of this device.
     with faulty.count_calls("load") as calls:
         faulty.gpu.module(ONE, arch=own)
         faulty.gpu.module(ONE)

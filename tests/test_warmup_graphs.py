@@ -328,5 +328,5 @@ def test_a_graph_that_no_warmer_could_capture_has_no_name_in_events(
     renamed.warm([(x,)])
     told = [(one["name"], one["key"]) for one in recorder.named("graph")]
     assert [name for name, _ in told] == [None, None, None, "mine"]
-    assert told[0][1].startswith("plain(float32[4]")  # no literal: nobody could list it
+    assert told[0][1].startswith("plain(float32[4]")  # The key has no literal.
     assert told[3][1] == "None"

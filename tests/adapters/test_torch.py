@@ -97,7 +97,7 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def compare(bridge: Bridge, case: Case, leaves: Sequence[Any], tolerance: float) -> None:
-    """Values and gradients of `leaves`, ours and torch's in float64."""
+    """Return values and gradients of `leaves`, of preheat and of torch in float64."""
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     y = case.ours(*leaves)
     wanted = case.theirs(bridge.torch, *doubles)

@@ -1,4 +1,4 @@
-"""Record, bake, move and seal an application, each step in its own process, without a compiler at last."""
+"""Record, bake, move and seal an application, each step in its own process and without a compiler."""
 
 from __future__ import annotations
 

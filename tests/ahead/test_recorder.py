@@ -247,7 +247,7 @@ def test_a_child_that_keeps_running_keeps_nothing_of_its_parents(
 def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Path) -> None:
     process = launch("for _ in range(100): ask(1)\nask(2)\nwait()\n")
     assert read_line(process) == "ready"
-    assert merge_into(manifest) == 1  # it still records: what it has is left to it
+    assert merge_into(manifest) == 1  # It still records, so its file is not merged.
     assert not manifest.exists()
     kill(process)
     assert process.returncode == -signal.SIGKILL
@@ -459,7 +459,7 @@ def test_a_full_disk_ends_the_recording_with_one_fault(
     record.close()
     assert [fault["where"] for fault in recorder.named("fault")] == ["record"]
     assert "No space left" in recorder.named("fault")[0]["error"]
-    record.after_fork()  # lets go of the file, as the end of the process would
+    record.after_fork()  # Close the file, as the end of the process does.
     merge_into(manifest)
     assert [row.program for row in Manifest.read(manifest).programs] == [kept]
 

@@ -52,7 +52,7 @@ def elsewhere(program: Program, place: str) -> Program:
 
 
 class _NoCompiler:
-    """A toolchain of a machine that has none: whatever it is asked fails, and is remembered."""
+    """A toolchain on a machine without compilers: every call fails and is listed in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -213,7 +213,7 @@ def test_a_file_where_programs_seem_to_lie_is_watched_for(
     assert "preheat/ in / may hide" in missed.reason
 
 
-# What is never stored
+# Programs that are never stored
 
 
 def test_an_uncacheable_program_compiles_every_time_with_its_reason(

@@ -42,7 +42,7 @@ def test_a_bundle_is_mounted_once_and_its_successor_takes_its_place(
     write(copy, {}, {})
     successor = builder.mount(copy)
     assert builder.bundles == (successor, last)
-    assert first.get(next(first.digests()))  # those who hold it can still read it
+    assert first.get(next(first.digests()))  # Open bundles can still be read.
 
 
 def test_a_bundle_replaced_between_opening_and_looking_is_mounted_again(

@@ -1,4 +1,4 @@
-"""Damaged entries and failing tiers below a builder: the build succeeds, and an event has the reason."""
+"""Damaged entries and failing tiers below a builder: builds succeed, and an event has the reason."""
 
 from __future__ import annotations
 
@@ -171,5 +171,5 @@ def test_without_a_cache_everything_still_works(
     builder.build(PROGRAM, "sm_90")
     builder.build(PROGRAM, "sm_90")
     assert not config.cache_dirs[0].exists()
-    assert not config.lock_dir.exists()  # what is not shared is not waited for
+    assert not config.lock_dir.exists()  # A lock that is not shared is not waited for.
     assert len(recorder.named("compile")) == 1

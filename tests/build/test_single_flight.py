@@ -22,7 +22,7 @@ from tests.processes import (
 )
 from tests.toolchain.support import compiling
 
-# Waits until every process is there, then builds one program and says how often it compiled.
+# Waits until every process has started, builds one program, and prints how often it compiled.
 BUILD = """
 import os, pathlib, sys, time
 import preheat
@@ -77,7 +77,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {
         "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
         "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
-        "PREHEAT_LOCK_WAIT": str(10 * TIMEOUT_SECONDS),  # so that nobody gives up waiting
+        "PREHEAT_LOCK_WAIT": str(10 * TIMEOUT_SECONDS),  # so that no wait ends by its limit
     }
 
 
@@ -109,7 +109,7 @@ def test_processes_with_different_keys_compile_each_their_own_and_never_wait(
 
 
 def compiling_and_waiting(env: dict[str, str], wait: float) -> tuple[Process, Process]:
-    """A process amid its compile, and another one that waits for it, `wait` seconds at most."""
+    """Return a process that compiles and one that waits for it, for at most `wait` seconds."""
     first = start_python(SLOW, "slow", env=env)
     assert read_line(first) == "compiling"
     second = start_python(SLOW, env={**env, "PREHEAT_LOCK_WAIT": str(wait)})

@@ -136,7 +136,7 @@ def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
 
 
 def put_and_die_at_every_line(roots: str, locks: str) -> None:
-    """Put an entry and die at the first line, put another and die at the second, to the last.
+    """Put an entry and exit at its first line, put another and exit at the second, up to the last.
 
     `roots` may have a place for the number of the death.
     """
@@ -150,7 +150,7 @@ def put_and_die_at_every_line(roots: str, locks: str) -> None:
 
 
 def bundle_and_die_at_every_line(path: str) -> None:
-    """Replace a bundle and die at the first line, the second, to the last; say what was found after."""
+    """Replace a bundle and exit at each of its lines; print the content that is found afterwards."""
     old, new = ({digest_of(number): blob_of(number, 5000)} for number in (1, 2))
     write_bundle(path, old, {})
     found = []
@@ -186,7 +186,7 @@ def _die_at_every_line(act: Callable[[int], object]) -> Iterator[int]:
 
 
 class _Executioner:
-    """A trace function that kills its process after so many lines of the store's code."""
+    """A trace function that kills its process after a number of lines of the store's code."""
 
     def __init__(self, lines: int) -> None:
         self._left = lines
@@ -209,7 +209,7 @@ class _Executioner:
 
 
 def count_in_journal(directory: str, locks: str, times: str) -> None:
-    """Write growing counters, as a process does that goes on working."""
+    """Write growing counters, as a process does that continues to work."""
     journal = Journal(Path(directory), lock_dir=Path(locks))
     for number in range(1, int(times) + 1):
         journal.write({"hits.disk": number, "seconds_saved": number * 0.5})

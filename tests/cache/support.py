@@ -39,7 +39,7 @@ def start(role: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:
-    """What each child said, once all have ended well; those that wait for their stdin go on at once."""
+    """Return the output of each child after all have exited successfully; stdin is closed at once."""
     for child in children:
         if child.stdin is not None:
             child.stdin.close()
@@ -90,7 +90,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def _run(*command: str) -> str | None:
-    """None when the command worked, else what it complained about."""
+    """Return None if the command succeeded, and its error message otherwise."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as missing:

@@ -125,7 +125,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-# What is written is read
+# Round trips
 
 
 @settings(deadline=None)
@@ -275,7 +275,7 @@ def test_verify_finds_an_entry_whose_parts_do_not_fit_together(path: Path) -> No
         assert list(opened.verify()) == [digest_of(1)]
 
 
-# What is refused
+# Refused arguments
 
 
 ONE, TWO = (bytes.fromhex(digest) for digest in sorted(digest_of(number) for number in (1, 2)))
@@ -363,7 +363,7 @@ def test_a_file_that_may_not_be_read_is_refused(small: Bundle) -> None:
 @pytest.mark.parametrize("end", [2**40, 2**30 + 1])
 def test_a_vast_file_costs_neither_time_nor_memory(path: Path, end: int) -> None:
     path.write_bytes(forged([(ONE, end)]))
-    os.truncate(path, path.stat().st_size + end)  # sparse: it takes no room
+    os.truncate(path, path.stat().st_size + end)  # The file is sparse and takes no disk space.
     tracemalloc.start()
     try:
         assert "its index puts entry" in refusal(path)
@@ -373,7 +373,7 @@ def test_a_vast_file_costs_neither_time_nor_memory(path: Path, end: int) -> None
 
 
 def test_a_refused_file_is_not_kept_open(path: Path) -> None:
-    gc.collect()  # The files of earlier tests are closed before, not meanwhile.
+    gc.collect()  # Close the files of earlier tests before the count, not during it.
     before = os.listdir("/proc/self/fd")
     path.write_bytes(forged(body=b"x"))
     with pytest.raises(BundleError) as kept:

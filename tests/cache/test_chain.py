@@ -190,7 +190,7 @@ def test_an_error_of_the_program_is_not_reported_as_a_fault(events: Events) -> N
 
 
 def survives(make: Callable[[], Chain], recorder: Recorder, blob: bytes, error: str) -> None:
-    """Each put is one fault, and memory gives the blob all the same."""
+    """Each put is one fault, and the memory tier still returns the blob."""
     recorder.forgive = True
     chain = make()
     for attempt in (1, 2):

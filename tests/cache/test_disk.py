@@ -58,7 +58,7 @@ def staged_files(disk: DiskTier) -> list[str]:
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """A user who lets everybody write everywhere."""
+    """A user whose umask permits everyone to write."""
     before = os.umask(0)
     yield
     os.umask(before)

@@ -30,7 +30,7 @@ def open_journal(directory: Path, tmp_path: Path, clock: Clock) -> OpenJournal:
 
 
 def leave_files(open_journal: OpenJournal, count: int) -> None:
-    """What `count` processes with a hit each leave behind."""
+    """Return the files of `count` processes with one hit each."""
     for _ in range(count):
         open_journal().write({"hits": 1})
 

@@ -255,7 +255,7 @@ def test_an_eviction_clears_orphans_away_too(open_disk: OpenDisk, clock: Clock) 
     assert not orphan.exists()
 
 
-# What it costs
+# The cost of limits
 
 
 def test_puts_below_the_limit_look_through_the_cache_at_most_once(

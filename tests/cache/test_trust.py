@@ -145,7 +145,7 @@ def test_what_a_link_leads_to_is_what_must_be_private(directory: Path, tmp_path:
     assert distrust(tmp_path / "link") is not None
 
 
-# The way there
+# Links and directories above the cache
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
         *("offset 8, 8 bytes, u64", "registers", "spills", "toolchain", "ptxas info"),
     ):
         assert expected in told
-    assert "Compile time" not in told  # varies by run: not part of what is compared
+    assert "Compile time" not in told  # This value varies by run and is not compared.
     seen = cli("cache", "show", key, "--json").json()
     assert seen["kernels"][0]["resources"]["registers"] > 0
     assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
@@ -528,7 +528,7 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     worker, _ = compiling(process.pid)
     process.send_signal(signal.SIGINT)
     _, err = wait_for_exit(process)  # which the compile would not do for a long time
-    wait_for(lambda: gone(worker))  # it ends by itself when nobody is there to answer
+    wait_for(lambda: gone(worker))  # The command exits by itself without a terminal.
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
 
@@ -611,7 +611,7 @@ def test_debug_sources_writes_what_debug_information_names(
     assert (program["key"], program["skipped"]) == (key, [])
     named = re.findall(r'\.file\s+\d+ "(.*)"', (tmp_path / "build" / "k.sm_90.ptx").read_text())
     assert len(named) == 2
-    for name in named:  # by the rules that the command tells for cuda-gdb
+    for name in named:  # by the rules that the command prints for cuda-gdb
         (before, after), *_ = [each for each in told["substitute"].items() if name.startswith(each[0])]
         place = Path(after + name.removeprefix(before))
         assert str(place) in program["files"]

@@ -23,7 +23,7 @@ FEW = ("gemm.cu", "softmax.cu", "stencil.cu")  # those that are run
 
 
 def environment(root: Path) -> dict[str, str]:
-    """What a user's shell might have; everything that could be left behind is under `root`."""
+    """Return the environment of a user's shell; every file that a run could leave is under `root`."""
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
     places = {"HOME": root / "home", "TMPDIR": root / "tmp", "PREHEAT_CACHE_DIR": root / "cache"}
     for place in (places["HOME"], places["TMPDIR"]):

@@ -17,7 +17,7 @@ Dim = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """An argument the kernel writes: what it holds before, and what it must hold after."""
+    """An argument that the kernel writes: its content before the launch, and the expected content."""
 
     before: Array
     expected: Array

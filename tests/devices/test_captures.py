@@ -80,7 +80,7 @@ def code_of(do: Callable[[], object]) -> int:
 
 Call = Callable[[Seam], object]
 
-#: Calls that spoil every capture they can see, whoever makes them.
+#: Calls that invalidate every capture they affect, from any thread.
 EVERYWHERE: dict[str, Call] = {
     "synchronize": lambda s: s.device.synchronize(),
     "captured.synchronize": lambda s: s.captured.synchronize(),
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Call, int]] = {
 
 
 def rows() -> Iterator[tuple[str, str, str, int]]:
-    """Mode, thread, call, and the number it gets; whatever gets one spoils the capture."""
+    """Yield mode, thread, call and its error code; a call with an error invalidates the capture."""
     for mode in MODES:
         for thread in ("same", "other"):
             yield from ((mode, thread, name, UNSUPPORTED) for name in EVERYWHERE)
@@ -377,6 +377,6 @@ def test_memory_that_no_graph_allocated_is_not_freed_in_one(seam: Seam) -> None:
     seam.captured.begin_capture("thread_local")
     seam.fill(seam.captured)
     assert code_of(lambda: seam.device.free(seam.address, seam.captured)) != 0
-    code_of(seam.captured.end_capture)  # which some devices spoil for it
-    seam.fill(seam.other, 3)  # it is there still
+    code_of(seam.captured.end_capture)  # Some devices invalidate the capture here.
+    seam.fill(seam.other, 3)  # The capture still exists.
     assert seam.words()[:3] == [3] * 3

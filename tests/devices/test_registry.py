@@ -58,7 +58,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a driver and so many GPUs."""
+    """Simulate a machine with a driver and `count` GPUs."""
     monkeypatch.setattr(cuda, "count", lambda: count)
 
 
@@ -180,7 +180,7 @@ def test_the_gpu_is_the_default_device() -> None:
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_DEVICE", " emulator:2 ")
     assert device().name == "emulator:2"
-    assert device("emulator:1").name == "emulator:1"  # what is said counts more
+    assert device("emulator:1").name == "emulator:1"  # An explicit argument has precedence.
     monkeypatch.setenv("PREHEAT_DEVICE", "emulatr")
     with pytest.raises(InputError, match="'emulatr' is not a device") as caught:
         device()

@@ -209,7 +209,7 @@ def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None
     assert graphs.run("k", Step(made, 1000)) == "given"
     made.check(7)
     assert len(graphs) == 1
-    first.replay()  # replaced is not closed: whoever made it may go on
+    first.replay()  # A replaced graph is not closed, because its owner may still use it.
     made.check(9)
 
 
@@ -671,7 +671,7 @@ def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
     made.check(0)
 
 
-# What it says
+# Reports
 
 
 def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:

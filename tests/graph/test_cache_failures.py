@@ -92,7 +92,7 @@ def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_ca
     assert f"{line_of(body, 4)}: copying to the host inside a capture" in str(second.message)
     made.check(3 * 23)
     warmed_too = device.graphs()
-    with runs_without_a_graph("copying to the host"):  # other graphs tell of their own
+    with runs_without_a_graph("copying to the host"):  # Other graphs report their own failures.
         cache_graphs(warmed_too, body, 8)
 
 
@@ -194,7 +194,7 @@ def test_a_capture_that_another_library_invalidates_leaves_the_step_to_run_once(
     def body() -> None:
         made.launch()
         with suppress(DriverError):
-            faulty.device.synchronize()  # behind our back
+            faulty.device.synchronize()  # a call that preheat does not see
 
     with nothing_left_open(faulty, end=1), runs_without_a_graph("another library invalidated"):
         graphs.run("k", body)

@@ -84,7 +84,7 @@ class Slotted:
         return 1
 
     def take(self) -> Any:
-        """What it holds."""
+        """Return the fields."""
         return self.y
 
 

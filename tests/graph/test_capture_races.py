@@ -43,7 +43,7 @@ def test_waiting_for_the_device_never_invalidates_a_capture_that_begins(device: 
         try:
             while not over.is_set():
                 device.synchronize()
-        except BaseException as error:  # whatever it is belongs to the test's thread
+        except BaseException as error:  # The thread of the test checks the error.
             errors.append(error)
 
     threads = [threading.Thread(target=wait) for _ in range(3)]

@@ -52,7 +52,7 @@ from tests.threads import run_in_thread
 
 
 class Scene(NamedTuple):
-    """What an act may need, made before the window."""
+    """The objects that an operation may use, created before the capture."""
 
     made: AxpyCase
     module: Module
@@ -86,7 +86,7 @@ def scene(gpu: Gpu) -> Scene:
 
 
 class Case(NamedTuple):
-    """Something to do inside a window, and how it is refused."""
+    """An operation inside a capture, and the error that refuses it."""
 
     do: Callable[[Scene], object]
     words: str
@@ -136,7 +136,7 @@ def in_stream(made: AxpyCase, stream: object) -> None:
 
 
 def expected_line(name: str) -> str:
-    """Where an act of the table is refused: at its own line, or in the function it calls."""
+    """Return where an operation is refused: at its own line, or in the function it calls."""
     if ACTS[name].act is not None:
         return line_of(ACTS[name].do)
     file, _, line = line_of(in_stream).partition(":")
@@ -466,7 +466,7 @@ def test_no_other_thread_works_in_the_captured_stream(device: Gpu) -> None:
 
 
 class Home(NamedTuple):
-    """Memory at home in a stream, and a graph that uses it."""
+    """Memory allocated in a stream, and a graph that uses it."""
 
     gpu: Gpu
     stream: Stream

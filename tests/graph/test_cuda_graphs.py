@@ -77,7 +77,7 @@ def usable(gpu: Gpu, torch: Any) -> None:
     assert torch.ones(3, device="cuda").sum().item() == 3
 
 
-# torch inside a window
+# torch inside a capture
 
 
 def test_work_of_torch_is_captured_in_order_with_work_of_preheat(
@@ -86,7 +86,7 @@ def test_work_of_torch_is_captured_in_order_with_work_of_preheat(
     x = torch.full((N,), 3.0, device="cuda")
     y = torch.zeros(N, device="cuda")
     own, other = gpu.zeros(N), gpu.zeros(N)
-    torch.mul(x, 2.0, out=y).add_(1.0)  # which loads its kernels
+    torch.mul(x, 2.0, out=y).add_(1.0)  # The call loads torch's kernels.
     y.fill_(-1.0)
     before = torch.cuda.current_stream()
     with gpu.capture() as graph:
@@ -205,7 +205,7 @@ def test_arrays_of_preheat_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> Non
     own.fill(3.0)
     graph.replay()
     assert torch.equal(out, torch.full_like(out, 30.0))
-    own.fill(4.0)  # on our own stream: the replay in torch's is ordered behind it
+    own.fill(4.0)  # The copy is on preheat's stream; the replay in torch's stream waits for it.
     graph.replay()
     assert torch.equal(out, torch.full_like(out, 40.0))
     del own  # the graph holds it

@@ -31,7 +31,7 @@ N = 33
 
 
 class Row(NamedTuple):
-    """One row of the page; `says` is an error and its words, or that there is nothing to say."""
+    """One row of the page; `says` is the expected error and its message, or None."""
 
     does: str
     run_in_thread: str
@@ -106,7 +106,7 @@ def footgun(does: str) -> Callable[[Misuse], Misuse]:
 
 
 def inside(does: str, act: Misuse) -> None:
-    """A misuse that is done inside a window, and whose error comes out of it."""
+    """A misuse inside a capture, whose error propagates out of the capture."""
 
     def misuse(s: Scene) -> None:
         with s.gpu.capture():

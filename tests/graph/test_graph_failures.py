@@ -224,7 +224,7 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = axpy_case(open_device("emulator"))
-    # A launch that takes no time: what is interrupted is the replay around it.
+    # The launch takes no time, so that the interrupt hits the replay around it.
     monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: lambda: (0,))
     graph = made.captured()
 

@@ -160,7 +160,7 @@ def test_a_graph_in_a_cycle_is_collected_like_anything_else(faulty: FaultyGpu) -
 
 
 def churn(gpu: Gpu, times: int) -> None:
-    """Capture, replay and drop or close, in the ways there are."""
+    """Capture, replay, and then drop or close graphs in every combination."""
     add = gpu.kernel(KERNELS, "add")
     kept = gpu.zeros(33, "int32")
     for turn in range(times):

@@ -41,7 +41,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
         x = counters[which]
         with device.capture(mode=mode, name=f"graph {which}") as graph:
             add[2, 32](x, which + 1, x, 33)
-            inside.wait(PATIENCE)  # both windows are open
+            inside.wait(PATIENCE)  # Both captures are active.
             worked.wait(PATIENCE)  # and the third thread has done its work
             x.fill(0) if which else None
             add[2, 32](x, 10 * (which + 1), x, 33)
@@ -123,7 +123,7 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
 
     def launch() -> tuple[int, ...]:
         users.append(threading.get_ident())
-        time.sleep(0)  # lets another thread go on, as the driver's own call does
+        time.sleep(0)  # Release the GIL, as a call of the driver does.
         if len(users) > 1:
             overlaps.append(list(users))
         users.remove(threading.get_ident())
@@ -264,7 +264,7 @@ def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: 
     made = axpy_case(device)
     first = device.capture().begin()
     made.launch()
-    first.end()  # to be instantiated and uploaded by its first replay
+    first.end()  # The first replay instantiates and uploads it.
     with device.capture(mode=mode) as second:
         made.y.fill(1)
         if mode == "global":

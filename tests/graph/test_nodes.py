@@ -210,7 +210,7 @@ def test_equal_programs_show_equal_text(open_device: Callable[..., Gpu]) -> None
     texts = []
     for _ in range(2):
         shown = "\n".join(map(repr, held(open_device("emulator"))))
-        # Numbers that count memory and streams go on from one device to the next of a process.
+        # The numbers of memory and streams continue from one device of a process to the next.
         texts.append(re.sub(r"@\d+\+\d+|Stream \d+", "", shown))
     assert texts[0] == texts[1]
 
@@ -389,7 +389,7 @@ def test_memory_at_an_old_address_is_other_memory(page: Page) -> None:
     gone.close()
     page.gpu.synchronize()
     tried: list[Array] = []
-    for _ in range(20):  # devices like to hand out again what was just given back
+    for _ in range(20):  # Devices tend to reuse memory that was just freed.
         tried.append(page.gpu.empty(70))
         if tried[-1].address == address:
             break

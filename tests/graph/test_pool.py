@@ -34,7 +34,7 @@ from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, runs_without_a_graph
 from tests.processes import run_in_fork
 
-# What there is
+# Sizes and counters
 
 
 def test_a_pool_of_a_size_is_allocated_whole_and_at_once(faulty: FaultyGpu) -> None:
@@ -365,7 +365,7 @@ def test_a_capture_that_found_no_free_memory_finds_it_a_few_tries_later(device: 
         with suppress(CaptureError), device.capture() as graph:
             drops(pool, job)
         graphs += [graph] if len(graph) else []
-    assert 2 <= runs <= 5  # it had room for one of nine
+    assert 2 <= runs <= 5  # The pool had memory for one of nine.
     graph.replay()
     job.check(3 * (runs + 1))
     assert pool.size <= 4 * 9 * 1280
@@ -518,7 +518,7 @@ def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
 def test_a_pool_says_whether_it_is_sealed(device: Gpu) -> None:
     pool = device.pool()
     told = [pool.sealed]
-    for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # twice is fine
+    for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # Closing twice is allowed.
         change()
         told.append(pool.sealed)
     assert told == [False, True, True, False, False]

@@ -24,7 +24,7 @@ Open = Callable[[Switches], Gpu]
 
 
 class Clock:
-    """A clock that goes on by one microsecond each time it is read, and knows how often it was."""
+    """A clock that advances by one microsecond at each reading and counts its readings."""
 
     def __init__(self) -> None:
         self.reads = 0

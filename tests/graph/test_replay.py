@@ -148,7 +148,7 @@ def test_arrays_may_be_allocated_in_other_streams(device: Gpu) -> None:
         for _ in range(3):
             graph.replay()
     np.testing.assert_array_equal(y.numpy(), 25 * xs)
-    x.write(10 * xs)  # the newest content counts, whatever stream it came by
+    x.write(10 * xs)  # The replay uses the newest content, written in any stream.
     graph.replay()
     np.testing.assert_array_equal(y.numpy(), 45 * xs)
 

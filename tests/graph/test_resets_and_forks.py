@@ -160,7 +160,7 @@ def test_a_fork_inside_the_capture_of_a_device_that_cannot_is_named(
                 made.launch()
             with pytest.raises((ContextLostError, CaptureError), match="forked"):
                 graph.end()
-        assert calls == {}  # the parent's device is left alone
+        assert calls == {}  # The device of the parent gets no calls.
 
     graph = faulty.gpu.capture().begin()
     made.launch()

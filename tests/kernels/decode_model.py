@@ -133,7 +133,7 @@ class Reference:
         self.tokens, self.positions = list(tokens), list(positions)
 
     def step(self) -> Floats:
-        """What attention gives for each sequence, which then goes on with the best word."""
+        """Return the output of attention for each sequence, and advance each to its best word."""
         out = np.stack([self._attend(b) for b in range(len(self.tokens))])
         self.tokens = [int(word) for word in (out @ self.given.words.T).argmax(axis=1)]
         self.positions = [at + 1 for at in self.positions]
@@ -152,7 +152,7 @@ class Reference:
 
 
 class Model:
-    """The same on a device; `state` says where it stands."""
+    """The decoder on a device; `state` holds its position."""
 
     def __init__(self, gpu: Gpu, given: Weights, state: DecodeState) -> None:
         self.gpu, self.state = gpu, state
@@ -169,7 +169,7 @@ class Model:
         self.scores, self.next = gpu.zeros((state.batch, WORDS)), gpu.zeros(state.batch, "int32")
 
     def step(self, *, device_state: bool = True, advance: bool = True) -> None:
-        """Embed, append to the caches, attend, pick the next word and, if asked to, go on to it."""
+        """Embed, append to the caches, attend, choose the next word; with `advance`, move to it."""
         batch = self.state.batch
         how: dict[str, Any] = {"state": self.state, "device_state": device_state}
         self.embed[batch, WIDTH](self.words, self.places, self.x, **how)

@@ -93,7 +93,7 @@ def every_op() -> Iterator[Op]:
 
 
 def case(dtype: str) -> None:
-    """All cases of an element type, told one by one: what a tool makes of one may take seconds."""
+    """Run all cases of an element type and print each one, because a tool may take seconds for it."""
     gpu = preheat.device("cuda")
     for each in ROWS:
         rows(gpu, [each], [dtype])

@@ -173,7 +173,7 @@ def test_an_error_of_cublas_says_which_call_it_was(blas: Blas, cublas: Cublas, e
         Product(emulator)(blas)
 
 
-# Its life
+# Lifetime
 
 
 def test_closing_the_device_releases_every_handle(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
@@ -262,7 +262,7 @@ def test_products_in_another_librarys_stream_wait_for_the_workspace_once(
     monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: waits.append(stream.handle))
     for _ in range(3):
         product(blas, stream=theirs)
-    assert waits == []  # The stream is behind everything that it uses.
+    assert waits == []  # The stream waits for everything that it uses.
 
 
 def test_workspaces_for_streams_of_other_libraries_are_bounded(blas: Blas, emulator: Gpu) -> None:

@@ -24,7 +24,7 @@ from tests.kernels.cublas import Cublas
 from tests.kernels.products import op_of, product_agrees
 from tests.processes import TIMEOUT_SECONDS
 
-# Where there is none
+# Without cuBLAS
 
 
 def test_the_emulator_has_none(emulator: Gpu) -> None:

@@ -128,7 +128,7 @@ def test_a_block_holds_for_its_own_task(device: Gpu) -> None:
 
     async def step(state: DecodeState, out: Array) -> None:
         with state.on_device():
-            await asyncio.sleep(0)  # the other task opens its block meanwhile
+            await asyncio.sleep(0)  # The other task opens its block during this await.
             kernel[1, 1](out)
 
     async def both() -> None:
@@ -212,7 +212,7 @@ def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
         assert "state.set(token, position)" in str(refused.value.hint)
         kernel[1, 1](out, state=state)
         assert out.numpy().tolist() == [5, 7, 8]
-    if dropped:  # and what it did cannot be asked any more
+    if dropped:  # The position is unknown from here on.
         del graph
         gc.collect()
         with pytest.raises(GraphError, match="a graph that advances it was replayed"):

@@ -34,7 +34,7 @@ def run(gpu: Gpu, op: Op, a: Array, b: Array, c: Array, *, add: bool = False) ->
 
 
 def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int = 0) -> Array:
-    """Make a product of random matrices, into memory that holds NaN, and look at all of it."""
+    """Compute a product of random matrices into memory that holds NaN, and check all of it."""
     (left, right, result) = FORMS[op.name]
     dims = dict(op.dims)
     a, b = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right))
@@ -71,7 +71,7 @@ LARGE_TILES = [
 def test_shorter_types_are_right_in_large_tiles(
     device: Gpu, random: Random, name: str, dtype: str, tile: int
 ) -> None:
-    """Rows that are whole chunks, rows that are not, and more parts than there are stages."""
+    """Rows of whole chunks, other rows, and more parts than stages."""
     for m, n, k in ((65, 36, 33), (136, 264, 72), (24, 16, 264), (264, 8, 16)):
         check(device, random, op_of(name, {"m": m, "n": n, "k": k}, dtype, tile), dtype)
 
@@ -207,7 +207,7 @@ def test_no_product_of_halves_reads_shared_memory_that_nothing_wrote(name: str, 
     assert np.all(exact(getattr(Ops(gpu, blas=False), name)(a, b)) == length)
 
 
-# What is compiled and launched
+# Compiled code and launches
 
 
 def test_the_tile_follows_from_the_shape_of_the_result() -> None:
@@ -256,7 +256,7 @@ def test_two_blocks_of_the_largest_tile_of_floats_fit_and_no_register_is_spilt(
     assert 0 < uses.registers <= 128
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize("name", [*FORMS, "gemm_backward_a_nf4"])

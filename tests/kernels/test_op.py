@@ -1,4 +1,4 @@
-"""Ops: the plan matches the launch; functions over arrays refuse wrong operands and allocate nothing."""
+"""Ops: the plan matches the launch; functions over arrays refuse wrong operands, and never allocate."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_tensors_of_torch_serve_whatever_their_alignment(
 @pytest.mark.gpu
 @pytest.mark.parametrize("entry", EVERY)
 def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: str) -> None:
-    """With its own compiled code: a launch of nothing but ones, and what comes of it."""
+    """Launch the compiled code on ones, and return the result."""
     op = EVERY[entry]
     gpu = open_device("cuda")
     ops = Ops(gpu)

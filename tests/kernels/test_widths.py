@@ -41,7 +41,7 @@ ELEMENTS = 1 << 26  # of an operand on the GPU, at most
 
 
 class Call(NamedTuple):
-    """What one call gave: each result, what it should be, and the magnitude of its terms."""
+    """The results of one call, the expected values, and the magnitude of their terms."""
 
     found: tuple[Array, ...]
     wanted: tuple[Exact, ...]
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def placed(gpu: Gpu, array: Array, offset: int) -> Array:
-    """A copy of an array with so many elements in front of it, and some behind it."""
+    """Return a copy of an array with `before` elements in front of it, and some after it."""
     room = gpu.zeros(array.size + offset + 3, array.dtype)
     return room[offset : offset + array.size].reshape(array.shape).write(array.numpy())
 

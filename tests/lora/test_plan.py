@@ -219,7 +219,7 @@ def test_the_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert wanted == {(request.program, (request.entry,)) for request in plan.requests}
 
 
-# What is in it
+# Content
 
 
 def llama(rank: int = 16, **more: Any) -> Plan:
@@ -227,7 +227,7 @@ def llama(rank: int = 16, **more: Any) -> Plan:
 
 
 def without(whole: list[str], part: list[str]) -> list[str]:
-    """What is left of `whole`, in order, when all of `part` is taken out."""
+    """Return `whole` without the items of `part`, in order."""
     left = list(whole)
     for each in part:
         left.remove(each)

@@ -25,7 +25,7 @@ __all__ = ["SOURCE", "Programs"]
 
 N = 8
 MASK = 0xFFFF
-# `mix` does not commute, so a result tells in which order the work was done.
+# `mix` does not commute, so that a result depends on the order of the work.
 SOURCE = (
     SPIN
     + """
@@ -49,13 +49,13 @@ Step = Callable[[], None]  # what a piece of work does to the models
 
 @dataclass(eq=False)
 class Item:
-    """Something that holds numbers: an array of ours, or a tensor of a library, or a view of either."""
+    """An array of preheat, a tensor of another library, or a view of either."""
 
     value: Any
     model: list[int]  # of the whole memory
     start: int = 0
     library: Library | None = None  # of a tensor
-    exported: Library | None = None  # to which library memory of ours was given
+    exported: Library | None = None  # the library to which memory of preheat was exported
     root: Item | None = None  # of a view or an export
 
     def get(self) -> list[int]:
@@ -139,7 +139,7 @@ class Programs(RuleBasedStateMachine):
         return self.items[at % len(self.items)]
 
     def _stream(self, at: int) -> Any:
-        """None, a stream of ours, or the current stream of a library by its handle."""
+        """Choose None, a stream of preheat, or the handle of the current stream of a library."""
         choices: list[Any] = [*self.streams, *self.streams, *self.libraries]
         chosen = choices[at % len(choices)]
         return StreamHandle(chosen.handle()) if chosen in self.libraries else chosen
@@ -154,7 +154,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(where=number, value=small, how=st.sampled_from(["zeros", "array", "empty", "pool"]))
     def make(self, where: int, value: int, how: str) -> None:
-        """An array of ours, in any stream of ours or from a pool."""
+        """Create an array of preheat, in any stream or from a pool."""
         if self.capturing or len(self.items) > 14:
             return
         home = self.streams[where % len(self.streams)]
@@ -176,7 +176,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(at=number, half=st.booleans())
     def view(self, at: int, half: bool) -> None:
-        """A view of an array of ours."""
+        """Create a view of an array of preheat."""
         item = self._item(at)
         if not isinstance(item.value, Array) or item.root is not None or len(self.items) > 14:
             return
@@ -186,7 +186,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(at=number, which=number)
     def export(self, at: int, which: int) -> None:
-        """Another library takes an array of ours; never two of them one array."""
+        """Export an array of preheat to another library; each array is exported to one at most."""
         item = self._item(at)
         library = self.libraries[which % len(self.libraries)]
         whole = isinstance(item.value, Array) and item.root is None
@@ -266,7 +266,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(source=number, into=number)
     def transfer(self, source: int, into: int) -> None:
-        """A copy inside one library, or inside ours."""
+        """Copy inside one library, or inside preheat."""
         x, y = self._item(source), self._item(into)
         if x.base is y.base or x.library is not y.library:
             return
@@ -300,7 +300,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(which=number)
     def slow(self, which: int) -> None:
-        """Keep a stream busy, so that work behind it is late."""
+        """Keep a stream busy, so that later work in it is delayed."""
         if self.capturing is not None:
             return
         if which % 2:

@@ -28,7 +28,7 @@ ON_GPU = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "300"))
 
 
 def run(programs: type[Programs], count: int) -> None:
-    """Run so many programs. One that fails is made smaller, unless `PREHEAT_TEST_SHRINK` is 0."""
+    """Run `count` programs. A failing program is shrunk, unless `PREHEAT_TEST_SHRINK` is 0."""
     shrink = os.environ.get("PREHEAT_TEST_SHRINK") != "0"
     run_state_machine_as_test(
         programs,

@@ -55,7 +55,7 @@ class World(NamedTuple):
         return [int(n) for n in out.numpy()]
 
     def zeros(self, **more: Any) -> Array:
-        """An array of ours that launches have used, so that they take the short path from here on."""
+        """Return an array that launches have used, so that later launches take the fast path."""
         made = self.gpu.zeros(N, "int32", **more)
         self.warm(made)
         return made

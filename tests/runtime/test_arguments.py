@@ -283,7 +283,7 @@ def test_the_parameter_block_has_every_parameter_at_its_offset(device: Gpu) -> N
 
 
 def kept(gpu: Gpu, word: Any, wide: Any, real: Any) -> bytes:
-    """What a kernel written by hand sees of three untyped words."""
+    """Return the three untyped words that a hand-written kernel reads."""
     out = gpu.zeros(16, "uint8")
     kernel = gpu.kernel(PTX, "keep")
     for _ in range(4):

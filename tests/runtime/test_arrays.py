@@ -88,7 +88,7 @@ def test_fill_takes_one_element_only(name: str, device: Gpu) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_zeros_are_zeros_in_reused_memory(name: str, device: Gpu) -> None:
-    for _ in range(3):  # memory that was given back is used again
+    for _ in range(3):  # Freed memory is reused.
         device.array(sample(name, (501,)), dtype=name).close()
         assert not device.zeros((501,), name).numpy().any()
 
@@ -298,7 +298,7 @@ def test_bfloat16_is_rounded_once_to_the_nearest(device: Gpu) -> None:
 
 
 def read_float8(bits: int, fraction: int, bias: int) -> float:
-    """What the bits of a float8 with so many bits of fraction stand for, by the book."""
+    """Return the value of the bits of a float8 with `fraction` bits of fraction."""
     sign = -1.0 if bits >> 7 else 1.0
     exponent, rest = (bits & 127) >> fraction, bits & (1 << fraction) - 1
     top = (127 >> fraction) if fraction == 2 else None  # e5m2 has infinities, e4m3fn one NaN
@@ -312,7 +312,7 @@ def read_float8(bits: int, fraction: int, bias: int) -> float:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether the bits are the same, except for those of what is no number."""
+    """Return True if the bits are equal, except for those of NaN."""
     found, expected = np.asarray(found), np.asarray(expected, found.dtype)
     signs = np.array_equal(np.signbit(found), np.signbit(expected))
     return signs and np.array_equal(found, expected, equal_nan=True)
@@ -364,7 +364,7 @@ def test_a_closed_array_is_refused_by_every_operation(device: Gpu) -> None:
     part = made[1:]
     with made:
         pass
-    made.close()  # twice is fine
+    made.close()  # Closing twice is allowed.
     other = device.zeros(2, "float64")
     for door in (
         made.numpy, part.numpy, lambda: made.write([1.0, 2.0]), lambda: made.fill(1),

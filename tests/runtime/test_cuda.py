@@ -146,11 +146,11 @@ def test_own_arrays_among_torch_tensors_are_ordered_both_ways(warm: int, gpu: Gp
         torch.cuda._sleep(SLOW)
         x.fill_(5.0)
         copy[grid_of(N), 256](x, own, N)  # in torch's stream
-        copy[grid_of(N), 256](own, own, N)  # in ours, behind it
+        copy[grid_of(N), 256](own, own, N)  # in preheat's stream, after it
         assert (own.numpy() == 5.0).all()
         linger(gpu)
-        own.fill(7.0)  # in ours, late
-        copy[grid_of(N), 256](own, x, N)  # in torch's stream, behind it
+        own.fill(7.0)  # in preheat's stream, delayed
+        copy[grid_of(N), 256](own, x, N)  # in torch's stream, after it
         assert torch.equal(x, torch.full_like(x, 7.0))
 
 
@@ -613,7 +613,7 @@ def test_another_context_may_be_current(gpu: Gpu) -> None:
     made.check(9)
 
 
-# Faults, each in a process of its own: the driver does not recover within one
+# Faults, each in its own process, because the driver does not recover within a process
 
 FAULT = """
 import json

@@ -167,4 +167,4 @@ def test_a_gpu_that_does_not_recover_is_not_reset(
             assert hint_of(partial(use, old)) == hint
         assert hint_of(faulty.gpu.reset) == hint
         assert hint_of(lambda: faulty.gpu.empty(3)) == hint
-    assert calls == {}  # the device is left alone
+    assert calls == {}  # A lost device gets no calls.

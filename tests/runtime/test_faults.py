@@ -25,7 +25,7 @@ from tests.faulty import FaultyDevice, FaultyGpu
 from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 Door = Callable[[SaxpyCase], object]
-#: What a user does, by the verb of the seam that it comes to.
+#: Operations of a user, by the call of the device interface that each one makes.
 DOORS: dict[str, Door] = {
     "launch": lambda b: b.launch(),
     "allocate": lambda b: b.gpu.empty(3),

@@ -79,7 +79,7 @@ def test_arrays_of_preheat_are_refused_in_another_librarys_capture_which_survive
                 refused()
             assert caught.value.hint
         world.put[1, 64](x, 6, N)
-        world.set(a, 8)  # in a stream of ours, which the capture does not concern
+        world.set(a, 8)  # in a stream of preheat, which the capture does not affect
         world.gpu.empty(N).close()
     graph = capture.end()
     graph.instantiate().prepare(world.torch.default)()

@@ -457,6 +457,6 @@ def test_a_shuffle_from_a_lane_that_is_not_there_gives_zero(device: Gpu) -> None
         alive = min(block, end)
         kernel[1, block](out, end)
         lanes = np.arange(alive)
-        there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # beyond a warp there is the thread itself
+        there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # the value of the thread itself
         source_lane = np.where(lanes + 4 < 32, lanes + 4, lanes)
         assert out.numpy()[:alive].tolist() == np.where(there, source_lane + 100, 0).tolist()

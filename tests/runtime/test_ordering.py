@@ -18,7 +18,7 @@ from tests.runtime.ordering import N, World, every_schedule
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
 
 
-# Streams of ours
+# Streams of preheat
 
 
 @every_schedule

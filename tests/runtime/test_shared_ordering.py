@@ -343,7 +343,7 @@ def test_work_of_a_library_inside_a_capture_is_part_of_it_and_keeps_its_memory(w
         assert [other.tolist() for other in others] == [[3] * N] * 3
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize("world", [0], indirect=True)

@@ -101,7 +101,7 @@ def test_a_device_that_cannot_fork_is_lost_in_the_child(open_faulty: Callable[..
             with pytest.raises(StaleBufferError, match="forked"):
                 made.x.numpy()
             made.x.close()
-        assert calls == {}  # the parent's device is left alone
+        assert calls == {}  # The device of the parent gets no calls.
 
     run_in_fork(work)
     made.launch()

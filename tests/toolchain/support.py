@@ -113,7 +113,7 @@ def scratch_of(worker: int) -> Path | None:
 
 
 def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
-    """A worker of `process` amid a compile, and where."""
+    """Return a compiling worker of `process`, and its directory."""
 
     def busy() -> tuple[int, Path] | None:
         for worker in workers_of(process) - set(besides):

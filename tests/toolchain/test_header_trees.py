@@ -130,7 +130,7 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
             event("a second compile")
             state = observe(survey, before, Memo())
         assert change(state, roots, Memo()) is None
-        # An edit to a file that is there takes it away every other time.
+        # Every other edit of an existing file removes the file.
         gone = {at for at, text in edits.items() if at in tree and "v1" in text}
         plant({at: text for at, text in {**tree, **edits}.items() if at not in gone}, base)
         after = compile_tree(source, roots)

@@ -189,7 +189,7 @@ def test_a_memo_that_cannot_be_written_costs_nothing_but_the_search(
 
 # Upgrades
 
-#: Uses the NVRTC in argv[1] and says what it is; then once more after each line that it reads.
+#: Uses the NVRTC in argv[1] and prints its identity; repeats that after each line that it reads.
 LOADED = """
 import ctypes, json, sys
 from types import SimpleNamespace
@@ -244,7 +244,7 @@ def test_the_built_ins_that_nvrtc_loads_are_part_of_its_build(lib: Path) -> None
     processes.write_line(process)
     assert (
         json.loads(processes.read_line(process))["build"] == found["build"]
-    )  # what is loaded is the same
+    )  # The loaded library is the same.
     processes.wait_for_exit(process)
     again = json.loads(processes.read_line(processes.start_python(LOADED, str(lib))))
     assert again["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{second}"
@@ -262,7 +262,7 @@ def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
     toolchain.close()
 
 
-# What is missing
+# Missing libraries
 
 NOTHING = Located({}, {"nvrtc": "Failure finding libnvrtc.so"}, {})
 
@@ -319,7 +319,7 @@ def test_a_missing_library_is_named_when_it_is_needed_and_not_remembered(
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
         toolchain.compile(Program.of("//"), Arch.parse("sm_90"))
     assert list(tmp_path.glob("toolchain-*")) == []
-    assert look(tmp_path, events).missing == {}  # installed meanwhile
+    assert look(tmp_path, events).missing == {}  # The library is installed now.
 
 
 def test_a_compiler_remembered_as_missing_is_searched_again_when_it_is_needed(
@@ -334,7 +334,7 @@ def test_a_compiler_remembered_as_missing_is_searched_again_when_it_is_needed(
     started = len(recorder.named("worker"))
     toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"
-    assert len(recorder.named("worker")) == started  # what is not needed costs nothing
+    assert len(recorder.named("worker")) == started  # A library that is not needed costs nothing.
     assert toolchain.identity("ptx") == f"nvJitLink {true.library('nvJitLink').build}"
     toolchain.close()
 

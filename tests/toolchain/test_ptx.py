@@ -493,7 +493,7 @@ def test_a_device_function_has_its_return_value(real: Real) -> None:
         assert [p.offset for p in helper.params] == [0, 4]
 
 
-# Rubbish
+# Invalid text
 
 WORDS = st.sampled_from(
     ".version .target .entry .func .visible .extern .param .align .ptr .reg .u64 .b8 .f32 .maxntid 8.5 "
@@ -502,7 +502,7 @@ WORDS = st.sampled_from(
 
 
 def survives(text: str) -> None:
-    """Whatever the text, the parser and the lint answer, or refuse in their own words."""
+    """The parser and the lint accept or refuse any text, without other exceptions."""
     lines = text.split("\n")
     try:
         for function in ptx.parse(text).functions:
@@ -548,7 +548,7 @@ def test_the_work_to_parse_grows_with_the_text_and_no_faster(real: Real) -> None
     head, body = real["sm_80"].ptx.decode().split(".address_size 64", 1)
 
     def work(times: int) -> float:
-        """What parsing takes of the processor, however many others want it meanwhile."""
+        """Return the processor time of parsing, which does not depend on other processes."""
         started = time.thread_time()
         assert len(ptx.parse(head + times * body).functions) == times * 8
         return time.thread_time() - started

@@ -113,7 +113,7 @@ def left_behind(include: Path) -> list[Path]:
 
 
 def in_background(work: Callable[[], Compiled]) -> tuple[threading.Thread, list[object]]:
-    """Start `work` in a thread; what it returned or raised is put into the list."""
+    """Start `work` in a thread; its result or exception is appended to the list."""
     result: list[object] = []
 
     def run() -> None:
@@ -430,7 +430,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> subprocess.Popen[str]:
-    """A process amid a compile that would take hours."""
+    """Return a process with a compile that would take hours."""
     (tmp_path / "endless.cu").write_text(ENDLESS.source)
     return processes.start_python(COMPILE, str(tmp_path / "endless.cu"))
 
@@ -495,10 +495,10 @@ def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> Non
     first, second = said["child"]
     assert first[:2] == second[:2] == [True, 2]  # one more worker, used twice
     assert first[2] == second[2] != said["before"][2]
-    assert said["after"] == [True, 1, said["before"][2]]  # the parent still has its own
+    assert said["after"] == [True, 1, said["before"][2]]  # The parent still has its worker.
 
 
-# No room to work in
+# Full file systems
 
 CRAMPED = """
 import json, os, subprocess, sys

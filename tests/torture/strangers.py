@@ -27,7 +27,7 @@ os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1])); os.u
 
 @contextmanager
 def public_place() -> Iterator[Path]:
-    """A directory like `/tmp`: everyone makes files in it, and nobody removes those of others."""
+    """Return a directory like `/tmp`: all users create files in it and remove only their own."""
     place = Path(tempfile.mkdtemp(prefix="preheat-torture-", dir="/tmp"))
     place.chmod(0o1777)
     try:

@@ -234,7 +234,7 @@ def test_every_field_of_a_header_list_is_checked() -> None:
 
 
 def pack_anything(meta: Any, sections: dict[str, bytes]) -> bytes:
-    """An entry whose checksum is right, whatever its JSON says; lone halves of characters too."""
+    """Return an entry with a valid checksum and arbitrary JSON, including lone surrogates."""
     blob = codec.pack(KEY, {}, sections)
     table = [[name, len(section)] for name, section in sections.items()]
     head = bytearray(blob[:46])
@@ -279,7 +279,7 @@ def test_the_commands_tell_of_entries_that_are_no_files(cli: Cli, disk: DiskTier
     assert not os.path.lexists(path)
 
 
-# What is no file
+# Entries that are no files
 
 
 def _directory(path: Path) -> None:
@@ -363,7 +363,8 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
             assert which == "staged", "nothing can be written without that directory"
     if which != "staged":
         assert disk.get(digest_of(11)) == blob_of(11)
-        if which not in ("usage", "usage lock", "sweep lock"):  # without these nobody can count
+        # Without these three files the entries cannot be counted.
+        if which not in ("usage", "usage lock", "sweep lock"):
             assert len(list(disk.items())) <= 6
     disk.sweep()
     journal.write({"hits": 2})

@@ -16,7 +16,7 @@ from tests.torture.conftest import Campaign
 Array = np.ndarray[Any, Any]
 WORD, HALF = 1 << 64, 1 << 63
 SHARED_BYTES, LOCAL_BYTES = 256, 128
-FAR_LOCAL = 4096  # local addresses from here on are outside whatever else a frame holds
+FAR_LOCAL = 4096  # Local addresses from here on are outside all other content of a frame.
 DATA = 256  # words that kernels may use, between as many that they must not
 
 #: Numbers near which addresses wrap around, change their sign or their space.

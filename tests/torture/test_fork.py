@@ -9,7 +9,7 @@ from tests.torture.conftest import Campaign
 
 # Threads build without end, beginning with the first import, while the main thread forks. Each child
 # builds something new, something old and the same as a sibling. A child that hangs is killed by its
-# alarm and told of with a traceback of where it hung.
+# alarm, and reported with a traceback of its position.
 FORKS = """
 import faulthandler, os, random, signal, sys, threading, time
 

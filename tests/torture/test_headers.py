@@ -81,7 +81,7 @@ def replaced_with_the_same_times(home: Path) -> None:
 
 
 def linked(link: str, target: str) -> Change:
-    """Make `link` lead to `target`, whatever it led to before."""
+    """Point `link` to `target`, and replace its previous target."""
 
     def change(home: Path) -> None:
         (home / link).unlink(missing_ok=True)

@@ -139,7 +139,7 @@ def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> No
 def test_sealed_in_another_place_each_include_list_has_its_own_code(
     project: Project, tmp_path: Path
 ) -> None:
-    """There are no headers there either: the list alone tells the requests apart."""
+    """The directories have no headers: only the include list distinguishes the requests."""
     moved = Project(tmp_path / "far" / "away")
     hidden = shutil.ignore_patterns("cache", "l", "a", "b", "c", "kernels.toml", "*.sources")
     shutil.copytree(project.home, moved.home, ignore=hidden)
@@ -171,7 +171,7 @@ def test_a_listing_distinguishes_namesakes(project: Project) -> None:
     assert "clock.cu (include a)" in told
 
 
-# Where no list tells two requests apart
+# Requests that no include list distinguishes
 
 
 def sealed_builder(bundle: Path, place: Path) -> Builder:

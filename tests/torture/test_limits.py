@@ -66,7 +66,7 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
     peak = 0
     while writers:
         peak = max(peak, held(disk))
-        for writer in tuple(writers):  # one by one: there are other children, such as workers
+        for writer in tuple(writers):  # not `wait`: there are other children
             ended, status = os.waitpid(writer, os.WNOHANG)
             assert status == 0
             writers.discard(ended)
@@ -97,7 +97,7 @@ def test_writers_killed_as_they_publish_do_not_let_the_cache_grow(
     assert held(disk) <= 5 * SIZE
 
 
-# What is left behind
+# Leftovers
 
 
 def test_a_full_disk_is_left_without_litter(

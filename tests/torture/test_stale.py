@@ -223,7 +223,7 @@ def test_a_header_dated_in_the_future_is_cached(project: Project, days: int) -> 
     assert (seen.count("compile"), seen.count("hit"), seen.count("uncached")) == (1, 1, 0)
 
 
-# What is passed over, hidden or made up
+# Skipped, hidden and generated files
 
 
 def test_a_file_that_is_away_while_the_program_is_compiled_is_not_forgotten(project: Project) -> None:

@@ -204,7 +204,7 @@ while True:
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "renameat2"), reason="needs renameat2"
 )
 def test_a_bundle_that_another_user_swaps_is_never_mounted(campaign: Campaign) -> None:
-    """The directory is his: whichever file is there at the moment, he decides that."""
+    """The other user owns the directory and decides which file it contains."""
     good, evil = {KEY: BLOB}, {digest_of(2): blob_of(2)}
     with public_place() as place:
         his = place / "his"

@@ -54,7 +54,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_compiles(place: Path) -> subprocess.Popen[str]:
-    """A process amid compiles for which all directories are made in `place`."""
+    """Return a process that compiles, with all its directories in `place`."""
     unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs root, for a mount namespace of its own")

@@ -216,7 +216,7 @@ def test_directories_that_are_missing_are_made(tmp_path: Path) -> None:
 
 
 class CutShort:
-    """Stands for `os.fsync`: it fails once `good` calls went well, as on a full disk."""
+    """Replaces `os.fsync`: it fails after `good` successful calls, as on a full disk."""
 
     def __init__(self, good: int, fault: BaseException) -> None:
         self.left, self.fault = good, fault

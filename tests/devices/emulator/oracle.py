@@ -126,7 +126,7 @@ def sqrt(a: float, form: Format, mode: str, _: bool = False) -> float:
         return math.nan
     if a == 0 or math.isinf(a):
         return a
-    # Far more bits than any result has, and one below them for what is left.
+    # Use more bits than any result has, and one more bit that is set if a remainder is left.
     exact = Fraction(a)
     scale = 2**1300
     whole = math.isqrt(int(exact * scale * scale))

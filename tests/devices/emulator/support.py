@@ -58,7 +58,7 @@ class Machine:
         cooperative: bool = False,
         cluster: int | tuple[int, ...] | None = None,
     ) -> None:
-        """Launch: arrays are lent meanwhile, read-only ones as such; scalars go by value."""
+        """Launch; arrays are shared with the emulator during it, and scalars are passed by value."""
         blocks = None if cluster is None else dim3(cluster)
         geometry = Geometry(dim3(grid), dim3(block), shared, blocks, cooperative)
         submit = self.module.function(name).prepare(geometry, self.stream)

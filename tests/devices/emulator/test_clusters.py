@@ -305,7 +305,7 @@ WAITS = ["", ".acquire", ".aligned", ".acquire.aligned"]
 
 @pytest.mark.parametrize(("arrive", "wait"), [(a, WAITS[i % 4]) for i, a in enumerate(ARRIVALS)])
 def test_threads_work_between_arriving_and_waiting(device: Gpu, arrive: str, wait: str) -> None:
-    """Words go around the ring five times; what each thread does in between is its own affair."""
+    """Words go around the ring five times; threads run different code between the steps."""
     text = kernel(f"""
     mov.u32 %r20, %r8; mov.u32 %r18, 0; mov.u32 %r19, 0;
     {NEXT} {MAP}

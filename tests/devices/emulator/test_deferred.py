@@ -30,7 +30,7 @@ from tests.devices.emulator.deferred import (
 )
 from tests.faulty import FaultyDevice
 
-# What is ordered and what is not
+# Ordered and unordered work
 
 
 def race(seed: int, *, ordered: bool) -> int:
@@ -120,7 +120,7 @@ def test_work_is_late() -> None:
 
 
 def trace(seed: int) -> list[bytes]:
-    """What unordered work of several streams leaves behind, step by step."""
+    """Return the result of unordered work in several streams after each step."""
     device = deferred(seed)
     streams = [device.stream() for _ in range(4)]
     memory = [ready(device, number) for number in range(6)]
@@ -146,7 +146,7 @@ def test_a_seed_always_gives_the_same_order_and_another_gives_another() -> None:
     assert len({tuple(trace(seed)) for seed in range(6)}) == 6
 
 
-# What is read when
+# When memory is read
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -242,7 +242,7 @@ def test_a_carry_belongs_to_each_thread() -> None:
     np.testing.assert_array_equal(found, np.where(np.arange(37) < 10, 0, a >> 63))
 
 
-# Rubbish
+# Invalid text
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def test_coverage_knows_these_instructions() -> None:
     assert all(form.supported for form in forms)
 
 
-# Who takes part
+# Participating threads
 
 ALONE = """
 .shared .align 16 .b8 tile[512];

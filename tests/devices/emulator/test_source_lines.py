@@ -195,7 +195,7 @@ def test_too_little_shared_memory_is_reported_with_what_to_pass(open_gpu: Callab
         out = gpu.zeros(1)
 
 
-# What it does not change
+# Effects that it does not have
 
 
 def test_a_manifest_has_what_was_asked_for_and_not_what_a_fault_compiled(
@@ -251,7 +251,7 @@ def test_code_of_a_bundle_is_located_by_the_text_of_the_program(compiler: Builde
 
 
 def test_other_code_gives_no_line(tmp_path: Path, open_gpu: Callable[..., Gpu]) -> None:
-    """The header has changed since: what is compiled now is not what runs."""
+    """The header has changed since the launch, so that a new compile differs from the running code."""
     header = tmp_path / "h.cuh"
     header.write_text("__device__ int far() { return 100; }\n")
     source = '#include "h.cuh"\n__global__ void k(int* x) { x[far()] = 1; }\n'

@@ -78,7 +78,7 @@ def test_shuffles_read_the_lane_that_the_manual_says(
         for thread, (lane, warp) in enumerate(warps(2 * threads, threads)):
             source, valid = shuffled(mode, lane, (b + spread * (thread % threads)) & 31, c)
             assert out[thread, 1] == valid
-            if source < len(warp):  # what a lane that is not there holds is anybody's guess
+            if source < len(warp):  # The value of an absent lane is undefined.
                 assert out[thread, 0] == values[warp[source]]
 
 
