@@ -158,7 +158,7 @@ class Native:
             self._done(nvcc, "-O2", "-o", self._program, source, "-ldl")
 
     def lives(self, *given: int) -> list[Costs]:
-        """What graphs of one size cost, once a round; nothing where the program does not work."""
+        """Return the costs of graphs of one size, once a round; an empty list if the program fails."""
         lines = [] if self.failure else self._done(self._program, self._cubin, *given).splitlines()
         return [Costs(*map(float, line.split())) for line in lines]
 

@@ -74,7 +74,7 @@ class Recorder:
             pytest.fail(f"{name}: {dict(fields)}")
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """The fields of every event called `name`, oldest first."""
+        """Return the fields of every event called `name`, oldest first."""
         return [fields for seen, fields in self.seen if seen == name]
 
 
@@ -144,7 +144,7 @@ def frozen_heap() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """One cache for all tests that only need kernels: each is compiled once, by one of the workers."""
+    """Yield a builder for all tests that only need kernels, so that each kernel is compiled once."""
     root = tmp_path_factory.getbasetemp()
     # A worker of xdist has a directory inside that of the run.
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -218,13 +218,13 @@ def open_faulty(shared_builder: Builder) -> Iterator[Callable[..., FaultyGpu]]:
 
 @pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind of device."""
+    """Return each kind of device."""
     return str(request.param)
 
 
 @pytest.fixture
 def faulty(kind: str, open_faulty: Callable[..., FaultyGpu]) -> FaultyGpu:
-    """Each kind of device, with an interface that can fail."""
+    """Return each kind of device, with an interface that can fail."""
     return open_faulty(kind)
 
 

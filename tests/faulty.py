@@ -57,7 +57,7 @@ class FaultyDevice(_Watched):
 
     @property
     def on_loss(self) -> Callable[[DeviceError], None]:
-        """The callback of the wrapped device for an error that nothing on the device survives."""
+        """Return the callback of the wrapped device for an error that ends its context."""
         callback: Callable[[DeviceError], None] = self._part.on_loss
         return callback
 

@@ -28,14 +28,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
-    """A directory with the application of the guides."""
+    """Return a directory with the application of the guides."""
     place = tmp_path / "context"
     shutil.copytree(APP, place, ignore=shutil.ignore_patterns("__pycache__"))
     return place
 
 
 def clean(tmp_path: Path) -> dict[str, str]:
-    """The environment of a new machine: an empty home, no cache, and preheat with its compilers."""
+    """Return the environment of a new machine: an empty home, no cache, preheat and its compilers."""
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
     return {
@@ -171,7 +171,7 @@ class Image:
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """The instructions of a Dockerfile, in their lines put together."""
+    """Yield the instructions of a Dockerfile, in their lines put together."""
     whole = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.M))
     for line in filter(None, whole.splitlines()):
         verb, _, rest = line.partition(" ")
@@ -183,7 +183,7 @@ DOCKERFILE = next(s.text for s in ALL if s.page.name == "containers.md" and s.ki
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """The image of the guide; the application was recorded on another machine, by the emulator."""
+    """Return the image of the guide; the application was recorded on another machine."""
     root = tmp_path_factory.mktemp("image")
     shutil.copytree(APP, root / "context", ignore=shutil.ignore_patterns("__pycache__"))
     env = {**clean(root / "another"), "PREHEAT_DEVICE": "emulator"}

@@ -51,7 +51,7 @@ def layer(file: Path) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """The layers a file imports, whether at the top, in a function or for type checkers alone."""
+    """Yield the layers that a file imports, at the top, in a function or for type checkers."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -66,7 +66,7 @@ def asked(program: Program, arch: str = "sm_90") -> Key:
 
 
 def in_file(home: str, *include: str) -> Program:
-    """A program in a file of the project in `home`."""
+    """Return a program in a file of the project in `home`."""
     own = f"{home}/kernels"
     return Program.of(INCLUDING, label="k.cu", include=[own, *include], path=f"{own}/k.cu")
 

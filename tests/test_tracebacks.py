@@ -25,7 +25,7 @@ DOORS: dict[str, Callable[[Gpu, str], object]] = {
 
 
 def own_frames(error: PreheatError) -> list[str]:
-    """The functions of preheat in the traceback of `error`."""
+    """Return the functions of preheat in the traceback of `error`."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame.name for frame in frames if frame.filename.startswith(HERE)]
 

@@ -194,7 +194,7 @@ class _NoCompiler:
 
 @pytest.fixture
 def bare(tmp_path: Path, recorder: Recorder) -> Builder:
-    """A builder with an empty cache and no compiler."""
+    """Return a builder with an empty cache and no compiler."""
     config = Config(cache_dirs=(tmp_path / "empty",), lock_dir=tmp_path / "locks")
     builder = Builder.open(config, events=Events(recorder))
     builder.toolchain = _NoCompiler()  # type: ignore[assignment]

@@ -346,7 +346,7 @@ print(*(row.source for row in baked.rows))
 
 
 def compiles(log: Path) -> list[str]:
-    """The programs that were compiled, one for each time."""
+    """Return the programs that were compiled, one for each time."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event["program"] for event in events if event["event"] == "compile"]
@@ -357,7 +357,7 @@ def compiles(log: Path) -> list[str]:
 
 @pytest.fixture
 def mounted(shared_builder: Builder, tmp_path: Path) -> Callable[..., Builder]:
-    """A builder with nothing but a bundle of these programs."""
+    """Return a builder that has only a bundle of these programs."""
 
     def mount(manifest: Manifest, archs: Iterable[str] = ("sm_90",)) -> Builder:
         path = tmp_path / "mounted.heat"

@@ -117,7 +117,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The application and its bundle, recorded on the emulator and baked for three architectures."""
+    """Return the application and its bundle, baked for three architectures."""
     root = tmp_path_factory.mktemp("app")
     (root / "kernels").mkdir()
     (root / "include").mkdir()
@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def moved(place: Place, tmp_path: Path) -> Place:
-    """The application elsewhere: its bundle and sources, an empty cache, and not one header."""
+    """Return the application in another directory: bundle, sources, an empty cache, no headers."""
     home = tmp_path / "far" / "away"
     (home / "kernels").mkdir(parents=True)
     shutil.copy(place.app / "app.py", home)
@@ -155,7 +155,7 @@ def moved(place: Place, tmp_path: Path) -> Place:
 
 
 def check(told: str) -> dict[str, Any]:
-    """The application's answer against NumPy; its counters."""
+    """Compare the answer of the application with NumPy, and return its counters."""
     row: dict[str, Any] = json.loads(told)
     x = np.random.default_rng(int.from_bytes(b"preheat")).integers(1, 100, 331)
     expected = x * 3 + 7 * 2 * 3
@@ -181,7 +181,7 @@ def test_sealed_it_runs_on_the_emulator_with_nothing_to_compile_with(moved: Plac
 
 
 def without_compilers(place: Place) -> Place:
-    """The same with a Python that has every package but those of NVIDIA."""
+    """Return a Python environment with every package except those of NVIDIA."""
     links = place.app.parent / "packages"
     links.mkdir()
     for root in filter(os.path.isdir, place.env["PYTHONPATH"].split(os.pathsep)):

@@ -90,7 +90,7 @@ def asked(manifest: Path) -> dict[str, int]:
 
 
 def line_of(text: str) -> int:
-    """Where in an application the line with `text` is."""
+    """Return the number of the line with `text` in an application."""
     return PRELUDE.count("\n", 0, PRELUDE.index(text)) + 1
 
 
@@ -316,7 +316,7 @@ def artifact(seconds: float = 0.5) -> Artifact:
 
 @pytest.fixture
 def record(manifest: Path, events: Events) -> Iterator[Recorder]:
-    """A recorder that no builder has: what it sees is up to the test."""
+    """Return a recorder without a builder; the test gives it events."""
     recorder = Recorder(manifest, events)
     yield recorder
     recorder.close()

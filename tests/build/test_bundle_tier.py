@@ -97,7 +97,7 @@ def test_a_damaged_entry_of_a_bundle_is_a_miss(
 
 
 def with_damage(baked: Baked, label: str, place: Path) -> Path:
-    """The bundle, its promise for one program damaged, its code whole."""
+    """Return a copy of the bundle in which the entry of one program is damaged and the code is not."""
     key = bundle_key(baked.programs[label], Arch.parse("sm_90")).digest
     with Bundle.open(baked.path) as bundle:
         promise = bundle.get(key)

@@ -49,7 +49,7 @@ def test_a_whole_entry_that_holds_no_artifact_is_a_miss(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, filled to the brim by the test."""
+    """Return a file system of 64 KiB, which the test fills."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(

@@ -63,7 +63,7 @@ def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 @contextmanager
 def tmpfs(path: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own at `path`; skips the test where mounting is not permitted."""
+    """Mount a small file system at `path`; skip the test where mounting is not permitted."""
     path.mkdir()
     mounted = _run("mount", "-t", "tmpfs", "-o", options, "none", str(path))
     if mounted is not None:

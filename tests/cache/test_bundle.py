@@ -59,13 +59,13 @@ def small(path: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that each example of a property writes anew."""
+    """Return a file that each example of a property writes anew."""
     return tmp_path_factory.mktemp("scratch") / "any.heat"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a sound bundle."""
+    """Return the bytes of a valid bundle."""
     path = tmp_path_factory.mktemp("whole") / "whole.heat"
     write(path, SMALL, META)
     return path.read_bytes()
@@ -85,7 +85,7 @@ def forged(
     version: int = 1,
     magic: bytes = bundle.MAGIC,
 ) -> bytes:
-    """A bundle that says what it is told, under a checksum that is right.
+    """Return a bundle with arbitrary content and a valid checksum.
 
     Records have the ends of entries counted from the first one's start.
     """
@@ -102,7 +102,7 @@ def forged(
 
 
 def behaves(path: Path, originals: dict[str, bytes]) -> bool:
-    """Whether the file opens; if so, an entry is the original, missing, or known to be damaged."""
+    """Return True if the file opens and each entry is the original, missing, or known as damaged."""
     try:
         opened = Bundle.open(path)
     except BundleError:

@@ -29,7 +29,7 @@ metas = st.dictionaries(texts, values, max_size=4)
 
 
 def sealed(text: bytes, payload: bytes = b"", *, length: int | None = None) -> bytes:
-    """An entry with any JSON part and a checksum that is right."""
+    """Return an entry with any JSON part and a checksum that is right."""
     head = HEAD.pack(codec.MAGIC, 1, bytes.fromhex(DIGEST), len(text) if length is None else length)
     body = head + text + payload
     return body + xxhash.xxh3_128_digest(body)

@@ -355,7 +355,7 @@ def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskTier, clock: Clo
 
 @pytest.fixture
 def layer(disk: DiskTier, events: Events) -> LayerTier:
-    """A directory that someone filled long ago, where our own store would write stamps."""
+    """Return a directory that was filled earlier, in which the store would write stamps."""
     disk.put(KEY, BLOB)
     disk.put(digest_of(2), blob_of(2))
     for digest in (KEY, digest_of(2)):

@@ -43,7 +43,7 @@ def staged(disk: DiskTier, name: str, *, written: float) -> Path:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every look through the whole cache."""
+    """Return a list that gets each scan of the whole cache."""
     seen: list[str] = []
     items = DiskTier.items
 

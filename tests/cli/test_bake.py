@@ -34,7 +34,7 @@ SM_90 = Arch(9, 0)
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests here: each kernel is compiled once."""
+    """Return one cache for all tests here: each kernel is compiled once."""
     return tmp_path_factory.mktemp("cli") / "cache"
 
 
@@ -309,7 +309,7 @@ def promise(
     headers: Sequence[Header] = (),
     entries: tuple[str, ...] = (),
 ) -> BundleEntry:
-    """A promise that no compiler was needed for."""
+    """Return a bundle entry for which no compiler was needed."""
     program = Program.of(f"text of {name}", label=f"{name}.cu")
     key = request_key(program, arch, toolchain)
     state = HeaderState(tuple(headers), (), ("0",) if headers else ())

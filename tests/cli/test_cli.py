@@ -199,7 +199,7 @@ def test_a_bad_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def key(cli: Cli, saxpy: str) -> str:
-    """The key of the one program in the cache."""
+    """Return the key of the one program in the cache."""
     digest: str = cli("compile", saxpy, "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
     return digest
 

@@ -40,7 +40,7 @@ def environment(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The demo as it is shipped, as JSON."""
+    """Return the output of the shipped demo as JSON."""
     root = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "preheat.cli", "demo", "--arch", "sm_80", "--arch", "sm_100"]
     started = time.monotonic()
@@ -128,7 +128,7 @@ def test_the_closing_table_says_what_ran_where(told: dict[str, Any]) -> None:
 
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what the demo ships, to be changed: `kernels` with three programs, and `app`."""
+    """Return a copy of the shipped demo to change: `kernels` with three programs, and `app`."""
     (tmp_path / "kernels").mkdir()
     for name in FEW:
         shutil.copy(demo.KERNELS / name, tmp_path / "kernels")

@@ -14,7 +14,7 @@ U32 = 0xFFFFFFFF
 
 
 def bits_of(values: Array, width: int = 32) -> NDArray[np.int64]:
-    """The bits of each value, lowest first, along a new last axis."""
+    """Return the bits of each value, lowest first, along a new last axis."""
     places = np.arange(width, dtype=np.uint64)
     return (values.astype(np.uint64)[..., None] >> places & 1).astype(np.int64)
 

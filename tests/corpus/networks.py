@@ -42,7 +42,7 @@ __device__ float block_sum(float v, float* scratch) {
 
 
 def softmax(x: Array) -> Array:
-    """The softmax of each row."""
+    """Return the softmax of each row."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(e / e.sum(-1, keepdims=True))
 

@@ -29,7 +29,7 @@ INEXACT = re.compile(
 
 @pytest.fixture(scope="module")
 def both(corpus_builder: Builder) -> Iterator[tuple[Gpu, Gpu]]:
-    """The GPU, and the emulator of its architecture."""
+    """Yield the GPU, and the emulator of its architecture."""
     real = Gpu(CudaDevice(0), corpus_builder)
     emulated = Gpu(EmulatorDevice(0, real.arch), corpus_builder)
     with real, emulated:

@@ -40,7 +40,7 @@ class Seam(NamedTuple):
         self.device.fill(self.address, value.to_bytes(4, "little"), 3, stream)
 
     def words(self) -> list[int]:
-        """What the memory holds."""
+        """Return what the memory holds."""
         out = np.zeros(6, np.int32)
         self.device.copy_out(host_bytes(out), self.address, self.other)
         return [int(word) for word in out]
@@ -70,7 +70,7 @@ def seam(device: Gpu) -> Iterator[Seam]:
 
 
 def code_of(do: Callable[[], object]) -> int:
-    """The number of the error that `do` raises; 0 where it raises none."""
+    """Return the number of the error that `do` raises; 0 where it raises none."""
     try:
         do()
     except DriverError as error:
@@ -301,7 +301,7 @@ class Allocating(NamedTuple):
     kinds: list[str]
 
     def replay(self) -> int:
-        """The status of one replay."""
+        """Return the status of one replay."""
         return self.executable.prepare(self.seam.other)()[0]
 
 

@@ -123,7 +123,7 @@ class _FakeFactory:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeFactory:
-    """A third kind of device, which this test registers."""
+    """Return a third kind of device, which this test registers."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     factory = _FakeFactory()
     registry.register("fake", factory)

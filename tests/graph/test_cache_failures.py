@@ -284,7 +284,7 @@ def test_nor_is_one_inside_the_capture_hidden(verb: str, open_faulty: Callable[.
 
 
 def raised_and_lost(faulty: FaultyGpu, verb: str) -> None:
-    """That what `verb` cannot survive comes out, of this call and the next ones, with nothing tried."""
+    """Check that an error of `verb` that ends the context is raised by this call and all later ones."""
     made = axpy_case(faulty.gpu)
     graphs = faulty.gpu.graphs()
     step = Step(made)

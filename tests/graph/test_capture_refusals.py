@@ -65,12 +65,12 @@ class Scene(NamedTuple):
 
     @property
     def gpu(self) -> Gpu:
-        """The device."""
+        """Return the device."""
         return self.made.gpu
 
 
 def scene(gpu: Gpu) -> Scene:
-    """A scene on `gpu`; the default stream is known to it already."""
+    """Return a scene on `gpu`; the context has used the default stream before."""
     made = axpy_case(gpu)
     stream = gpu.stream()
     module = gpu.module(KERNELS)

@@ -67,7 +67,7 @@ def linger(gpu: Gpu, stream: object = None) -> None:
 
 
 def usable(gpu: Gpu, torch: Any) -> None:
-    """That preheat and torch work as before."""
+    """Check that preheat and torch work as before."""
     made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()

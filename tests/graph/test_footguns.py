@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def table(head: str) -> list[tuple[str, ...]]:
-    """The cells of the page's table under this head."""
+    """Return the cells of the page's table under this head."""
     rows = PAGE.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
     return [tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in rows]
 
@@ -64,17 +64,17 @@ class Scene(NamedTuple):
         self.add[2, 32](self.x, by, self.out, N)
 
     def captured(self) -> Graph:
-        """A graph of it."""
+        """Return a graph of one launch."""
         with self.gpu.capture(name="step") as graph:
             self.launch()
         return graph
 
     def check(self, by: int = 5) -> None:
-        """That it was done."""
+        """Check that the work was done."""
         np.testing.assert_array_equal(self.out.numpy(), self.xs + by)
 
     def untouched(self) -> None:
-        """That it was not."""
+        """Check that the work was not done."""
         np.testing.assert_array_equal(self.out.numpy(), np.full(N, -1))
 
     def cover(self) -> object:
@@ -96,7 +96,7 @@ MISUSES: dict[str, Misuse] = {}
 
 
 def footgun(does: str) -> Callable[[Misuse], Misuse]:
-    """The misuse of one row, by the words of its first cell."""
+    """Return the misuse of one row, by the words of its first cell."""
 
     def enter(misuse: Misuse) -> Misuse:
         MISUSES[does] = misuse
@@ -199,7 +199,7 @@ def _(s: Scene) -> None:
 
 
 def stepped(s: Scene) -> tuple[Graph, Array]:
-    """A graph that adds 100 to a scalar, and where."""
+    """Return a graph that adds 100 to a scalar, with the line of the capture."""
     step = s.gpu.scalar("int32", name="step")
     out = s.gpu.empty(1, "int32")
     with s.gpu.capture(name="step") as graph:

@@ -179,7 +179,7 @@ def churn(gpu: Gpu, times: int) -> None:
 
 
 def streams_of(gpu: Gpu) -> list[object]:
-    """Every stream that the runtime knows."""
+    """Return every stream that the runtime knows."""
     order = gpu._context.order
     return [*order._own.values(), *order._capture_streams.values(), *order._others.values()]
 

@@ -82,7 +82,7 @@ async def asynchronous() -> Any:
 
 
 def generator() -> Any:
-    """The same."""
+    """Return an equal generator."""
     yield
 
 
@@ -497,11 +497,11 @@ class Tensors:
         self.library = import_or_skip(name)
 
     def of(self, host: Host) -> Any:
-        """A copy on the GPU."""
+        """Return a copy on the GPU."""
         return self.library.asarray(host, **({"device": "cuda"} if self.name == "torch" else {}))
 
     def host(self, tensor: Any) -> Host:
-        """A copy on the host."""
+        """Return a copy on the host."""
         found: Host = tensor.cpu().numpy() if self.name == "torch" else self.library.asnumpy(tensor)
         return found
 

@@ -47,7 +47,7 @@ class Page:
         fill: complex = 2.5,
         again: int = 0,
     ) -> Graph:
-        """A graph of a kernel, a fill, a copy, and another kernel."""
+        """Return a graph of a kernel, a fill, a copy, and another kernel."""
         with self.gpu.capture() as graph:
             x = self.x if x is None else x
             self.mix.launch(by, odd, x, self.y, n, grid=grid, block=block, shared=shared)
@@ -148,7 +148,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]{5,}", re.IGNORECASE)
 
 
 def held(gpu: Gpu) -> list[object]:
-    """What a program holds that captures and runs something: numbers, tensors, streams and all."""
+    """Return objects that a capturing program holds: numbers, tensors, streams and others."""
     made = axpy_case(gpu)
     pool = gpu.pool(4096)
     ours = made.axpy.bind(3, made.x, made.y, made.n, grid=5, block=64)
@@ -256,7 +256,7 @@ def test_a_graph_introduces_itself(device: Gpu) -> None:
 
 
 def behind(graph: Graph) -> base.Stream:
-    """The captured stream, to work in without telling the runtime."""
+    """Return the captured stream, for work that the runtime does not see."""
     return graph.context.order.adopt(graph.stream.handle)
 
 
@@ -468,7 +468,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def steps() -> st.SearchStrategy[list[Step]]:
-    """Some steps of any kind."""
+    """Return some steps of any kind."""
     kinds = [st.builds(kind, *map(_choice, kind._fields)) for kind in (Mix, Fill, Copy)]
     return st.lists(st.one_of(*kinds), min_size=1, max_size=6)
 
@@ -479,7 +479,7 @@ def _choice(field: str) -> st.SearchStrategy[Any]:
 
 @pytest.fixture(scope="module")
 def book(shared_builder: Builder) -> Iterator[Page]:
-    """A page for many examples: on the emulator, since nothing is replayed."""
+    """Yield a page for many examples: on the emulator, since nothing is replayed."""
     device: Any = EmulatorDevice(0, "sm_90")
     gpu = Gpu(device, shared_builder)
     yield Page(gpu)
@@ -487,7 +487,7 @@ def book(shared_builder: Builder) -> Iterator[Page]:
 
 
 def captured(page: Page, what: list[Step]) -> Graph:
-    """A graph of these steps."""
+    """Return a graph of these steps."""
     arrays = page.x, page.y, page.z
     with page.gpu.capture() as graph:
         for step in what:

@@ -35,7 +35,7 @@ class Clock:
 
 
 def counting(gpu: Gpu, name: str = "counting") -> Graph:
-    """A graph of one launch that counts in a device variable."""
+    """Return a graph of one launch that counts in a device variable."""
     count = gpu.kernel(KERNELS, "count")
     with gpu.capture(name=name) as graph:
         count[1, 1]()

@@ -62,7 +62,7 @@ class Mixer:
         self.mix[-(-self.n // 64), 64](by, odd, x, y, self.n)
 
     def results(self) -> list[bytes]:
-        """Every bit of the three arrays."""
+        """Return every bit of the three arrays."""
         return [array.numpy().tobytes() for array in (self.x, self.y, self.z)]
 
 
@@ -411,7 +411,7 @@ def test_closing_other_memory_leaves_a_graph_as_it_is(device: Gpu) -> None:
 
 
 def allocating(made: AxpyCase, **more: Any) -> tuple[Graph, int]:
-    """A graph with memory that another library allocates in it and does not free."""
+    """Return a graph in which another library allocates memory without freeing it."""
     seam = made.gpu._device
     with made.gpu.capture(name="step", **more) as graph:
         stream = graph.context.order.adopt(graph.stream.handle)

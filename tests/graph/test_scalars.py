@@ -143,7 +143,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def bits(value: Any, dtype: str) -> bytes:
-    """The bytes of a value in device memory."""
+    """Return the bytes of a value in device memory."""
     if dtype == "bfloat16":
         return struct.pack("<f", value)[2:]  # of values that have no more digits
     return np.array(value).astype(dtype if not dtype.startswith("float8") else "uint8").tobytes()

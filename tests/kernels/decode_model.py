@@ -181,7 +181,7 @@ class Model:
             self.state.advance(self.next)
 
     def captured(self) -> Graph:
-        """A graph of one step."""
+        """Return a graph of one step."""
         with self.gpu.capture() as graph:
             self.step()
         return graph
@@ -193,7 +193,7 @@ class Model:
 
 
 def model(gpu: Gpu, tokens: Ints, positions: Ints, limit: int | None = ROWS) -> Model:
-    """A model whose sequences begin at these tokens and positions."""
+    """Return a model whose sequences begin at these tokens and positions."""
     state = preheat.DecodeState(gpu, len(tokens), limit=limit)
     state.set(tokens, positions)
     return Model(gpu, weights(len(tokens)), state)

@@ -76,7 +76,7 @@ def products(
 
 
 def every_op() -> Iterator[Op]:
-    """What the cases launch."""
+    """Yield what the cases launch."""
     for dtype in DTYPES:
         for number, width, _ in ROWS:
             yield softmax.softmax(number, width, dtype)

@@ -35,7 +35,7 @@ def templates(entries: Iterable[str]) -> set[str]:
 
 
 def share(family: str, at: int, archs: int) -> list[Op]:
-    """The kernels of a family for architecture number `at`: some of one type, and other ones of each.
+    """Return the kernels of a family for architecture number `at`: some of one type, others of each.
 
     Together the architectures have every other one of float32 and the others of float16. They have a
     few of bfloat16, whose code differs from that of float16 in no more than how numbers are rounded.

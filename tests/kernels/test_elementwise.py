@@ -35,13 +35,13 @@ def silu(x: Exact) -> Exact:
 
 
 def slope(x: Exact) -> Exact:
-    """The derivative of silu."""
+    """Return the derivative of silu."""
     s = sigmoid(x)
     return s * (1 + x - x * s)
 
 
 def terms(x: Exact) -> Exact:
-    """The magnitude of what `slope` adds up."""
+    """Return the magnitude of what `slope` adds up."""
     s = sigmoid(x)
     return s * (1 + np.abs(x) * (1 - s))
 

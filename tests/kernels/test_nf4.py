@@ -137,7 +137,7 @@ def test_codes_and_scales_must_belong_to_the_shape(which: str) -> None:
 
 
 def rounded(values: Any, dtype: str) -> Any:
-    """What an array of a type is made from: NumPy has no bfloat16, which is rounded on the way."""
+    """Return the values from which an array is made; bfloat16, which NumPy lacks, is rounded here."""
     return values.astype("float16") if dtype == "float16" else values
 
 

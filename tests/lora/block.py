@@ -45,7 +45,7 @@ def softmax(scores: Exact) -> Exact:
 
 
 def forward(s: Shape, w: dict[str, Exact]) -> dict[str, Exact]:
-    """All that the block computes; `w` are its weights and its input `x`."""
+    """Return all that the block computes; `w` are its weights and its input `x`."""
     kept = {"normed1": normed(w["x"], w["norm1"])}
     for name in "qkv":
         kept[name] = kept["normed1"] @ w[name]
@@ -91,12 +91,12 @@ class Case:
         return kept
 
     def step(self) -> dict[str, Exact]:
-        """The gradients that the device finds."""
+        """Return the gradients that the device finds."""
         gx = self.block.step(self.g)
         return {"x": exact(gx)} | {name: exact(g) for name, g in self.block.gradients.items()}
 
     def slopes(self, name: str) -> Exact:
-        """The gradient of one weight, or the input, by finite differences."""
+        """Return the gradient of one weight, or the input, by finite differences."""
 
         def result(value: Exact) -> Exact:
             return forward(self.shape, self.weights | {name: value})["y"]

@@ -29,7 +29,7 @@ from tests.lora.block import GQA, MHA, Case, fake, names, planned
 
 
 def small(model: str) -> dict[str, Any]:
-    """A model in miniature: its proportions, with as many heads to one of keys and values."""
+    """Return a small model with the same proportions and the same heads per key-value head."""
     real = MODELS[model]
     share, head = real.q_dim // real.kv_dim, 4
     heads = max(2, share)
@@ -67,7 +67,7 @@ def test_the_plan_is_what_a_step_launches(
 
 
 def step_at_real_size(gpu: Gpu, plan: Plan, **more: Any) -> tuple[Op, ...]:
-    """What a step with arrays of ones launches."""
+    """Return the ops that a step with arrays of ones launches."""
     shape = plan.shape
     arrays: dict[str, Any] = {
         name: gpu.zeros(size, shape.dtype).fill(0.01) for name, size in shape.given.items()
@@ -118,7 +118,7 @@ def test_shorter_types_have_a_plan_of_their_own(open_device: Callable[..., Gpu],
 
 @pytest.fixture
 def fresh(open_device: Callable[..., Gpu], builder: Builder) -> Gpu:
-    """An emulator with a cache of its own."""
+    """Return an emulator with a cache of its own."""
     return open_device("emulator", builder=builder)
 
 

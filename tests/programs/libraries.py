@@ -22,10 +22,10 @@ class Library(Protocol):
     """A library with tensors of int32 and streams of its own, one of which is current."""
 
     def full(self, count: int, value: int) -> Any:
-        """A new tensor of one number."""
+        """Return a new tensor of one number."""
 
     def take(self, array: Any) -> Any:
-        """A tensor over the memory of an array of preheat."""
+        """Return a tensor over the memory of an array of preheat."""
 
     def fill(self, tensor: Any, value: int) -> None:
         """Set every number, in the current stream."""
@@ -34,13 +34,13 @@ class Library(Protocol):
         """Copy numbers, in the current stream."""
 
     def read(self, tensor: Any) -> list[int]:
-        """The numbers, after the work in the current stream."""
+        """Return the numbers, after the work in the current stream."""
 
     def switch(self, number: int) -> None:
         """Work in another stream from here on, which waits for the one before."""
 
     def handle(self) -> int:
-        """The handle of the current stream."""
+        """Return the handle of the current stream."""
 
     def slow(self) -> None:
         """Keep the current stream busy for a while."""

@@ -87,7 +87,7 @@ class Programs(RuleBasedStateMachine):
     """One program. A subclass says on which device and beside which libraries it runs."""
 
     def open(self, schedule: int) -> tuple[Gpu, list[Library]]:
-        """The device, and the other libraries."""
+        """Open the device and the other libraries."""
         raise NotImplementedError
 
     def shut(self) -> None:
@@ -145,7 +145,7 @@ class Programs(RuleBasedStateMachine):
         return StreamHandle(chosen.handle()) if chosen in self.libraries else chosen
 
     def _address(self, item: Item) -> Any:
-        """The operand: the first N numbers from where the item begins."""
+        """Return the operand: the first N numbers from where the item begins."""
         if isinstance(item.value, Array):
             return item.value[item.start : item.start + N] if item.root is None else item.value
         return item.value
@@ -382,7 +382,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.capturing is None)
     @rule(at=number)
     def read(self, at: int) -> None:
-        """What the program reads is what the model holds."""
+        """Check that the program reads what the model holds."""
         self._compare(self._item(at))
 
     def _compare(self, item: Item) -> None:
@@ -402,7 +402,7 @@ class Programs(RuleBasedStateMachine):
 
 
 def _apply(name: str, items: list[Item], value: int | None) -> None:
-    """What a kernel does to the models."""
+    """Apply the effect of a kernel to the models."""
     if name == "put":
         items[0].set([value or 0] * N)
         return

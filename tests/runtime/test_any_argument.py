@@ -83,7 +83,7 @@ def context() -> Context:
 
 
 def packing(context: Context, parameter: Parameter) -> Callable[[Any], bytes]:
-    """A function that gives the bytes that a launch hands over for one argument."""
+    """Return a function that gives the bytes that a launch hands over for one argument."""
     signature = Signature(EntryPoint("k", (parameter,)))
     nothing = cast(Any, None)
     geometry = Geometry((1, 1, 1), (1, 1, 1))

@@ -62,14 +62,14 @@ NUMPY = [name for name in np.sctypeDict if isinstance(name, str) and name in (
 
 
 def taken(gpu: Gpu, kind: Kind, value: Any) -> Any:
-    """What a kernel sees of `value` in a parameter of this kind."""
+    """Return what a kernel sees of `value` in a parameter of this kind."""
     out = gpu.zeros(1, "uint8" if kind.cpp == "bool" else kind.numpy)
     gpu.kernel(SOURCE, kind.kernel)[1, 1](77, value, out)
     return out.numpy()[0].item()
 
 
 def taken_quickly(gpu: Gpu, kind: Kind, value: Any) -> Any:
-    """The same once the launch has become quick."""
+    """Return the same after the launch has become a fast one."""
     for _ in range(3):
         taken(gpu, kind, 1)
     return taken(gpu, kind, value)

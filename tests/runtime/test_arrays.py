@@ -258,7 +258,7 @@ def test_scalars_of_every_kind_give_their_value_back(name: str, value: complex, 
 
 
 def nearest_bfloat16(value: float) -> int:
-    """The bits of the nearest bfloat16, ties to even, in exact arithmetic."""
+    """Return the bits of the nearest bfloat16, ties to even, in exact arithmetic."""
     exact = Fraction(abs(value))
     sign = int(math.copysign(1, value) < 0)
     candidates = range(0x7F81)

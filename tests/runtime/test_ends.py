@@ -37,7 +37,7 @@ class Things(NamedTuple):
 
 
 def things(gpu: Gpu) -> Things:
-    """One thing of each kind, every one of them used."""
+    """Return one object of each kind, all of which were used."""
     module = gpu.module(KERNELS)
     array = gpu.zeros(4, "int32")
     scalar = gpu.scalar("int32")

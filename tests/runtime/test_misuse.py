@@ -40,7 +40,7 @@ class Misuse:
 
 
 def closed(b: SaxpyCase) -> Any:
-    """An array that was closed."""
+    """Return an array that was closed."""
     made = b.gpu.array(b.xs)
     made.close()
     return made

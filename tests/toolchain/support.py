@@ -87,13 +87,13 @@ def _parameter_rows(info: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def slow(terms: int) -> str:
-    """A program whose compile time grows with the square of `terms`: 1000 take seconds."""
+    """Return a program whose compile time grows with the square of `terms`: 1000 take seconds."""
     chain = "".join(f"a == {i} ? {i} : " for i in range(terms))
     return f'extern "C" __global__ void k(int a, int* o) {{ *o = {chain}0; }}\n'
 
 
 def workers_of(process: int) -> set[int]:
-    """The compiler processes that `process` started and that are still there."""
+    """Return the compiler processes that `process` started and that are still there."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -105,7 +105,7 @@ def workers_of(process: int) -> set[int]:
 
 
 def scratch_of(worker: int) -> Path | None:
-    """The directory a worker compiles in, while it does."""
+    """Return the directory a worker compiles in, while it does."""
     with suppress(OSError):
         place = Path(f"/proc/{worker}/cwd").readlink()
         return None if place == Path("/") else place
@@ -125,7 +125,7 @@ def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
 
 
 def gone(worker: int) -> bool:
-    """Whether a process has ended; one that only waits to be reaped has."""
+    """Return True if a process has ended; a zombie process has ended."""
     try:
         state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -22,7 +22,7 @@ SIZES = (1, 31, 33, 127, 1009, 100_003)
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The values of a driver call that succeeded."""
+    """Return the values of a driver call that succeeded."""
     code, *values = answer
     assert code.value == 0, code
     return values[0] if len(values) == 1 else tuple(values)
@@ -30,7 +30,7 @@ def ok(answer: tuple[Any, ...]) -> Any:
 
 @pytest.fixture(scope="module")
 def arch() -> Iterator[Arch]:
-    """The architecture of the first GPU, whose primary context is current during the module."""
+    """Yield the architecture of the first GPU, whose primary context is current during the module."""
     from cuda.bindings import driver
 
     ok(driver.cuInit(0))

@@ -20,7 +20,7 @@ def note(name: bytes, kind: int, payload: bytes) -> bytes:
 
 
 def elf(*segments: tuple[int, bytes]) -> bytes:
-    """A 64-bit little-endian ELF file of segments, each with its type."""
+    """Return a 64-bit little-endian ELF file of segments, each with its type."""
     head, size = 64, 56
     table, body = b"", b""
     for kind, payload in segments:

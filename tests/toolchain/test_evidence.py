@@ -34,7 +34,7 @@ def look(memo: Memo, path: Path) -> Evidence:
 
 
 def settled(path: Path) -> Memo:
-    """A memo that believes the stamp of `path`."""
+    """Return a memo that trusts the stamp of `path`."""
     clock = Clock()
     memo = Memo(clock=clock)
     look(memo, path)

@@ -53,7 +53,7 @@ TREES = st.dictionaries(st.tuples(st.sampled_from(OWN), st.sampled_from(NAMES)),
 
 
 def preprocess(text: str, roots: Mapping[str, str], where: str | None = None) -> Iterator[str]:
-    """What a compile opens, as it names it: `@0/sub/a.h`. `LookupError` where a name is not found."""
+    """Yield the files that a compile opens, as `@0/sub/a.h`; raise `LookupError` for a missing name."""
     name = ""
     for line in text.splitlines():
         if line.startswith("#define M "):

@@ -27,7 +27,7 @@ from tests.processes import TIMEOUT_SECONDS
 
 @pytest.fixture
 def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
-    """What a first process finds, remembered in the test's directory."""
+    """Return what a first process finds; the result is remembered in the directory of the test."""
     located = look(tmp_path, events)
     assert [e["what"] for e in recorder.named("worker")] == ["started"]
     recorder.seen.clear()
@@ -35,7 +35,7 @@ def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
 
 
 def look(memo_dir: Path | None, events: Events) -> Located:
-    """What another process finds."""
+    """Return what another process finds."""
     toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=memo_dir)
     located = toolchain.located
     toolchain.close()
@@ -48,7 +48,7 @@ def memo(tmp_path: Path) -> Path:
 
 
 def row_of(path: Path) -> dict[str, Any]:
-    """What a memo says."""
+    """Return the row of a memo."""
     row: dict[str, Any] = json.loads(codec.unpack_checked(path.read_bytes()).sections["memo"])
     return row
 
@@ -209,7 +209,7 @@ for _ in sys.stdin:
 
 @pytest.fixture
 def lib(tmp_path: Path, toolchain: Toolchain) -> Path:
-    """A directory with an NVRTC of the test's own."""
+    """Return a directory with an NVRTC of the test's own."""
     directory = tmp_path / "lib"
     directory.mkdir()
     for file in map(Path, toolchain.located.library("nvrtc").files):

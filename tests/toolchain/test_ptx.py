@@ -20,7 +20,7 @@ Real = dict[str, Compiled]
 
 
 def only(text: str) -> ptx.Function:
-    """The one function of a module with the usual head."""
+    """Return the one function of a module with the usual head."""
     (function,) = ptx.parse(HEAD + text).functions
     return function
 

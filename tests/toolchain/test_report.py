@@ -27,7 +27,7 @@ def rejected(toolchain: Toolchain, program: Program) -> CompileError:
 
 @pytest.fixture(scope="module")
 def three(toolchain: Toolchain) -> CompileError:
-    """Two errors, the second indented by tabs, and a warning."""
+    """Return two errors, the second indented by tabs, and a warning."""
     source = '__global__ void k(int* o) {\n  int unused;\n  *o = "text";\n\t\t*o = oops;\n}\n'
     return rejected(toolchain, Program.of(source, label="k.cu"))
 

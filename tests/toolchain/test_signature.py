@@ -20,7 +20,7 @@ SM_90 = Arch.parse("sm_90")
 
 
 def entries(toolchain: Toolchain, source: str, names: Sequence[str] = ()) -> dict[str, EntryPoint]:
-    """The kernels by the name a person would use."""
+    """Return the kernels by their readable names."""
     compiled = toolchain.compile(Program.of(source, names=names), SM_90)
     return {e.title: e for e in compiled.entries}
 
@@ -362,7 +362,7 @@ def test_declared_kernels_and_templates_are_read_from_the_source() -> None:
 
 
 def entry(spelled: str, count: int, *, probed: bool) -> EntryPoint:
-    """The entry of a kernel with `count` parameters, given what demangling said."""
+    """Return the entry of a kernel with `count` parameters and this demangled name."""
     params = ", ".join(f".param .u64 p{i}" for i in range(count))
     module = ptx.parse(f".version 8.0\n.target sm_90\n.entry k({params}) {{ ret; }}")
     demangled, signatures = ({}, {"k": spelled}) if probed else ({"k": spelled}, {})

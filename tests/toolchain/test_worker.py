@@ -41,7 +41,7 @@ ENDLESS = Program.of(support.slow(30_000))  # hours
 
 @pytest.fixture
 def own(events: Events) -> Iterator[Toolchain]:
-    """A toolchain of the test's own, whose workers start and end with it."""
+    """Yield a toolchain of the test's own, whose workers start and end with it."""
     made = Toolchain(events, timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
@@ -56,7 +56,7 @@ def told(recorder: Recorder) -> list[str]:
 
 @pytest.fixture
 def hasty(tmp_path: Path, events: Events, recorder: Recorder) -> Iterator[Toolchain]:
-    """A toolchain that gives a compile three seconds and knows already where the compilers are."""
+    """Return a toolchain with located compilers and a limit of three seconds for a compile."""
     patient = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     _ = patient.located
     patient.close()
@@ -99,7 +99,7 @@ def test_a_wait_longer_than_the_kernel_takes_is_made_of_shorter_ones(
 
 
 def pids(toolchain: Toolchain) -> list[int]:
-    """The processes of the idle workers."""
+    """Return the processes of the idle workers."""
     return [worker._process.pid for worker in toolchain.pool._idle]
 
 
@@ -333,7 +333,7 @@ def test_requests_and_replies_of_many_megabytes_pass(own: Toolchain) -> None:
 
 
 def environment(toolchain: Toolchain) -> dict[str, str]:
-    """The environment with which the idle worker was started."""
+    """Return the environment with which the idle worker was started."""
     toolchain.pool.call({"do": "locate"})
     (worker,) = pids(toolchain)
     rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")

@@ -25,7 +25,7 @@ class Campaign:
         self._item = item
 
     def rounds(self, *, quick: int, long: int) -> int:
-        """How many times to attack; the number and the seed are printed at the end of the run."""
+        """Return the number of attacks; the number and the seed are printed at the end of the run."""
         count = long if LONG else quick
         self._item.user_properties.append(("attack", f"{count:,} rounds, seed {self.seed}"))
         return count

@@ -12,7 +12,7 @@ from tests.processes import TIMEOUT_SECONDS
 
 @pytest.fixture
 def no_hang() -> Iterator[None]:
-    """A call that waits for a pipe is interrupted, and fails."""
+    """Interrupt a call that waits for a pipe, and fail."""
 
     def interrupt(*_: object) -> None:
         raise AssertionError("it hangs")

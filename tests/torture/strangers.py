@@ -37,12 +37,12 @@ def public_place() -> Iterator[Path]:
 
 
 def play(uid: int, place: Path, code: str, *arguments: str) -> str:
-    """What user `uid` says when he has run `code`, in which `place` is known."""
+    """Return the output of user `uid` who runs `code`, in which `place` is defined."""
     return processes.expect_success(start_as(uid, place, code, *arguments))
 
 
 def start_as(uid: int, place: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process of user `uid` that runs `code`, in which `place` is known."""
+    """Return a process of user `uid` that runs `code`, in which `place` is known."""
     return processes.start_python(_BECOME + code, str(uid), str(place), *arguments)
 
 

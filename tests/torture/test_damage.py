@@ -150,7 +150,7 @@ ARTIFACT = Artifact(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a JSON value."""
+    """Yield the way to everything in a JSON value."""
     yield path
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

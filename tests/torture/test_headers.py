@@ -405,7 +405,7 @@ def value(made: Artifact) -> int:
 
 
 def built(builder: Builder, case: Case, home: Path) -> int | str:
-    """The value in the kernel, or the kind of error."""
+    """Return the value in the kernel, or the kind of error."""
     try:
         return value(builder.build(case.program(home), "sm_90"))
     except PreheatError as error:

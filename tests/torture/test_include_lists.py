@@ -67,7 +67,7 @@ WAYS = APP.count("lambda d:")
 
 
 def directories(place: Path, **contents: int) -> list[Path]:
-    """A directory with a `cfg.h` for each of the values."""
+    """Return a directory with a `cfg.h` for each of the values."""
     for name, value in contents.items():
         (place / name).mkdir(parents=True, exist_ok=True)
         (place / name / "cfg.h").write_text(f"#define VALUE {value}\n")
@@ -75,7 +75,7 @@ def directories(place: Path, **contents: int) -> list[Path]:
 
 
 def stored_value(artifact: Artifact) -> int:
-    """The number that a kernel of these tests stores, from its PTX."""
+    """Return the number that a kernel of these tests stores, from its PTX."""
     line = next(line for line in artifact.ptx.decode().splitlines() if "st.global" in line)
     register = line.rpartition(", ")[2].rstrip(";")
     moved = [row for row in artifact.ptx.decode().splitlines() if f"mov.u32 \t{register}, " in row]
@@ -114,7 +114,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The application, recorded and baked."""
+    """Return the application, recorded and baked."""
     home = tmp_path_factory.mktemp("project")
     (home / "app.py").write_text(APP)
     (home / "kernels").mkdir()
@@ -185,13 +185,13 @@ Ask = Callable[[Path], Program]
 
 
 def from_its_file(place: Path) -> Program:
-    """The same file in two projects, the header beside it."""
+    """Return the same file in two projects, the header beside it."""
     (place / "k.cu").write_text(SOURCE)
     return Program.from_file(place / "k.cu")
 
 
 def from_its_working_directory(place: Path) -> Program:
-    """The same text and the same list, asked for in two working directories."""
+    """Return the same text and the same list, asked for in two working directories."""
     before = os.getcwd()
     os.chdir(place)
     try:
@@ -201,7 +201,7 @@ def from_its_working_directory(place: Path) -> Program:
 
 
 def from_its_caller(place: Path) -> Program:
-    """The same text, asked for by two Python files, each with a directory beside it."""
+    """Return the same text, asked for by two Python files, each with a directory beside it."""
     names: dict[str, Program] = {}
     code = "program = Program.of(SOURCE, label='k.cu', include=[here])"
     given = {"Program": Program, "SOURCE": SOURCE, "here": str(place)}

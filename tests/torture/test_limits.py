@@ -27,7 +27,7 @@ SIZE = len(blob_of(0, 3000))
 
 
 def forked(act: Callable[[], object]) -> int:
-    """A child that does one thing, and ends well only if that did."""
+    """Return a forked child that does one thing, and exits with status 0 if that succeeded."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -116,7 +116,7 @@ except PermissionError as refused:
 
 @pytest.fixture
 def layer() -> Iterator[Path]:
-    """A layer of root's with one entry."""
+    """Return a layer that root owns, with one entry."""
     with public_place() as place:
         place.chmod(0o755)
         disk = DiskTier(place / "layer", Events(), lock_dir=place / "locks")

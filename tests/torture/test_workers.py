@@ -46,7 +46,7 @@ for number in range(16):
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory of the test's own, which its children have too."""
+    """Return a temporary directory of the test, which its children use too."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))

@@ -66,7 +66,7 @@ def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> Non
 
 
 def told_apart_by(wanted: ManifestProgram) -> object:
-    """What makes a row of the recordings above another one."""
+    """Return the parts by which a row of the recordings above differs from another."""
     program = wanted.program
     return program.source, *((program.asked_include, program.include) if program.may_include else ())
 
@@ -201,7 +201,7 @@ def test_no_job_is_listed_twice(manifest: Manifest) -> None:
 
 
 def job_of(wanted: ManifestProgram, arch: Arch) -> object:
-    """What a job is about: a request, and the directories whose headers may decide it."""
+    """Return the identity of a job: its request, and the directories whose headers may decide it."""
     program = wanted.program
     directories = program.include if program.may_include else ()
     return bundle_key(program, arch).digest, directories

@@ -48,7 +48,7 @@ def program(verb: str, kind: str, space: str = "global") -> str:
 
 
 def updated(verb: str, old: Any, a: Any, b: Any) -> Any:
-    """One update, by the manual, on NumPy scalars of the operation's type."""
+    """Return one update, by the manual, on NumPy scalars of the operation's type."""
     zero, one = old.dtype.type(0), old.dtype.type(1)
     match verb:
         case "add":

@@ -39,7 +39,7 @@ ret;
 
 
 def registers(grid: tuple[int, ...], cluster: tuple[int, ...] | None) -> Array:
-    """What the registers hold, for every block in the order of the grid."""
+    """Return what the registers hold, for every block in the order of the grid."""
     size, count = dim3(cluster or 1), dim3(grid)
     rows = []
     for z, y, x in product(*(range(extent) for extent in reversed(count))):
@@ -160,7 +160,7 @@ def summing(load: str) -> str:
 
 
 def written(blocks: int, threads: int) -> Array:
-    """What each thread wrote."""
+    """Return what each thread wrote."""
     return (np.arange(blocks * threads, dtype=np.uint32) * 0x10003 + 7).reshape(blocks, threads)
 
 
@@ -498,7 +498,7 @@ extern "C" __global__ void meeting(int* x, int* out) {
 
 @pytest.fixture(params=["sm_90", "sm_100", pytest.param("cuda", marks=pytest.mark.gpu)])
 def compiled(request: pytest.FixtureRequest, open_device: Callable[..., Gpu], compiler: Builder) -> Gpu:
-    """Every device, and the emulator for both dialects of PTX, with compiled code that is kept."""
+    """Return every device, and the emulator for both dialects of PTX, with cached code."""
     if request.param == "cuda":
         return open_device("cuda", builder=compiler)
     return open_device("emulator", builder=compiler, arch=request.param)

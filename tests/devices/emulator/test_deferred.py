@@ -34,7 +34,7 @@ from tests.faulty import FaultyDevice
 
 
 def race(seed: int, *, ordered: bool) -> int:
-    """What a reader in one stream sees of a write in another that was submitted before."""
+    """Return what a reader in one stream sees of a write in another that was submitted before."""
     device = deferred(seed)
     source, target = ready(device, 1), ready(device, 1)
     writer, reader = device.stream(), device.stream()
@@ -55,7 +55,7 @@ def test_a_reader_that_waits_always_sees_the_new_value() -> None:
 
 
 def overwrite(seed: int, *, ordered: bool) -> int:
-    """What a reader sees when another stream writes the same memory afterwards."""
+    """Return what a reader sees when another stream writes the same memory afterwards."""
     device = deferred(seed)
     source, target = ready(device, 1), ready(device, 0)
     reader, writer = device.stream(), device.stream()
@@ -314,7 +314,7 @@ def test_memory_is_used_again_in_the_same_stream_and_size_only() -> None:
 
 
 def late_use(seed: int, *, ordered: bool) -> bytes:
-    """What becomes of new memory when another stream still writes what was there before."""
+    """Return the content of new memory while another stream still writes to the previous allocation."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     old = ready(device, 0)
@@ -329,7 +329,7 @@ def late_use(seed: int, *, ordered: bool) -> bytes:
 
 
 def outcome(do: Callable[..., bytes], seed: int, **more: bool) -> bytes | str:
-    """What `do` returns, or what kind of fault it meets, at whichever call."""
+    """Return what `do` returns, or the kind of its fault, at any call."""
     try:
         return do(seed, **more)
     except EmulatorFault as fault:
@@ -343,7 +343,7 @@ def test_unordered_use_of_memory_that_is_used_again_shows() -> None:
 
 
 def used_elsewhere(seed: int, *, ordered: bool) -> bytes:
-    """What happens when another stream uses new memory."""
+    """Return the result of a use of new memory in another stream."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     device.free(filled(device, 0, home), home)
@@ -408,7 +408,7 @@ def test_memory_that_is_nobodys_cannot_be_used() -> None:
 
 
 def freed_early(seed: int) -> bytes:
-    """What happens when memory is freed in a stream that does not wait for its allocation."""
+    """Return the result of a free in a stream that does not wait for the allocation."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     device.free(filled(device, 0, home), home)

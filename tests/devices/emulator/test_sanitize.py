@@ -170,7 +170,7 @@ def test_without_sanitize_no_check_is_generated() -> None:
 
 
 def warp(body: str) -> str:
-    """A kernel whose threads leave `%r9` in `out`; threads from `%r8` on exit first."""
+    """Return a kernel whose threads leave `%r9` in `out`; threads from `%r8` on exit first."""
     return entry(
         ".param .u64 out, .param .u32 end",
         f"""

@@ -108,7 +108,7 @@ def open_gpu(compiler: Builder) -> Iterator[Callable[..., Gpu]]:
 
 
 def line_of(text: str, source: str = SOURCE) -> int:
-    """The number of the only line that contains `text`."""
+    """Return the number of the only line that contains `text`."""
     (number,) = (n for n, line in enumerate(source.splitlines(), 1) if text in line)
     return number
 

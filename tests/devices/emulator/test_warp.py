@@ -19,7 +19,7 @@ FULL = 0xFFFFFFFF
 
 
 def warps(count: int, threads: int) -> list[tuple[int, list[int]]]:
-    """Each thread's lane, and the threads of its warp, for blocks of `threads`."""
+    """Return each thread's lane, and the threads of its warp, for blocks of `threads`."""
     out = []
     for thread in range(count):
         block, inside = divmod(thread, threads)
@@ -30,7 +30,7 @@ def warps(count: int, threads: int) -> list[tuple[int, list[int]]]:
 
 
 def shuffled(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """The lane that a lane reads, and whether that is in range: the rules of the PTX manual."""
+    """Return the lane that a lane reads, and whether that is in range: the rules of the PTX manual."""
     keep, clamp = c >> 8 & 31, c & 31
     low, limit = lane & keep, lane & keep | clamp & ~keep
     source = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | b & ~keep}[mode]
