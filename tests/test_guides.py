@@ -195,9 +195,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def test_the_image_starts_sealed_compiles_nothing_and_answers_right(image: Image) -> None:
     stage = image.stage
     assert (stage.env["PREHEAT_SEALED"], stage.command) == ("1", ["python", "server.py"])
-    told = json.loads(stage.run(stage.command, PREHEAT_DEVICE="emulator"))
-    assert (told["compiles"], told["graphs"], told["batches"]) == (0, 4, 24)
-    assert told["error"] < 1e-5
+    reported = json.loads(stage.run(stage.command, PREHEAT_DEVICE="emulator"))
+    assert (reported["compiles"], reported["graphs"], reported["batches"]) == (0, 4, 24)
+    assert reported["error"] < 1e-5
 
 
 def test_the_image_holds_no_compiler_no_manifest_and_no_header(image: Image) -> None:
@@ -247,9 +247,9 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
 
 def test_a_program_that_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
-    told = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
-    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in told
-    assert "header:model.h: 'constexpr int WIDTH = 64;" in told
+    reported = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
+    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in reported
+    assert "header:model.h: 'constexpr int WIDTH = 64;" in reported
 
 
 def test_a_canary_compiles_what_is_missing_and_brings_it_home(image: Image, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_lazy_attribute_is_computed_once() -> None:
 
         @lazy
         def number(self) -> int:
-            """Return a number."""
+            """A number."""
             self.computed += 1
             return 5
 

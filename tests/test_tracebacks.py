@@ -30,13 +30,13 @@ def own_frames(error: PreheatError) -> list[str]:
     return [frame.name for frame in frames if frame.filename.startswith(HERE)]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_compile_error_shows_the_call_only(open_device: Callable[..., Gpu], door: str) -> None:
+@pytest.mark.parametrize("operation", DOORS)
+def test_a_compile_error_shows_the_call_only(open_device: Callable[..., Gpu], operation: str) -> None:
     gpu = open_device("emulator")
     for _ in range(2):  # the second error is remembered
         with pytest.raises(CompileError) as caught:
-            DOORS[door](gpu, BAD)
-        assert own_frames(caught.value) == [door]
+            DOORS[operation](gpu, BAD)
+        assert own_frames(caught.value) == [operation]
         assert caught.value.__context__ is None
 
 

@@ -368,8 +368,8 @@ def test_a_reset_device_is_warmed_again(open_faulty: Opener) -> None:
 def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
     made = axpy_case(device, 31)
     what = {"thread_local": "loading a program", "relaxed": "warming graphs"}
-    for mode, told in what.items():
-        with pytest.raises(CaptureError, match=f"{told} inside a capture"), device.capture(mode=mode):
+    for mode, action in what.items():
+        with pytest.raises(CaptureError, match=f"{action} inside a capture"), device.capture(mode=mode):
             device.warm(manifest(program(ONE)))
     made.launch()
 

@@ -306,8 +306,8 @@ def test_a_captured_key_is_reported_as_a_literal_where_one_exists(
 
     step.warmer(lambda _: (x,))
     step.warm([(x,)])
-    told = [(one["name"], one["key"]) for one in recorder.named("graph")]
-    assert told == [("decode", text), ("step", text)]
+    reported = [(one["name"], one["key"]) for one in recorder.named("graph")]
+    assert reported == [("decode", text), ("step", text)]
 
 
 def test_a_graph_that_no_warmer_could_capture_has_no_name_in_events(
@@ -326,7 +326,7 @@ def test_a_graph_that_no_warmer_could_capture_has_no_name_in_events(
     gpu.graphs(name="decode").warm([1], lambda _: x.fill(1), owner=owner)
     renamed = gpu.graphed(key=lambda _: None, name="mine")(lambda x: x.fill(3))
     renamed.warm([(x,)])
-    told = [(one["name"], one["key"]) for one in recorder.named("graph")]
-    assert [name for name, _ in told] == [None, None, None, "mine"]
-    assert told[0][1].startswith("plain(float32[4]")  # The key has no literal.
-    assert told[3][1] == "None"
+    reported = [(one["name"], one["key"]) for one in recorder.named("graph")]
+    assert [name for name, _ in reported] == [None, None, None, "mine"]
+    assert reported[0][1].startswith("plain(float32[4]")  # The key has no literal.
+    assert reported[3][1] == "None"

@@ -154,9 +154,9 @@ def moved(place: Place, tmp_path: Path) -> Place:
     return Place(home, env)
 
 
-def check(told: str) -> dict[str, Any]:
+def check(reported: str) -> dict[str, Any]:
     """Compare the answer of the application with NumPy, and return its counters."""
-    row: dict[str, Any] = json.loads(told)
+    row: dict[str, Any] = json.loads(reported)
     x = np.random.default_rng(int.from_bytes(b"preheat")).integers(1, 100, 331)
     expected = x * 3 + 7 * 2 * 3
     assert row["data"] == expected.tolist()
@@ -166,9 +166,9 @@ def check(told: str) -> dict[str, Any]:
 
 
 def test_the_manifest_says_what_the_application_needs(place: Place) -> None:
-    told = (place.app / "kernels.toml").read_text()
+    reported = (place.app / "kernels.toml").read_text()
     for line in ('file = "kernels/scale.cu"', '"total<int>"', '"by.h"', '"include"', '"app.py:', '"2"'):
-        assert line in told, told
+        assert line in reported, reported
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -199,12 +199,12 @@ def test_sealed_it_runs_on_a_gpu_with_nothing_to_compile_with(moved: Place) -> N
 
 
 def test_sealed_it_says_what_was_not_baked(moved: Place) -> None:
-    told = moved.run("app.py", "emulator", "sm_90", "-lineinfo", code=1)
-    assert "preheat.errors.SealedError: app.py:" in told
-    assert "shift (program.cu, sm_90) cannot be compiled in this sealed process" in told
-    assert "option[0]: '-lineinfo' is new" in told
-    told = moved.run("app.py", "emulator", "sm_70", code=1)
-    assert "arch: 'sm_80' became 'sm_70'" in told
+    reported = moved.run("app.py", "emulator", "sm_90", "-lineinfo", code=1)
+    assert "preheat.errors.SealedError: app.py:" in reported
+    assert "shift (program.cu, sm_90) cannot be compiled in this sealed process" in reported
+    assert "option[0]: '-lineinfo' is new" in reported
+    reported = moved.run("app.py", "emulator", "sm_70", code=1)
+    assert "arch: 'sm_80' became 'sm_70'" in reported
 
 
 def test_check_passes_as_baked_and_names_a_header_that_changed(place: Place, tmp_path: Path) -> None:

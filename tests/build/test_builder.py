@@ -393,8 +393,8 @@ def test_a_forked_child_builds_with_workers_and_counters_of_its_own(builder: Bui
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        assert told.read() == "1"
+    with os.fdopen(reader) as reported:
+        assert reported.read() == "1"
     os.waitpid(child, 0)
     assert builder.build(replace(PROGRAM, label="parent.cu"), "sm_90").cubin
     assert builder.stats()["process"]["compiles"] == 2

@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[str, Callable[[Program], Program], str, str]] = {
 def test_a_seal_names_what_differs_from_the_nearest(
     what: str, baked: Baked, bare: Callable[..., Builder]
 ) -> None:
-    label, change, arch, told = CHANGES[what]
+    label, change, arch, reported = CHANGES[what]
     builder = bare(bundles=(baked.path,), sealed=SealMode.ERROR)
     with pytest.raises(SealedError) as refused:
         builder.build(change(baked.programs[label]), arch)
@@ -119,7 +119,7 @@ def test_a_seal_names_what_differs_from_the_nearest(
     assert error.caller.startswith("test_seal.py:")
     assert error.nearest is not None
     assert error.nearest.startswith(f"{label} for sm_90 (")
-    assert any(line.startswith(told) for line in error.differences), error.differences
+    assert any(line.startswith(reported) for line in error.differences), error.differences
     assert len(error.differences) == 1
     assert error.differences[0] in str(error)
     assert "record and bake" in str(error.hint)
@@ -144,8 +144,8 @@ def test_a_bundle_from_before_include_directories_counted_answers_what_includes_
     assert builder.build(PLAIN, "sm_90").cubin
     with pytest.raises(SealedError) as refused:
         builder.build(baked.programs["file.cu"], "sm_90")
-    (told,) = refused.value.differences
-    assert told.startswith("include: the bundle does not say for which directories it was baked")
+    (reported,) = refused.value.differences
+    assert reported.startswith("include: the bundle does not say for which directories it was baked")
 
 
 def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
@@ -348,8 +348,8 @@ def test_a_warning_is_reported_once_per_compile(config: Config) -> None:
         with pytest.raises(CompileError):
             builder.build(wrong, "sm_90")
     builder.close()
-    told = builder.stats()["process"]
-    assert (told["compiles"], told["rejections"], told["sealed"]) == (1, 1, 2)
+    reported = builder.stats()["process"]
+    assert (reported["compiles"], reported["rejections"], reported["sealed"]) == (1, 1, 2)
 
 
 def test_a_seal_holds_for_every_builder_until_it_is_lifted(builder: Builder) -> None:

@@ -263,8 +263,8 @@ def test_check_proves_that_a_bundle_only_has_everything(
     assert holes.out.splitlines() == [
         f"{name}.cu sm_80: not baked for this architecture" for name in "ab"
     ]
-    told, _, hint = holes.err.splitlines()
-    assert told == "2 programs, 1 architecture: 2 missing from k.heat"
+    reported, _, hint = holes.err.splitlines()
+    assert reported == "2 programs, 1 architecture: 2 missing from k.heat"
     assert hint == "hint: 'preheat bake k.toml' with the same --arch bakes what is missing"
     monkeypatch.setenv("PREHEAT_BUNDLE", "k.heat")
     assert cli("check", "k.toml", "--arch", "sm_80").code == 1
@@ -355,10 +355,10 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     assert not any("cuda_fp16.h" in line for line in rest)
     assert ran.err.startswith("2 entries, ")
     assert ran.err.endswith(", made by NVRTC 13.0.1\n")
-    told = cli("bundle", "ls", file, "--json").json()
-    assert told["archs"] == ["sm_90"]
-    assert told["programs"][0]["headers"][1] == toolkit._asdict()
-    assert told["programs"][1]["wanted"] == ["b"]
+    reported = cli("bundle", "ls", file, "--json").json()
+    assert reported["archs"] == ["sm_90"]
+    assert reported["programs"][0]["headers"][1] == toolkit._asdict()
+    assert reported["programs"][1]["wanted"] == ["b"]
 
 
 def test_an_entry_has_one_key_wherever_it_is_shown(cli: Cli) -> None:

@@ -225,13 +225,13 @@ def test_an_empty_cache_is_said_plainly(cli: Cli) -> None:
 
 
 def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
-    told = cli("cache", "show", key[:8]).out
+    reported = cli("cache", "show", key[:8]).out
     for expected in (
         *(key, "saxpy.cu", "sm_90", "NVRTC 13", "saxpy(float, float const*, float*, int)"),
         *("offset 8, 8 bytes, u64", "registers", "spills", "toolchain", "ptxas info"),
     ):
-        assert expected in told
-    assert "Compile time" not in told  # This value varies by run and is not compared.
+        assert expected in reported
+    assert "Compile time" not in reported  # This value varies by run and is not compared.
     seen = cli("cache", "show", key, "--json").json()
     assert seen["kernels"][0]["resources"]["registers"] > 0
     assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
@@ -244,9 +244,9 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
     headers = (Header("0", "v.h", "1" * 64), *toolkit)
     code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
     DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
-    told = cli("cache", "show", "abab").out.splitlines()
-    at = told.index("headers (423)")
-    assert told[at + 1 :] == [
+    reported = cli("cache", "show", "abab").out.splitlines()
+    at = reported.index("headers (423)")
+    assert reported[at + 1 :] == [
         "  0  v.h  111111111111",
         "  422 of the CUDA toolkit; --headers lists them",
     ]
@@ -255,11 +255,11 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
 
 
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
-    told = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
-    assert "not cached: absent" in told
-    assert f"nearest entry: saxpy.cu for sm_90 ({key[:12]})" in told
-    assert "arch: 'sm_90' became 'sm_100'" in told
-    assert "option[0]: '-use_fast_math' is new" in told
+    reported = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
+    assert "not cached: absent" in reported
+    assert f"nearest entry: saxpy.cu for sm_90 ({key[:12]})" in reported
+    assert "arch: 'sm_90' became 'sm_100'" in reported
+    assert "option[0]: '-use_fast_math' is new" in reported
     assert "is cached" in cli("cache", "why", saxpy, "--arch", "sm_90").out
 
 
@@ -333,9 +333,9 @@ def test_the_time_of_rejected_programs_is_reported_separately(
     del key
     stats = Stats(compiles=1, seconds_compiling=2, rejections=1, seconds_rejecting=0.5)
     Journal(tmp_path / "cache" / "stats", lock_dir=tmp_path / "locks").write(stats)
-    told = cli("cache", "stats").out
-    assert re.search(r"^time compiling +2\.\d s$", told, re.M)
-    assert re.search(r"^rejected programs +1 in 500 ms$", told, re.M)
+    reported = cli("cache", "stats").out
+    assert re.search(r"^time compiling +2\.\d s$", reported, re.M)
+    assert re.search(r"^rejected programs +1 in 500 ms$", reported, re.M)
 
 
 def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:
@@ -467,11 +467,11 @@ def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "broken.heat").write_bytes(b"nothing")
     monkeypatch.setenv("PREHEAT_BUNDLE", f"{tmp_path}/whole.heat:{tmp_path}/broken.heat")
     ran = cli("doctor", "--json")
-    told = [(row["verdict"], row["detail"]) for row in ran.json() if row["what"] == "bundle"]
+    reported = [(row["verdict"], row["detail"]) for row in ran.json() if row["what"] == "bundle"]
     assert ran.code == 1
-    assert [verdict for verdict, _ in told] == ["ok", "fail"]
-    assert told[0][1].endswith("whole.heat, for sm_90, by NVRTC 13.4.92")
-    assert "broken.heat" in told[1][1]
+    assert [verdict for verdict, _ in reported] == ["ok", "fail"]
+    assert reported[0][1].endswith("whole.heat, for sm_90, by NVRTC 13.4.92")
+    assert "broken.heat" in reported[1][1]
 
 
 @pytest.mark.usefixtures("quick_doctor")
@@ -491,9 +491,9 @@ def test_called_with_nothing_it_shows_help(cli: Cli) -> None:
 
 
 def test_help_has_examples_and_exit_statuses(cli: Cli) -> None:
-    told = cli("--help").out
-    assert "preheat compile kernels/*.cu --arch sm_90" in told
-    assert "Exit status" in told
+    reported = cli("--help").out
+    assert "preheat compile kernels/*.cu --arch sm_90" in reported
+    assert "Exit status" in reported
     assert "preheat compile saxpy.cu" in cli("compile", "--help").out
 
 
@@ -605,14 +605,16 @@ def test_debug_sources_writes_what_debug_information_names(
 ) -> None:
     ran = cli("compile", with_header.name, "--arch", "sm_90", "-X=-lineinfo", "-o", "build", "--json")
     key = ran.json()["compiled"][0]["key"]
-    told = cli("debug", "sources", "out", "--json").json()
-    assert told["directory"] == str(tmp_path / "out")
-    (program,) = told["programs"]
+    reported = cli("debug", "sources", "out", "--json").json()
+    assert reported["directory"] == str(tmp_path / "out")
+    (program,) = reported["programs"]
     assert (program["key"], program["skipped"]) == (key, [])
     named = re.findall(r'\.file\s+\d+ "(.*)"', (tmp_path / "build" / "k.sm_90.ptx").read_text())
     assert len(named) == 2
     for name in named:  # by the rules that the command prints for cuda-gdb
-        (before, after), *_ = [each for each in told["substitute"].items() if name.startswith(each[0])]
+        (before, after), *_ = [
+            each for each in reported["substitute"].items() if name.startswith(each[0])
+        ]
         place = Path(after + name.removeprefix(before))
         assert str(place) in program["files"]
         original = tmp_path / place.relative_to(tmp_path / "out" / place.parts[len(tmp_path.parts) + 1])
@@ -631,12 +633,12 @@ def test_debug_sources_keeps_the_file_that_was_used_last(
         keys.append(ran.json()["compiled"][0]["key"])
         with_header.write_text(with_header.read_text() + "// changed\n")
     first, second = keys
-    told = cli("debug", "sources", "one", first, "--json").json()
+    reported = cli("debug", "sources", "one", first, "--json").json()
     assert "changed" not in (tmp_path / "one" / "preheat" / "k.cu").read_text()
     both = cli("debug", "sources", "two", second, first, "--json").json()
     assert "changed" in (tmp_path / "two" / "preheat" / "k.cu").read_text()
     assert [len(row["skipped"]) for row in both["programs"]] == [0, 1]
-    assert len(told["programs"]) == 1
+    assert len(reported["programs"]) == 1
 
 
 def test_debug_sources_without_line_information_is_an_error(cli: Cli, saxpy: str) -> None:

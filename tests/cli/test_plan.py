@@ -71,8 +71,8 @@ def test_shorter_adds_the_kernels_of_every_length(plan: Run) -> None:
     assert kernels > len(wanted.requests)
     code, out, err = plan(*words, "-o", "kernels.toml")
     assert (code, out) == (0, f"{wanted}\n")
-    told = f"{len(wanted.operations)} operations, {kernels} kernels for every length up to 500"
-    assert err == f"{told} → kernels.toml\n"
+    reported = f"{len(wanted.operations)} operations, {kernels} kernels for every length up to 500"
+    assert err == f"{reported} → kernels.toml\n"
     assert Manifest.read("kernels.toml") == wanted.manifest(shorter=True)
     _, out, _ = plan(*words, "--json")
     listed = [row["entry"] for row in json.loads(out)["kernels"]]

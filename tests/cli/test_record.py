@@ -230,7 +230,7 @@ PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- pyt
 
 
 @pytest.mark.parametrize(
-    ("word", "status", "told"),
+    ("word", "status", "reported"),
     [
         ("no-such-command", 127, "No such file or directory"),
         ("./data", 126, "Permission denied"),
@@ -240,13 +240,13 @@ PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- pyt
     ],
 )
 def test_a_command_that_cannot_run_is_one_clear_line_and_nothing_written(
-    cli: Cli, tmp_path: Path, word: str, status: int, told: str
+    cli: Cli, tmp_path: Path, word: str, status: int, reported: str
 ) -> None:
     (tmp_path / "data").touch()
     before = sorted(tmp_path.rglob("*"))
     for more in ([], ["--fresh"]):
         ran = cli(*more, "--", word, "x")
-        assert ran == (status, "", f"error: cannot run {word}: {told}\n")
+        assert ran == (status, "", f"error: cannot run {word}: {reported}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 

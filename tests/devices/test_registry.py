@@ -358,10 +358,10 @@ def test_a_reset_of_a_gpu_is_reported_to_its_other_users(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda.CudaDevice, "_open", lambda _: None)
     made = [cuda.CudaDevice.__new__(cuda.CudaDevice) for _ in range(3)]
     monkeypatch.setattr(cuda, "devices", weakref.WeakSet(made))
-    told = list[tuple[int, str]]()
+    reported = list[tuple[int, str]]()
 
     def tell(number: int, error: DeviceError) -> None:
-        told.append((number, str(error)))
+        reported.append((number, str(error)))
 
     for number, one in enumerate(made):
         one.index = number // 2
@@ -369,4 +369,4 @@ def test_a_reset_of_a_gpu_is_reported_to_its_other_users(monkeypatch: pytest.Mon
         one._device = None
         one.on_loss = partial(tell, number)
     made[0].reset()
-    assert told == [(1, "cuda:0 was reset by another user in this process")]
+    assert reported == [(1, "cuda:0 was reset by another user in this process")]

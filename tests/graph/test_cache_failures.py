@@ -43,12 +43,12 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_not_captured_ag
         return int(made.y.numpy()[0])  # a copy to the host
 
     tried = list[int]()
-    with runs_without_a_graph("copying to the host inside a capture") as told:
+    with runs_without_a_graph("copying to the host inside a capture") as reported:
         for call in range(1, 61):
             before = step.entered
             assert graphs.run("k", body) == made.ys[0] + 3 * call * made.xs[0]
             tried += [call] * (step.entered - before - 1)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert tried == [2, 2 + 17, 19 + 33]  # 16 calls in peace, then 32, …
     (one,) = graphs.report().quarantined
     assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
@@ -72,7 +72,7 @@ def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_ca
             device.synchronize()
         made.y.numpy()
 
-    with runs_without_a_graph() as told:
+    with runs_without_a_graph() as reported:
         for _ in range(2):
             graphs.run(8, body)
         line = line_here(-1)
@@ -81,7 +81,7 @@ def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_ca
         waits.clear()
         for _ in range(17):
             graphs.run(8, body)  # tried again, and it fails elsewhere
-    first, second = told
+    first, second = reported
     assert f"{Path(first.filename).name}:{first.lineno}" == line
     assert str(first.message) == (
         "8 cannot be captured and runs without a graph: "

@@ -79,20 +79,20 @@ def test_launches_are_captured_through_every_way_to_launch(warm: int, device: Gp
     args = (2, made.x, made.y, made.n)
     bound = made.axpy.bind(*args, grid=grid, block=block)
     kept = made.axpy[grid, block]
-    doors: list[Callable[[], None]] = [
+    operations: list[Callable[[], None]] = [
         made.launch,
         bound,
         lambda: kept(*args),
         lambda: made.axpy.launch(*args, grid=grid, block=block, shared=64),
     ]
-    for door in doors * warm:
-        door()
+    for operation in operations * warm:
+        operation()
     made.check(warm * 9)
     with device.capture() as graph:
-        for door in doors:
-            door()
+        for operation in operations:
+            operation()
     made.check(warm * 9)
-    assert len(graph) == len(doors)
+    assert len(graph) == len(operations)
     graph.replay()
     made.check(warm * 9 + 9)
 

@@ -235,14 +235,14 @@ def test_a_relaxed_capture_allocates_but_gives_no_value(name: str, words: str, d
 def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
     made = axpy_case(device)
     stream = device.stream()
-    doors: list[Callable[[], object]] = [
+    operations: list[Callable[[], object]] = [
         stream.synchronize,
         stream.done,
         stream.record,
         device.synchronize,
     ]
     for mode in MODES:
-        for door in doors:
+        for door in operations:
             with pytest.raises(CaptureError), device.capture(stream=stream, mode=mode):
                 made.launch()
                 door()
@@ -433,7 +433,7 @@ def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> N
     noted = scalar_log(device)
     other = mine.captured(10)
     notes = noted.captured()
-    doors: list[Callable[[], object]] = [
+    operations: list[Callable[[], object]] = [
         lambda: mine.launch(2),
         other.replay,
         lambda: notes.replay(step=4),
@@ -442,7 +442,7 @@ def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> N
     ]
     with device.capture(mode="global") as graph:
         made.launch(5)
-        for door in doors:
+        for door in operations:
             run_in_thread(door)
             assert graph.status == "active"
     assert len(graph) == 1

@@ -77,12 +77,12 @@ async def coroutine() -> None:
 
 
 async def asynchronous() -> Any:
-    """The same."""
+    """An asynchronous generator function."""
     yield
 
 
 def generator() -> Any:
-    """Return an equal generator."""
+    """A generator function."""
     yield
 
 
@@ -313,7 +313,7 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "reported"),
     [
         (
             lambda made, x: made.axpy[1, 32](1, made.y, x, 31),
@@ -325,7 +325,7 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
     ],
 )
 def test_a_step_that_writes_an_input_copy_is_refused(
-    write: Callable[[Any, Any], object], told: str, device: Gpu
+    write: Callable[[Any, Any], object], reported: str, device: Gpu
 ) -> None:
     made = axpy_case(device, 31)
 
@@ -336,11 +336,11 @@ def test_a_step_that_writes_an_input_copy_is_refused(
 
     step(Batch(1, device.array(made.xs)))
     for _ in range(2):
-        with pytest.raises(GraphError, match=told) as refused:
+        with pytest.raises(GraphError, match=reported) as refused:
             step(Batch(1, device.array(made.xs)))
         assert refused.value.hint is not None
         assert "without copy_inputs" in refused.value.hint
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(GraphError, match=reported):
         step.warm([(Batch(1, device.array(made.xs)),)])
     report = step.graphs.report()
     assert (report.graphs, report.quarantined) == ((), ())
@@ -629,14 +629,14 @@ def test_a_failed_capture_of_a_function_is_reported_once_and_names_it(device: Gp
         def step(self, size: int) -> Any:
             return step.__wrapped__(size)
 
-    with runs_without_a_graph("copying to the host") as told:
+    with runs_without_a_graph("copying to the host") as reported:
         for size in (5, 6, 5, 6, 5, 6):
             step(size)
         line = line_here(-1)
         models = [Model(), Model()]
         for model in [*models, *models]:
             model.step(5)
-    mine, methods = told
+    mine, methods = reported
     assert f"{os.path.basename(mine.filename)}:{mine.lineno}" == line
     assert str(mine.message).startswith("step 5 cannot be captured and runs without a graph: ")
     assert str(mine.message).endswith("step.graphs.report() lists what failed")

@@ -552,6 +552,6 @@ def test_another_length_of_a_fill_or_a_copy_is_a_difference(device: Gpu) -> None
 
     old = captured(10)
     assert old.diff(captured(10)) == []
-    told = old.diff(captured(20))
-    assert len(told) == 3
-    assert all("Array float32[10] became Array float32[20]" in row for row in told)
+    reported = old.diff(captured(20))
+    assert len(reported) == 3
+    assert all("Array float32[10] became Array float32[20]" in row for row in reported)

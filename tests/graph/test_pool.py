@@ -376,12 +376,12 @@ def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measur
     pool = device.pool(2 * KIB)
     graphs = device.graphs()
     calls = 0
-    with runs_without_a_graph("the pool has no room") as told:
+    with runs_without_a_graph("the pool has no room") as reported:
         while "step" not in graphs:
             graphs.run("step", lambda: drops(pool, job))
             calls += 1
             assert calls < 200
-    assert len(told) == 1  # although each try is refused with other numbers
+    assert len(reported) == 1  # although each try is refused with other numbers
     job.check(3 * calls)
 
 
@@ -517,11 +517,11 @@ def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
 
 def test_a_pool_says_whether_it_is_sealed(device: Gpu) -> None:
     pool = device.pool()
-    told = [pool.sealed]
+    reported = [pool.sealed]
     for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # Closing twice is allowed.
         change()
-        told.append(pool.sealed)
-    assert told == [False, True, True, False, False]
+        reported.append(pool.sealed)
+    assert reported == [False, True, True, False, False]
 
 
 def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu) -> None:

@@ -376,10 +376,10 @@ def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
         for door in (graph.replay, graph.upload, lambda: graph.replay(step=1)):
             with pytest.raises(StaleGraphError) as caught:
                 door()
-            told = str(caught.value)
-            assert told.startswith(f"graph 'decode' is stale: {node}, ")
-            assert told.endswith(" was closed after the capture")
-            assert argument in told
+            reported = str(caught.value)
+            assert reported.startswith(f"graph 'decode' is stale: {node}, ")
+            assert reported.endswith(" was closed after the capture")
+            assert argument in reported
             assert caught.value.hint
     assert calls == {}
     assert graph.num_replays == replayed

@@ -62,9 +62,9 @@ def test_a_graph_does_not_outlive_a_reset(warm: int, open_device: Callable[..., 
     for _ in range(warm):
         graph.replay()
     run_in_thread(gpu.reset)
-    for door in (graph.replay, graph.upload):
+    for operation in (graph.replay, graph.upload):
         with pytest.raises(ContextLostError, match="it was reset, and everything on it was lost"):
-            door()
+            operation()
     assert graph.num_replays == warm
     graph.close()
     axpy_case(gpu).check_usable()
@@ -79,9 +79,9 @@ def test_a_reset_is_refused_inside_and_by_a_global_capture_everywhere(
         gpu.reset()
     with gpu.capture(mode="global") as graph:
         made.launch()
-        for door in (gpu.reset, gpu.close):
+        for operation in (gpu.reset, gpu.close):
             with pytest.raises(CaptureError, match="while another thread captures"):
-                run_in_thread(door)
+                run_in_thread(operation)
     graph.replay()
     made.check_launches(1)
 
@@ -117,9 +117,9 @@ def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Call
     gpu.synchronize()
 
     def work() -> None:
-        for door in (graph.replay, graph.upload, gpu.capture):
+        for operation in (graph.replay, graph.upload, gpu.capture):
             with pytest.raises(ContextLostError, match="forked from one that was using the GPU"):
-                door()
+                operation()
         graph.close()
 
     run_in_fork(work)

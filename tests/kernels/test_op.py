@@ -304,9 +304,9 @@ def test_a_slower_way_is_reported_once_for_each_device_and_entry(
     for _ in range(2):
         ops.softmax(odd)
         ops.softmax(whole)
-    (told,) = recorder.named("slow_path")
-    assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
-    assert told["reason"].startswith("rows are not a whole number of 16 bytes")
+    (reported,) = recorder.named("slow_path")
+    assert (reported["device"], reported["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
+    assert reported["reason"].startswith("rows are not a whole number of 16 bytes")
 
 
 MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
@@ -354,8 +354,8 @@ def test_rows_that_do_not_fit_into_shared_memory_are_reported(
 ) -> None:
     gpu = open_device("emulator", builder=builder, arch=arch)
     Ops(gpu).softmax(gpu.zeros((1, width)))
-    told = recorder.named("slow_path")
-    assert ["read twice" in each["reason"] for each in told] == [True] * twice
+    reported = recorder.named("slow_path")
+    assert ["read twice" in each["reason"] for each in reported] == [True] * twice
 
 
 def test_a_launch_is_seen_although_a_sink_failed(

@@ -346,9 +346,9 @@ def test_the_page_on_lora_says_what_every_array_is() -> None:
         r"^\| (.*?) \| (.*?) \|", page.partition("| name | shape | what it is |")[2], re.M
     )
     sizes = {**asdict(GQA), "head": GQA.head, "kv_heads": GQA.kv_heads}
-    told = {
+    reported = {
         name: eval(shape.strip("`"), sizes)
         for names, shape in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert told == GQA.given
+    assert reported == GQA.given

@@ -366,13 +366,13 @@ def test_a_closed_array_is_refused_by_every_operation(device: Gpu) -> None:
         pass
     made.close()  # Closing twice is allowed.
     other = device.zeros(2, "float64")
-    for door in (
+    for operation in (
         made.numpy, part.numpy, lambda: made.write([1.0, 2.0]), lambda: made.fill(1),
         lambda: made.copy_from(other), lambda: other.copy_from(made), lambda: device.array(made),
         lambda: made.__dlpack__(), lambda: made[0].numpy(),
     ):  # fmt: skip
         with pytest.raises(StaleBufferError, match="its memory was freed"):
-            door()
+            operation()
     assert "freed" in repr(made)
     assert made.uses.stream is part.uses.stream is None
 

@@ -24,9 +24,9 @@ from tests.driver_errors import illegal_address, not_supported
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
-Door = Callable[[SaxpyCase], object]
+Operation = Callable[[SaxpyCase], object]
 #: Operations of a user, by the call of the device interface that each one makes.
-DOORS: dict[str, Door] = {
+DOORS: dict[str, Operation] = {
     "launch": lambda b: b.launch(),
     "allocate": lambda b: b.gpu.empty(3),
     "copy_in": lambda b: b.x.write(b.xs),
@@ -52,11 +52,11 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
     verb: str, warm: int, faulty: FaultyGpu
 ) -> None:
     made = saxpy_case(faulty.gpu)
-    door = DOORS[verb]
+    operation = DOORS[verb]
     made.launch(warm)
     faulty.device.fail(verb, illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
-        door(made)
+        operation(made)
     assert first.value.sticky
     lost = f"{faulty.gpu.name} is lost since: {first.value}"
     with faulty.count_calls() as calls:
@@ -85,15 +85,15 @@ def test_a_lost_device_is_an_event(
 @pytest.mark.parametrize("verb", DOORS)
 def test_an_error_that_passes_leaves_everything_usable(verb: str, faulty: FaultyGpu) -> None:
     made = saxpy_case(faulty.gpu)
-    door = DOORS[verb]
+    operation = DOORS[verb]
     for launches in range(0, 5, 2):
         faulty.device.fail(verb, not_supported("cuMemsetD32Async"))
         with pytest.raises(DriverError, match="CUDA_ERROR_NOT_SUPPORTED"):
-            door(made)
+            operation(made)
         made.check(launches)
         made.launch(2)
         made.check(launches + 2)
-    door(made)
+    operation(made)
 
 
 @pytest.mark.parametrize("wait", ["stream", "event"])
@@ -104,7 +104,7 @@ def test_waiting_tells_of_errors_of_the_work_before(
     stream = faulty.gpu.stream()
     if wait == "stream":
         faulty.device.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
-        door = stream.synchronize
+        operation = stream.synchronize
     else:
         event = stream.record()
         raised = illegal_address("cuStreamSynchronize")
@@ -114,9 +114,9 @@ def test_waiting_tells_of_errors_of_the_work_before(
             raise raised
 
         event.raw.synchronize = failing  # type: ignore[method-assign]
-        door = event.synchronize
+        operation = event.synchronize
     with pytest.raises(DriverError):
-        door()
+        operation()
     with pytest.raises(ContextLostError, match="lost since: cuStreamSynchronize failed"):
         faulty.gpu.empty(1)
 

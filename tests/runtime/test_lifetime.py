@@ -211,14 +211,14 @@ def test_a_closed_device_refuses_everything(device: Gpu) -> None:
     with device:
         pass
     device.close()  # A second call does nothing.
-    for door in (
+    for operation in (
         lambda: device.empty(3), lambda: device.array([1]), lambda: device.scalar("int32"),
         device.stream, device.record, device.synchronize, device.trim, device.memory, device.reset,
         made.launch,
         lambda: device.module(SAXPY + "// other"), lambda: device.kernel(KERNELS, "saxpy"),
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match=f"{device.name}: it was closed") as caught:
-            door()
+            operation()
         assert type(caught.value) is ContextLostError
     with pytest.raises(StaleBufferError, match="it was closed"):
         made.x.numpy()
@@ -343,15 +343,15 @@ def test_a_kernel_of_an_earlier_session_asks_the_device_nothing(
     faulty = open_faulty("emulator")
     made = saxpy_case(faulty.gpu)
     faulty.gpu.reset()
-    doors: list[Callable[[], object]] = [
+    operations: list[Callable[[], object]] = [
         lambda: made.saxpy[3, 17],
         lambda: made.saxpy.occupancy(64),
         lambda: made.saxpy.attributes,
     ]
     with faulty.count_calls() as calls:
-        for door in doors:
+        for operation in operations:
             with pytest.raises(ContextLostError, match="it was reset"):
-                door()
+                operation()
     assert calls == {}
 
 

@@ -103,13 +103,13 @@ def test_a_closed_stream_is_refused(device: Gpu) -> None:
     stream.close()
     stream.close()  # A second call does nothing.
     assert repr(stream) == f"<Stream closed on {device.name}>"
-    for door in (
+    for operation in (
         stream.synchronize, stream.record, stream.done, stream.__cuda_stream__,
         lambda: stream.wait(device.record()), lambda: device.empty(3, stream=stream),
         lambda: stream.handle,
     ):  # fmt: skip
         with pytest.raises(InputError, match="this stream is closed"):
-            door()
+            operation()
 
 
 def test_what_belongs_to_a_lost_context_is_refused(
@@ -120,12 +120,12 @@ def test_what_belongs_to_a_lost_context_is_refused(
     event = gone.record(timing=True)
     late = here.record(timing=True)
     gone.reset()
-    for door in (
+    for operation in (
         stream.synchronize, stream.record, event.done, event.synchronize,
         lambda: event.elapsed(late), lambda: late.elapsed(event), lambda: here.stream().wait(event),
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match="emulator:3: it was reset"):
-            door()
+            operation()
     stream.close()  # This does nothing.
 
 

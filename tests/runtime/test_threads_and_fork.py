@@ -92,11 +92,11 @@ def test_a_device_that_cannot_fork_is_lost_in_the_child(open_faulty: Callable[..
 
     def work() -> None:
         with faulty.count_calls() as calls:
-            for door in (made.launch, lambda: faulty.gpu.empty(3), faulty.gpu.synchronize):
+            for operation in (made.launch, lambda: faulty.gpu.empty(3), faulty.gpu.synchronize):
                 with pytest.raises(
                     ContextLostError, match="forked from one that was using the GPU"
                 ) as caught:
-                    door()
+                    operation()
                 assert "'spawn' or 'forkserver'" in str(caught.value.hint)
             with pytest.raises(StaleBufferError, match="forked"):
                 made.x.numpy()

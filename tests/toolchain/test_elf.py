@@ -90,10 +90,10 @@ def test_the_compilers_have_build_ids_and_readelf_agrees(toolchain: Toolchain) -
         assert len(found) == 40
         assert library.build.split("+")[0] == found
         try:
-            told = subprocess.run(["readelf", "-n", library.path], capture_output=True, text=True)
+            reported = subprocess.run(["readelf", "-n", library.path], capture_output=True, text=True)
         except FileNotFoundError:
             pytest.skip("no readelf to ask for a second opinion")
-        assert f"Build ID: {found}" in told.stdout
+        assert f"Build ID: {found}" in reported.stdout
 
 
 def test_nvrtc_is_known_by_both_of_its_libraries(toolchain: Toolchain) -> None:

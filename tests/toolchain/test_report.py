@@ -183,7 +183,7 @@ def test_other_lines_of_a_log_are_no_rows(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "reported"),
     [
         ("/preheat/k.cu(3): error: no", "k.cu(3): error: no"),
         ('of "/preheat/k.cu".', 'of "k.cu".'),
@@ -194,9 +194,9 @@ def test_other_lines_of_a_log_are_no_rows(line: str) -> None:
         ("/home/me/preheat/k.cu stays", "/home/me/preheat/k.cu stays"),
     ],
 )
-def test_the_workers_names_become_the_users(log: str, told: str) -> None:
+def test_the_workers_names_become_the_users(log: str, reported: str) -> None:
     roots = {"0": "/home/me/preheat/inc", "cuda": "/opt/@0/include"}
-    assert report.localized(log, roots) == told
+    assert report.localized(log, roots) == reported
 
 
 # Resources

@@ -121,8 +121,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (home / "kernels" / "k.cu").write_text(SOURCE)
     directories(home, a=111, b=222, c=333)
     made = Project(home)
-    told = made.preheat(*("record", "-o", "kernels.toml", "--"), sys.executable, "app.py", "a", "b")
-    assert list(json.loads(told.splitlines()[0]).values()) == [[111, 222]] * WAYS
+    reported = made.preheat(*("record", "-o", "kernels.toml", "--"), sys.executable, "app.py", "a", "b")
+    assert list(json.loads(reported.splitlines()[0]).values()) == [[111, 222]] * WAYS
     made.preheat("bake", "kernels.toml")
     return made
 
@@ -132,8 +132,8 @@ def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> No
     with Bundle.open(project.home / "kernels.heat") as bundle:
         assert len(list(entries_of(bundle))) == 2 * WAYS
         assert faults(bundle) == []
-    told = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
-    assert f"{2 * WAYS} programs, 1 architecture: all covered" in told
+    reported = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
+    assert f"{2 * WAYS} programs, 1 architecture: all covered" in reported
 
 
 def test_sealed_in_another_place_each_include_list_has_its_own_code(
@@ -165,10 +165,10 @@ def test_a_project_baked_elsewhere_gives_the_same_bytes(project: Project, tmp_pa
 
 
 def test_a_listing_distinguishes_namesakes(project: Project) -> None:
-    told = project.preheat("bundle", "ls", "kernels.heat")
-    assert "k.cu (include ../a)" in told
-    assert "k.cu (include ../b)" in told
-    assert "clock.cu (include a)" in told
+    reported = project.preheat("bundle", "ls", "kernels.heat")
+    assert "k.cu (include ../a)" in reported
+    assert "k.cu (include ../b)" in reported
+    assert "clock.cu (include a)" in reported
 
 
 # Requests that no include list distinguishes
@@ -224,10 +224,10 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     baked = bake(manifest, output=tmp_path / "k.heat", builder=shared_builder)
     assert [row.label for row in baked.rows] == ["plain.cu"]
     assert [failed.title for failed in baked.failures] == ["k.cu", "k.cu"]
-    told = str(baked.failures[0].error)
-    assert "k.cu for sm_90" in told
-    assert str(tmp_path / "one") in told
-    assert str(tmp_path / "other") in told
+    reported = str(baked.failures[0].error)
+    assert "k.cu for sm_90" in reported
+    assert str(tmp_path / "one") in reported
+    assert str(tmp_path / "other") in reported
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
     assert {program.title for program in check(manifest, builder=sealed).missing} == {"k.cu"}
     for program in (one, other):

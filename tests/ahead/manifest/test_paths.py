@@ -88,7 +88,7 @@ def test_a_hand_written_list_is_seen_from_the_file(
 
 
 @pytest.mark.parametrize(
-    ("include", "spelled", "told"),
+    ("include", "spelled", "reported"),
     [
         (["a"], ["{file}/a", "{file}/b"], "spelled has 2 texts for 1 include directories"),
         ([], ["{file}/a"], "spelled has 1 texts for 0 include directories"),
@@ -99,11 +99,11 @@ def test_a_hand_written_list_is_seen_from_the_file(
 )
 @pytest.mark.usefixtures("kernel")
 def test_a_spelling_that_makes_no_sense_fails_its_own_program(
-    include: list[str], spelled: list[str], told: str, read: Callable[[str], Manifest]
+    include: list[str], spelled: list[str], reported: str, read: Callable[[str], Manifest]
 ) -> None:
     row = f'[[program]]\nfile = "kernels/k.cu"\ninclude = {include}\nspelled = {spelled}\n'
     (bad,) = read(row).unreadable
-    assert told in str(bad.error)
+    assert reported in str(bad.error)
 
 
 # Places

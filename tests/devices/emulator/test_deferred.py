@@ -442,16 +442,16 @@ def test_much_freed_memory_is_not_kept_for_ever() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_fault_comes_out_where_work_is_forced_and_stays(seed: int) -> None:
     device = deferred(seed)
-    told = list[DeviceError]()
-    device.on_loss = told.append
+    reported = list[DeviceError]()
+    device.on_loss = reported.append
     stream, other = device.stream(), device.stream()
     good, bad = ready(device, 0), ready(device, 0)
     bump = Bump(device, stream)
     bump(bad + SIZE)
-    assert told == []
+    assert reported == []
     with pytest.raises(EmulatorFault, match="64-byte buffer"):
         stream.synchronize()
-    assert len(told) == 1
+    assert len(reported) == 1
     calls: list[Callable[[], object]] = [
         device.synchronize, stream.synchronize, stream.done, stream.record, other.done,
         lambda: device.fill(good, b"\x01", SIZE, other), lambda: bump(good),
@@ -460,7 +460,7 @@ def test_a_fault_comes_out_where_work_is_forced_and_stays(seed: int) -> None:
     for call in calls:
         with pytest.raises(EmulatorFault, match="64-byte buffer"):
             call()
-    assert len(told) == 1
+    assert len(reported) == 1
     device.reset()
     stream = device.stream()
     assert contents(device, filled(device, 3, stream), stream) == b"\x03" * SIZE

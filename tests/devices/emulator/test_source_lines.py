@@ -202,17 +202,17 @@ def test_a_manifest_has_what_was_asked_for_and_not_what_a_fault_compiled(
     compiler: Builder, open_gpu: Callable[..., Gpu]
 ) -> None:
     """A run on the emulator records what a GPU will ask for."""
-    told: list[Program] = []
+    reported: list[Program] = []
 
     def watch(program: Program, *_: object) -> None:
-        told.append(program)
+        reported.append(program)
 
     compiler.watchers.append(watch)
     try:
         assert fault(open_gpu(), "trap", 32, 0).source
     finally:
         compiler.watchers.remove(watch)
-    assert {program.options for program in told} == {()}
+    assert {program.options for program in reported} == {()}
     made = compiler.build(Program.of(SOURCE, label="k.cu", headers=HEADERS), "sm_90")
     assert not has_lines(made.ptx)
 
